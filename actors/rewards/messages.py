@@ -1,0 +1,71 @@
+"""What the reward worker hears: prompts to read and responses to score. Stateless; both are idempotent asks."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from actors.core.message import Message, message
+
+
+class Response(msgspec.Struct, frozen=True):
+    """One finished response to score. ``finish`` is a scheduler FinishReason code."""
+
+    sibling: int
+    token_ids: np.ndarray  # int32[n]
+    finish: int
+
+
+class PromptResponses(msgspec.Struct, frozen=True):
+    prompt: int
+    context: bytes
+    """As the prompt source wrote it."""
+    responses: list[Response]
+
+
+@message("rewards.score")
+class Score(Message):
+    """Reply: Scored. ``step`` is only for logs."""
+
+    job: str
+    step: int
+    items: list[PromptResponses]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """Either a reward or a failure, never both; a failure is never a reward of 0."""
+
+    prompt: int
+    sibling: int
+    reward: float | None
+    failure_kind: str = ""
+    """A scheduler FailureKind, empty on success."""
+    failure_message: str = ""
+
+
+@message("rewards.scored")
+class Scored(Message):
+    verdicts: list[Verdict]
+
+
+@message("prompts.read")
+class ReadPrompts(Message):
+    """Reply: PromptsRead. The prompt stream is a function of (data config, seed, ordinal), so any restart repeats it."""
+
+    job: str
+    start: int
+    count: int
+
+
+class SourcedPrompt(msgspec.Struct, frozen=True):
+    prompt: int
+    token_ids: np.ndarray  # int32[n]
+    text: str
+    context: bytes
+
+
+@message("prompts.prompts_read")
+class PromptsRead(Message):
+    prompts: list[SourcedPrompt]
+    exhausted: bool
+    """A finite data set with ``data.epochs`` set has ended."""

@@ -1,0 +1,97 @@
+"""What the weight server says and hears. Versions are immutable; workers pull, nobody pushes.
+
+    trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker
+                            ▲──────────GetManifest, GetChunks──────────────────────┘
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from actors.core.message import Message, message
+
+
+class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """Where one parameter lies in the version's byte range. ``dtype`` is torch's name (``float32``, ``bfloat16``)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+    length_bytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """All there is to know about a version before its bytes. ``chunk_hashes`` are xxh3-128 of each chunk."""
+
+    job: str
+    policy_version: int
+    parent: int
+    total_bytes: int
+    chunk_bytes: int
+    chunk_hashes: tuple[bytes, ...]
+    tensors: tuple[TensorEntry, ...]
+
+
+@message("weights.publish")
+class Publish(Message):
+    """The trainer has laid a version out in the segment file ``path`` of host ``host``. Idempotent. Reply: Published.
+
+    On success the server owns the segment: it removes the file when the version retires.
+    """
+
+    manifest: Manifest
+    host: str
+    path: str
+
+
+@message("weights.published")
+class Published(Message):
+    policy_version: int
+    newest: int
+
+
+@message("weights.get_manifest")
+class GetManifest(Message):
+    """Reply: ManifestReply. ``policy_version`` -1 asks for the newest."""
+
+    job: str
+    policy_version: int
+
+
+@message("weights.manifest_reply")
+class ManifestReply(Message):
+    """``path`` can be mapped by a puller on ``host``; others ask for chunks. None: that version is not held."""
+
+    manifest: Manifest | None
+    host: str
+    path: str
+
+
+@message("weights.get_chunks")
+class GetChunks(Message):
+    """Opens a credit stream of Chunk on the bulk lane, in the order asked."""
+
+    job: str
+    policy_version: int
+    chunks: np.ndarray  # int32[n]
+
+
+@message("weights.chunk")
+class Chunk(Message):
+    policy_version: int
+    index: int
+    data: np.ndarray  # uint8[m]
+
+
+@message("weights.query_versions")
+class QueryVersions(Message):
+    """Reply: Versions. A server that has just started holds none; the trainer publishes again."""
+
+    job: str
+
+
+@message("weights.versions")
+class Versions(Message):
+    held: tuple[int, ...]

@@ -1,0 +1,71 @@
+"""Every bound and every time-out of the system, each with its unit in the name and its reason beside it.
+
+No wait without a deadline, no queue without a bound, no number of that kind anywhere else. Values are defaults;
+``Limits`` is a frozen model, so a job, a test or an operator may hand in another one, never change one in place.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Limits(BaseModel):
+    """All limits. Grouped by the part that obeys them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    # transport: queues
+    signal_queue_frames: int = Field(256, description="a Down notice must never wait behind more than this")
+    message_queue_frames: int = Field(4096, description="about a second of control traffic")
+    bulk_queue_frames: int = Field(16, description="16 chunks of 4 MiB are enough to keep a link busy")
+    message_max_bytes: int = Field(64 << 20, description="one message; larger things are bulk streams")
+    bulk_chunk_bytes: int = Field(2 << 20, description="1-4 MiB gave the best single-stream bandwidth (transport.md 6)")
+    drain_max_messages: int = Field(128, description="one turn of the receive drain, so that the loop stays fair")
+    drain_max_ms: float = Field(2.0, description="the same in time")
+    malformed_max: int = Field(64, description="a peer that sends this many unreadable messages is cut off")
+    # transport: time
+    connect_timeout_s: float = Field(10.0, description="a process that starts on a busy machine needs seconds")
+    heartbeat_interval_s: float = Field(0.5, description="ZMTP heartbeat; runs in libzmq's own thread")
+    heartbeat_timeout_s: float = Field(1.5, description="a stopped process is unreachable within 2 s")
+    close_timeout_s: float = Field(1.0, description="flush and goodbye")
+    # actors
+    mailbox_messages: int = Field(4096, description="beyond it the sender is told Refused")
+    pending_asks: int = Field(65536, description="open questions per process")
+    ask_timeout_s: float = Field(10.0, description="a question whose handler computes nothing long")
+    result_cache_entries: int = Field(4096, description="answers kept for repeats of idempotent asks")
+    result_cache_s: float = Field(60.0, description="and for how long")
+    stream_credit_items: int = Field(64, description="default window of a stream")
+    stream_credit_bytes: int = Field(64 << 20, description="the same in bytes")
+    loop_lag_warn_s: float = Field(0.25, description="a handler that blocks the loop longer is reported")
+    # supervision
+    ready_timeout_s: float = Field(180.0, description="process start to ready; a large model loads in minutes")
+    stop_timeout_s: float = Field(10.0, description="orderly stop before SIGKILL")
+    restart_max: int = Field(10, description="restarts per supervisor within restart_window_s before it gives up")
+    restart_window_s: float = Field(120.0, description="the window of restart_max")
+    backoff_first_s: float = Field(0.1, description="delay before the first restart")
+    backoff_max_s: float = Field(10.0, description="the delay doubles up to this")
+    unreachable_grace_s: float = Field(2.0, description="how long a cut-off process may come back before it is fenced")
+    # scheduler
+    lease_s: float = Field(10.0, description="a worker that has not been heard for this long fences itself")
+    assign_max_samples: int = Field(1024, description="samples in one Assign message")
+    infrastructure_retries: int = Field(100, description="a sample may move this often before it is dropped")
+    data_retries: int = Field(2, description="a prompt that fails this often is set aside")
+    score_retries: int = Field(2, description="repeats of a verifier that gave no result")
+    score_batch_samples: int = Field(256, description="samples in one Score message")
+    journal_flush_s: float = Field(0.05, description="group commit of the journal's write-behind lane")
+    # rewards
+    score_timeout_s: float = Field(10.0, description="one verifier call")
+    # weights
+    versions_held: int = Field(4, description="versions that the weight server keeps")
+    pull_timeout_s: float = Field(120.0, description="one version, all of it")
+    publish_timeout_s: float = Field(120.0, description="one version, all of it")
+    # trainer
+    train_step_timeout_s: float = Field(3600.0, description="one micro-batch; first calls may compile")
+    checkpoint_timeout_s: float = Field(600.0, description="one checkpoint")
+    # control
+    control_request_bytes: int = Field(1 << 20, description="one request of the control socket")
+    control_timeout_s: float = Field(30.0, description="one request, unless it names its own deadline")
+    control_event_queue: int = Field(1024, description="events kept for a slow watcher before it is told that it lags")
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,190 @@
+"""The job file, typed. Unknown keys fail with the nearest known name; every field says what it is and its unit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from configs.limits import Limits
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen and strict about names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The policy."""
+
+    source: Literal["hf", "tiny"] = "hf"
+    """``hf``: a Hugging Face directory (or hub name where a hub is reachable) at ``path``. ``tiny``: a small Qwen3 made on the spot."""
+    path: str | None = None
+    """HF directory or name. For ``tiny``, where to keep the made model (default: inside the run directory)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    hidden: PositiveInt = 96
+    """``tiny`` only: hidden size."""
+    layers: PositiveInt = 3
+    """``tiny`` only."""
+    warm_start_s: Annotated[float, Field(ge=0)] = 0
+    """``tiny`` only: unused when ``warm_start_steps`` is set."""
+    warm_start_steps: NonNegativeInt = 300
+    """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
+    warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
+    """``tiny`` only: the fraction of demonstrations that carry a random edit, so that RL has something to mend."""
+
+
+class DataConfig(Section):
+    """Where prompts come from."""
+
+    source: Literal["reasoning_gym", "jsonl", "hf_dataset"]
+    task: str | None = None
+    """``reasoning_gym``: the data set's name, such as ``spell_backward``."""
+    task_args: dict[str, Any] = {}
+    """``reasoning_gym``: its parameters, such as ``{min_word_len: 3}``."""
+    path: str | None = None
+    """``jsonl``: the file; ``hf_dataset``: a directory written by ``save_to_disk``."""
+    prompt_key: str = "prompt"
+    """Column of the prompt: a string, or a list of chat messages."""
+    answer_key: str = "answer"
+    size: PositiveInt = 10_000
+    """``reasoning_gym``: distinct prompts before the stream repeats."""
+    epochs: PositiveInt | None = None
+    """How often the data may repeat; unset: for ever."""
+    shuffle: bool = True
+    chat: bool = False
+    """Wrap string prompts in the tokenizer's chat template."""
+    system_prompt: str | None = None
+    max_prompt_tokens: PositiveInt = 512
+    """Longer prompts are dropped with a reason."""
+
+
+class RewardConfig(Section):
+    """How responses are scored."""
+
+    kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"]
+    function: str | None = None
+    """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
+    timeout_s: PositiveFloat = 10.0
+    """One call; beyond it the sample has no result, which is never a reward of 0."""
+    workers: PositiveInt = 1
+    """Scorer processes."""
+
+
+class AlgorithmConfig(Section):
+    """The learning rule."""
+
+    name: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    group_size: Annotated[int, Field(ge=2)] = 8
+    """Samples per prompt."""
+    prompts_per_step: PositiveInt = 32
+    clip_low: PositiveFloat = 0.2
+    clip_high: PositiveFloat = 0.2
+    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Above 0 a frozen reference model is kept."""
+    importance_cap: PositiveFloat = 2.0
+    """Truncated importance sampling: cap of the trainer/engine probability ratio."""
+
+
+class RolloutConfig(Section):
+    """How responses are generated."""
+
+    engine: Literal["torch", "vllm", "simulated"] = "torch"
+    workers: NonNegativeInt = 2
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_tokens: PositiveInt = 256
+    """Response length limit."""
+    temperature: Annotated[float, Field(ge=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegativeInt = 0
+    stop: list[str] = []
+    """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
+    max_running: PositiveInt = 256
+    """Sequences decoded together by one worker."""
+    threads: NonNegativeInt = 0
+    """Torch threads per worker; 0: cores divided by workers."""
+    in_flight: Literal["keep", "recompute"] = "recompute"
+    """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
+    engine_options: dict[str, Any] = {}
+    """Passed to the engine (vLLM arguments such as ``gpu_memory_utilization``)."""
+
+
+class TrainerConfig(Section):
+    backend: Literal["torch", "simulated"] = "torch"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    lr: PositiveFloat = 1e-6
+    warmup_steps: NonNegativeInt = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    max_grad_norm: PositiveFloat = 1.0
+    micro_batch_tokens: PositiveInt = 16_384
+    """Padded tokens in one forward and backward pass."""
+    window_prompts: NonNegativeInt = 0
+    """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
+    0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
+    threads: NonNegativeInt = 0
+    """Torch threads; 0: all cores."""
+    gradient_checkpointing: bool = False
+
+
+class SyncConfig(Section):
+    mode: Literal["sync", "async"] = "sync"
+    """``sync``: strictly on-policy. ``async``: generation runs ahead by at most ``max_staleness`` versions."""
+    max_staleness: NonNegativeInt = 1
+
+
+class CheckpointConfig(Section):
+    every: NonNegativeInt = 50
+    """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
+    keep: PositiveInt = 2
+
+
+class ClusterConfig(Section):
+    nodes: NonNegativeInt = 0
+    """Remote nodes to wait for before rollout workers are placed; 0: all on the head's own machine."""
+    place_rollout: Literal["local", "remote", "spread"] = "spread"
+    wait_s: PositiveFloat = 120.0
+
+
+class MetricsConfig(Section):
+    tensorboard: bool = True
+    wandb_project: str | None = None
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+
+
+class JobConfig(Section):
+    """One RL job."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    seed: NonNegativeInt = 0
+    steps: PositiveInt
+    model: ModelConfig
+    data: DataConfig
+    reward: RewardConfig
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    sync: SyncConfig = SyncConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    metrics: MetricsConfig = MetricsConfig()
+    limits: Limits = Limits()
+
+    @property
+    def staleness(self) -> int:
+        """The staleness bound in versions: 0 in sync mode."""
+        return 0 if self.sync.mode == "sync" else self.sync.max_staleness
+
+
+def run_directory(root: Path, name: str) -> Path:
+    """The directory of a new run: ``root/name``, or ``root/name-2`` and so on if that is taken."""
+    candidate, n = root / name, 2
+    while candidate.exists():
+        candidate, n = root / f"{name}-{n}", n + 1
+    return candidate

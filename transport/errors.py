@@ -1,0 +1,45 @@
+"""What can go wrong between processes.
+
+    HeadraceError                      actors/core/errors.py continues this tree
+    └── TransportError
+        ├── LinkTimeout        infrastructure; retry is safe, nothing was sent
+        ├── HandshakeRefused   configuration: other protocol, other cluster, unknown key; do not retry
+        ├── InsecureBind       configuration: non-loopback without keys; do not retry
+        └── MalformedInput     the sender's bug; the message is dropped and counted
+            ├── MalformedEnvelope
+            └── MalformedBody
+"""
+
+from __future__ import annotations
+
+
+class HeadraceError(Exception):
+    """Base of every error that Headrace raises on purpose."""
+
+
+class TransportError(HeadraceError):
+    """Something between two processes failed."""
+
+
+class LinkTimeout(TransportError):
+    """The other side did not answer in time. Infrastructure; retrying is safe."""
+
+
+class HandshakeRefused(TransportError):
+    """The other side will not talk to us; the message says why and which side is older."""
+
+
+class InsecureBind(TransportError):
+    """A non-loopback endpoint was asked for without keys."""
+
+
+class MalformedInput(TransportError):
+    """Bytes that no honest peer sends. Dropped and counted, never fatal."""
+
+
+class MalformedEnvelope(MalformedInput):
+    """The header frame cannot be read."""
+
+
+class MalformedBody(MalformedInput):
+    """The body does not fit the type that its header names."""

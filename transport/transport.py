@@ -1,0 +1,96 @@
+"""The one interface between actors and a network: memory, simulated and ZeroMQ transports implement it.
+
+Invariants (asserted for every kind by ``tests/contracts/test_transport_contract.py``)
+- At most once, and first-in-first-out, per (sender, receiver, lane) within one pair of incarnations.
+- A gap is never silent: frames are delivered gap-free or the link is declared down.
+- ``send`` never blocks and never drops: it queues, or says FULL or NO_LINK.
+- ``on_peer_down`` comes once per lost link, after every frame that had been delivered from that incarnation.
+- Receiver callbacks run on the loop that started the transport and must not raise or block.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Protocol
+
+from transport.address import PeerId
+
+Frame = bytes | bytearray | memoryview
+
+
+class Lane(enum.IntEnum):
+    """Three lanes per link; a big frame on a later lane never delays an earlier one."""
+
+    SIGNAL = 0
+    """Down notices, watches, credit, drain: small and urgent."""
+    MESSAGE = 1
+    """Everything that actors say to each other."""
+    BULK = 2
+    """Weight chunks and other megabytes."""
+
+
+class SendOutcome(enum.Enum):
+    QUEUED = "queued"
+    FULL = "full"
+    """The lane's queue to this peer is at its bound; nothing was queued."""
+    NO_LINK = "no_link"
+    """No live link to this incarnation; nothing was queued."""
+
+
+class DownReason(enum.Enum):
+    """Why a peer is gone. Unreachable is not dead: the process may still run behind a cut link."""
+
+    STOPPED = "stopped"
+    """It said goodbye."""
+    UNREACHABLE = "unreachable"
+    """Heartbeats ceased or the connection broke."""
+    REPLACED = "replaced"
+    """A newer incarnation of the same name has been welcomed, or we were told that we are fenced."""
+
+
+class Receiver(Protocol):
+    """What a transport calls; the actor system implements it."""
+
+    def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None: ...
+    def on_peer_up(self, peer: PeerId) -> None: ...
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> None: ...
+
+
+class Transport(Protocol):
+    """Moves frames between this process and its peers."""
+
+    @property
+    def peer(self) -> PeerId:
+        """This process's own identity."""
+        ...
+
+    @property
+    def endpoint(self) -> str:
+        """Where others connect to this process (``ipc://…``, ``tcp://host:port``, ``memory://…``)."""
+        ...
+
+    async def start(self, receiver: Receiver) -> None: ...
+
+    async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
+        """Open a link to whoever listens at ``endpoint`` and finish the handshake.
+
+        Idempotent: a second call for a live link returns at once.
+
+        Raises:
+            HandshakeRefused: the other side speaks another protocol or belongs to another cluster.
+            LinkTimeout: nobody answered within ``timeout_s``.
+        """
+        ...
+
+    def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome: ...
+
+    def disconnect(self, peer: PeerId) -> None:
+        """Drop the link to ``peer``; it sees STOPPED."""
+        ...
+
+    def peers(self) -> list[PeerId]: ...
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Say goodbye to every peer, flush for at most ``timeout_s``, close."""
+        ...
