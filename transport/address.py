@@ -8,6 +8,8 @@ Invariants
 
 from __future__ import annotations
 
+import secrets
+
 import msgspec
 
 
@@ -33,3 +35,11 @@ class ActorAddress(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return f"{self.name}@{self.peer}"
+
+
+def new_peer(name: str) -> PeerId:
+    """This process's identity, with a fresh incarnation. The one place that draws true randomness.
+
+    Simulations build ``PeerId`` from their own seed instead.
+    """
+    return PeerId(name, secrets.randbits(62) + 1)

@@ -1,0 +1,98 @@
+"""The header frame of every message: who says what to whom, and what it belongs to.
+
+Invariants
+- A message on the wire is ``[envelope, body, raw arrays…]``; a router reads the envelope only.
+- The envelope is a MessagePack array in field order; fields are only ever added at the end, with a default.
+- Times travel as what remains (``deadline_ms``), never as a time of day: clocks of two hosts are not compared.
+- Bytes that do not fit raise MalformedEnvelope, and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated, Final
+
+import msgspec
+
+from transport.errors import MalformedEnvelope
+from transport.transport import Frame
+
+ENVELOPE_VERSION: Final = 1
+ANY_INCARNATION: Final = 0
+NO_DEADLINE: Final = -1
+NAME_MAX_CHARS: Final = 256
+
+Name = Annotated[str, msgspec.Meta(max_length=NAME_MAX_CHARS)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class Kind(enum.IntEnum):
+    """What a message is to the kernel; what it is to an actor is its ``tag``."""
+
+    TELL = 1
+    ASK = 2
+    REPLY = 3
+    """The handler's answer to the ask with the same ``request_id``."""
+    ERROR = 4
+    """The handler raised; the body is the error, typed."""
+    REFUSED = 5
+    """Not executed: mailbox full, draining, unknown actor, stale incarnation or epoch."""
+    STREAM_OPEN = 6
+    STREAM_ITEM = 7
+    STREAM_END = 8
+    CREDIT = 9
+    CANCEL = 10
+    WATCH = 11
+    UNWATCH = 12
+    DOWN = 13
+
+
+class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
+    """One header. ``source`` and ``target`` are actor names; the peers are known from the link."""
+
+    version: int = ENVELOPE_VERSION
+    kind: Kind
+    source: Name = ""
+    target: Name = ""
+    target_incarnation: Count = ANY_INCARNATION
+    """The life of the target's process that the sender means; 0 means any."""
+    request_id: Count = 0
+    """Unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
+    attempt: Count = 0
+    """Raised by one for each repeat of an idempotent ask under the same ``request_id``."""
+    epoch: Count = 0
+    """The ruling epoch of whoever commands; receivers refuse older ones."""
+    deadline_ms: Annotated[int, msgspec.Meta(ge=-1)] = NO_DEADLINE
+    """What remains of the deadline at the moment of sending; -1 means none."""
+    job: Name = ""
+    trace_id: Count = 0
+    parent_id: Count = 0
+    tag: Name = ""
+    """The message class of the body, see ``actors/core/message.py``; empty where the kind says it all."""
+    number: Count = 0
+    """By kind: the offset of a stream item, the items that a credit grants."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Envelope)
+
+
+def encode_envelope(envelope: Envelope) -> bytes:
+    """Encode the header frame."""
+    return _encoder.encode(envelope)
+
+
+def decode_envelope(frame: Frame) -> Envelope:
+    """Decode the header frame.
+
+    Raises:
+        MalformedEnvelope: the bytes are no envelope, a field is out of range, or the version is another one.
+    """
+    try:
+        envelope = _decoder.decode(frame)
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        raise MalformedEnvelope(f"a header of {memoryview(frame).nbytes} bytes could not be read: {error}") from error
+    if envelope.version != ENVELOPE_VERSION:
+        older = "the sender" if envelope.version < ENVELOPE_VERSION else "this process"
+        raise MalformedEnvelope(f"envelope version {envelope.version}, expected {ENVELOPE_VERSION}: {older} is older")
+    return envelope

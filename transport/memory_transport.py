@@ -1,0 +1,332 @@
+"""A network inside one process: the transport of single-process runs, tests and (with delays) simulations.
+
+    MemoryTransport.send ─▶ Pipe (bounded, per lane) ─▶ MemoryNetwork.route ─▶ Pipe.deliver ─▶ Receiver.on_frames
+
+Invariants
+- Nothing is delivered inside ``send``: delivery is a loop callback, so a handler never re-enters its caller.
+- Lanes are served in order of urgency; within a lane first in, first out.
+- A link is one object that both ends share; what is in flight on a link that is down is never delivered.
+- Disconnecting reports STOPPED at both ends; ``close`` reports nothing at the closing end, and ``abort`` is a crash:
+  nothing is flushed and the others see UNREACHABLE.
+- Only the loop's clock is used, so everything here runs under virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from typing import Final
+
+from configs.limits import DEFAULT_LIMITS, Limits
+from transport.address import PeerId
+from transport.errors import HandshakeRefused, LinkTimeout
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
+
+SCHEME: Final = "memory://"
+_FENCED_MAX: Final = 1024
+
+
+def queue_bounds(limits: Limits) -> dict[Lane, int]:
+    """The bound of each lane's queue to one peer, in messages."""
+    return {
+        Lane.SIGNAL: limits.signal_queue_frames,
+        Lane.MESSAGE: limits.message_queue_frames,
+        Lane.BULK: limits.bulk_queue_frames,
+    }
+
+
+class MemoryNetwork:
+    """Who listens where, and how frames travel. A subclass may delay, lose, repeat or hold them back."""
+
+    def __init__(self) -> None:
+        self._listening: dict[str, MemoryTransport] = {}
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    def listener(self, endpoint: str) -> MemoryTransport | None:
+        """Who listens at ``endpoint`` now."""
+        return self._listening.get(endpoint)
+
+    def link_between(self, name: str, other: str) -> Link | None:
+        """The live link between two peers by name, if there is one."""
+        for transport in self._listening.values():
+            for link in transport.links():
+                if {link.near.peer.name, link.far.peer.name} == {name, other}:
+                    return link
+        return None
+
+    def break_link(self, name: str, other: str) -> None:
+        """Cut the link between two peers: each sees the other UNREACHABLE; they may connect again."""
+        link = self.link_between(name, other)
+        if link is not None:
+            link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
+
+    # hooks of a simulated network
+
+    def reachable(self, source: PeerId, target: PeerId) -> bool:
+        """Whether a handshake from ``source`` can reach ``target`` at this moment."""
+        return True
+
+    def handshake_s(self, source: PeerId, target: PeerId) -> float:
+        """How long a handshake takes."""
+        return 0.0
+
+    def route(self, pipe: Pipe) -> None:
+        """Called when ``pipe`` has something to carry: sees to it that ``pipe.pump`` runs soon, once."""
+        pipe.pump_soon()
+
+    # called by transports
+
+    def listen(self, transport: MemoryTransport) -> None:
+        """Make ``transport`` reachable; a newer life of a name takes over its endpoint."""
+        self._listening[transport.endpoint] = transport
+        for waiter in self._waiting.pop(transport.endpoint, []):
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def unlisten(self, transport: MemoryTransport) -> None:
+        """Make ``transport`` unreachable."""
+        if self._listening.get(transport.endpoint) is transport:
+            del self._listening[transport.endpoint]
+
+    async def wait_listening(self, endpoint: str) -> MemoryTransport:
+        """Wait until somebody listens at ``endpoint``; the caller sets the deadline."""
+        while (transport := self._listening.get(endpoint)) is None:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.setdefault(endpoint, []).append(waiter)
+            try:
+                await waiter
+            finally:
+                waiters = self._waiting.get(endpoint, [])
+                if waiter in waiters:
+                    waiters.remove(waiter)
+        return transport
+
+
+class Pipe:
+    """One direction of a link: bounded queues, one per lane."""
+
+    def __init__(self, link: Link, source: MemoryTransport, target: MemoryTransport) -> None:
+        self.link = link
+        self.source = source
+        self.target = target
+        self.queues: dict[Lane, deque[list[Frame]]] = {lane: deque() for lane in Lane}
+        self.in_flight: dict[Lane, int] = dict.fromkeys(Lane, 0)
+        self.ending = False
+        self._scheduled = False
+
+    def offer(self, lane: Lane, frames: list[Frame], bound: int) -> SendOutcome:
+        """Queue one message, or say that the lane is at its bound (what is in flight counts)."""
+        if len(self.queues[lane]) + self.in_flight[lane] >= bound:
+            return SendOutcome.FULL
+        self.queues[lane].append(frames)
+        self.source.network.route(self)
+        return SendOutcome.QUEUED
+
+    def pump_soon(self) -> None:
+        """Let ``pump`` run in the next turn of the loop."""
+        if not self._scheduled:
+            self._scheduled = True
+            self.source.loop.call_soon(self.pump)
+
+    def pump(self) -> None:
+        """Deliver a bounded number of messages, most urgent lane first; the rest in a later turn."""
+        self._scheduled = False
+        for _ in range(self.source.limits.drain_max_messages):
+            lane = self.next_lane()
+            if lane is None or not self.link.alive:
+                break
+            self.deliver(lane, self.queues[lane].popleft())
+        self.settle()
+
+    def settle(self) -> None:
+        """After some deliveries: go on, or end the link if it was only waiting to be flushed."""
+        if not self.link.alive:
+            return
+        if self.next_lane() is not None:
+            self.source.network.route(self)
+        elif self.ending and not any(self.in_flight.values()):
+            self.link.stopped_by(self.source)
+
+    def next_lane(self) -> Lane | None:
+        """The most urgent lane that holds something."""
+        return next((lane for lane in Lane if self.queues[lane]), None)
+
+    def deliver(self, lane: Lane, frames: list[Frame]) -> None:
+        """Hand one message to the receiver, if the link still lives."""
+        if self.link.alive:
+            self.target.receiver.on_frames(self.source.peer, lane, frames)
+
+    @property
+    def empty(self) -> bool:
+        """Nothing queued and nothing in flight."""
+        return self.next_lane() is None and not any(self.in_flight.values())
+
+
+class Link:
+    """What two transports share: a pipe each way, and whether it lives."""
+
+    def __init__(self, near: MemoryTransport, far: MemoryTransport) -> None:
+        self.near = near
+        self.far = far
+        self.alive = True
+        self._pipes = {near.peer: Pipe(self, near, far), far.peer: Pipe(self, far, near)}
+
+    def pipe_from(self, transport: MemoryTransport) -> Pipe:
+        """The direction in which ``transport`` sends."""
+        return self._pipes[transport.peer]
+
+    def pipes(self) -> list[Pipe]:
+        """Both directions."""
+        return list(self._pipes.values())
+
+    def stopped_by(self, transport: MemoryTransport) -> None:
+        """``transport`` ended the link in good order."""
+        self.down(DownReason.STOPPED, DownReason.STOPPED)
+
+    def down(self, near_sees: DownReason | None, far_sees: DownReason | None) -> None:
+        """End the link, once. Each end is told in a later turn; None tells that end nothing."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.near.lose(self, self.far.peer, near_sees)
+        self.far.lose(self, self.near.peer, far_sees)
+
+    def down_seen_from(self, transport: MemoryTransport, here: DownReason | None, there: DownReason | None) -> None:
+        """``down`` from the point of view of one end."""
+        if transport is self.near:
+            self.down(here, there)
+        else:
+            self.down(there, here)
+
+
+class MemoryTransport:
+    """One peer on a ``MemoryNetwork``; its endpoint is ``memory://<name>``."""
+
+    def __init__(
+        self, network: MemoryNetwork, peer: PeerId, *, cluster: str = "", limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.network = network
+        self.limits = limits
+        self.cluster = cluster
+        self.loop: asyncio.AbstractEventLoop
+        self.receiver: Receiver
+        self._peer = peer
+        self._bounds = queue_bounds(limits)
+        self._links: dict[PeerId, Link] = {}
+        self._fenced: OrderedDict[PeerId, None] = OrderedDict()
+        self._open = False
+        self._unlinked = asyncio.Event()
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    @property
+    def endpoint(self) -> str:
+        return SCHEME + self._peer.name
+
+    async def start(self, receiver: Receiver) -> None:
+        """Listen; callbacks come on the loop that runs this."""
+        self.loop = asyncio.get_running_loop()
+        self.receiver = receiver
+        self._open = True
+        self.network.listen(self)
+
+    async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
+        """See ``Transport.connect``. Waits for somebody to listen at ``endpoint``."""
+        if not endpoint.startswith(SCHEME):
+            raise HandshakeRefused(f"endpoint {endpoint!r}: this process is on a memory network, expected memory://name")
+        if endpoint == self.endpoint:
+            raise HandshakeRefused(f"endpoint {endpoint!r} is this process itself; deliver locally instead")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._handshake(endpoint)
+        except TimeoutError:
+            raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s") from None
+
+    async def _handshake(self, endpoint: str) -> PeerId:
+        while True:
+            other = await self.network.wait_listening(endpoint)
+            if other.peer in self._links:
+                return other.peer
+            if not self._open:
+                raise LinkTimeout(f"{self._peer} is closed")
+            delay_s = self.network.handshake_s(self._peer, other.peer)
+            await asyncio.sleep(delay_s if self.network.reachable(self._peer, other.peer) else max(delay_s, 0.05))
+            if not self.network.reachable(self._peer, other.peer) or self.network.listener(endpoint) is not other:
+                continue
+            if other.peer not in self._links:
+                self._welcome(other)
+            return other.peer
+
+    def _welcome(self, other: MemoryTransport) -> None:
+        if other.cluster != self.cluster:
+            raise HandshakeRefused(f"{other.peer} belongs to cluster {other.cluster!r}, this process to {self.cluster!r}")
+        if self._peer in other._fenced:
+            raise HandshakeRefused(f"{other.peer} has welcomed a newer {self._peer.name}; this one is fenced")
+        link = Link(self, other)
+        for here, there in ((self, other.peer), (other, self._peer)):
+            here.replace_older(there)
+            here._links[there] = link
+            here.loop.call_soon(here.receiver.on_peer_up, there)
+
+    def replace_older(self, newer: PeerId) -> None:
+        """Fence every other life of ``newer``'s name."""
+        for old in [peer for peer in self._links if peer.name == newer.name and peer != newer]:
+            self._fenced[old] = None
+            if len(self._fenced) > _FENCED_MAX:
+                self._fenced.popitem(last=False)
+            self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
+
+    def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
+        """See ``Transport.send``."""
+        link = self._links.get(peer)
+        if link is None or link.pipe_from(self).ending:
+            return SendOutcome.NO_LINK
+        return link.pipe_from(self).offer(lane, list(frames), self._bounds[lane])
+
+    def disconnect(self, peer: PeerId) -> None:
+        """Drop the link once what is queued has been carried; both ends see STOPPED."""
+        link = self._links.get(peer)
+        if link is not None:
+            link.pipe_from(self).ending = True
+            self.network.route(link.pipe_from(self))
+
+    def peers(self) -> list[PeerId]:
+        """Peers with a live link, in order of arrival."""
+        return list(self._links)
+
+    def links(self) -> list[Link]:
+        """Live links, in order of arrival."""
+        return list(self._links.values())
+
+    async def close(self, *, timeout_s: float) -> None:
+        """See ``Transport.close``."""
+        self._open = False
+        self.network.unlisten(self)
+        for peer in self.peers():
+            self.disconnect(peer)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self._links:
+                    self._unlinked.clear()
+                    await self._unlinked.wait()
+        for link in self.links():
+            link.down_seen_from(self, None, DownReason.STOPPED)
+
+    def abort(self) -> None:
+        """Crash: vanish without flushing or a goodbye. The others see UNREACHABLE, this end sees nothing."""
+        self._open = False
+        self.network.unlisten(self)
+        for link in self.links():
+            link.down_seen_from(self, None, DownReason.UNREACHABLE)
+
+    def lose(self, link: Link, peer: PeerId, reason: DownReason | None) -> None:
+        """A link ended; called by the link, once."""
+        if self._links.get(peer) is link:
+            del self._links[peer]
+        if reason is not None and self._open:
+            self.loop.call_soon(self.receiver.on_peer_down, peer, reason)
+        self._unlinked.set()
