@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from configs.schema import JobConfig
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
@@ -32,6 +33,14 @@ class RoleArgs(msgspec.Struct, frozen=True, kw_only=True):
     metrics: ActorAddress
     resume_from: str = ""
     """Trainer: checkpoint directory to start from; empty: the newest one of the run directory, else the model."""
+
+    @property
+    def job_config(self) -> JobConfig:
+        return JobConfig.model_validate_json(self.job)
+
+    @property
+    def name_of_job(self) -> str:
+        return self.job_config.name
 
 
 ROLES: dict[str, str] = {

@@ -58,6 +58,7 @@ class Limits(BaseModel):
     # weights
     versions_held: int = Field(4, description="versions that the weight server keeps")
     pull_timeout_s: float = Field(120.0, description="one version, all of it")
+    chunk_retries: int = Field(4, description="rounds of fetching chunks that are missing or corrupt")
     publish_timeout_s: float = Field(120.0, description="one version, all of it")
     # trainer
     train_step_timeout_s: float = Field(3600.0, description="one micro-batch; first calls may compile")

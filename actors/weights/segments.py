@@ -1,0 +1,78 @@
+"""Segment files: a version's bytes in shared memory, named so that a run can find and remove its own.
+
+A publisher writes ``<path>.partial`` and renames it, so that a file with the final name is always whole. The weight
+server keeps the manifest beside it (``<path>.manifest``) and can so be killed and go on with what it held.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import msgspec
+
+from actors.weights.messages import Manifest
+
+
+def segment_directory() -> Path:
+    """Shared memory where the system has it, else the temporary directory."""
+    shared = Path("/dev/shm")
+    return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def run_id(run_dir: Path) -> str:
+    """Short name of a run, the same in each of its processes."""
+    return hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
+
+
+def segment_path(run_dir: Path, policy_version: int) -> Path:
+    return segment_directory() / f"headrace-{run_id(run_dir)}-v{policy_version}"
+
+
+def manifest_path(segment: Path) -> Path:
+    return segment.with_name(segment.name + ".manifest")
+
+
+def write_manifest(segment: Path, manifest: Manifest) -> None:
+    partial = segment.with_name(segment.name + ".manifest.partial")
+    partial.write_bytes(msgspec.msgpack.encode(manifest))
+    partial.rename(manifest_path(segment))
+
+
+def read_manifests(run_dir: Path) -> list[tuple[Path, Manifest]]:
+    """Segments of this run that a former server of it had adopted, oldest version first; unreadable ones are left out."""
+    found: list[tuple[Path, Manifest]] = []
+    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-v*.manifest"):
+        segment = path.with_suffix("")
+        try:
+            manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
+            whole = segment.stat().st_size == manifest.total_bytes
+        except (OSError, msgspec.DecodeError):
+            continue
+        if whole:
+            found.append((segment, manifest))
+    return sorted(found, key=lambda pair: pair[1].policy_version)
+
+
+def remove_segment(segment: Path) -> None:
+    segment.unlink(missing_ok=True)
+    manifest_path(segment).unlink(missing_ok=True)
+
+
+def remove_segments(run_dir: Path) -> int:
+    """Remove everything that this run left in shared memory; returns how many files."""
+    paths = list(segment_directory().glob(f"headrace-{run_id(run_dir)}-*"))
+    for path in paths:
+        path.unlink(missing_ok=True)
+    return len(paths)
+
+
+@cache
+def host_id() -> str:
+    """Names this machine's memory: two processes with equal ids may map each other's segments."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"
