@@ -1,0 +1,37 @@
+"""What can go wrong in a rollout engine.
+
+    HeadraceError
+    └── EngineError
+        ├── EngineUnavailable   the machine's fault: a library or device is missing; a retry elsewhere is safe
+        ├── ModelUnreadable     the job's fault: the checkpoint cannot be loaded; do not retry
+        ├── WeightsMismatch     the publisher's fault: the tensors are not this model's; nothing was changed
+        └── RequestRefused      the prompt's fault (data): this request cannot be processed, others can
+"""
+
+from __future__ import annotations
+
+from transport.errors import HeadraceError
+
+
+class EngineError(HeadraceError):
+    """Something in a rollout engine failed."""
+
+
+class EngineUnavailable(EngineError):
+    """A library or device that the engine needs is missing; the message says which and how to get it."""
+
+
+class ModelUnreadable(EngineError):
+    """The checkpoint directory cannot be loaded as a causal language model."""
+
+
+class WeightsMismatch(EngineError):
+    """Names, shapes or dtypes are not the model's. The engine still serves the version that it served before."""
+
+
+class RequestRefused(EngineError):
+    """One request is unusable, such as a token id outside the vocabulary. ``requests`` names the culprits."""
+
+    def __init__(self, message: str, requests: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.requests = requests
