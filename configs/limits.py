@@ -6,13 +6,13 @@ No wait without a deadline, no queue without a bound, no number of that kind any
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Limits(BaseModel):
     """All limits. Grouped by the part that obeys them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # transport: queues
     signal_queue_frames: int = Field(256, description="a Down notice must never wait behind more than this")
@@ -67,6 +67,17 @@ class Limits(BaseModel):
     control_request_bytes: int = Field(1 << 20, description="one request of the control socket")
     control_timeout_s: float = Field(30.0, description="one request, unless it names its own deadline")
     control_event_queue: int = Field(1024, description="events kept for a slow watcher before it is told that it lags")
+    control_requests: int = Field(64, description="requests of the control socket under way at once; more are refused")
+    control_watches: int = Field(64, description="open event streams; each keeps a queue of events")
+
+    @field_validator("*")
+    @classmethod
+    def _positive(cls, value: float, info: ValidationInfo) -> float:
+        """A queue of 0 would stop its part for good; times and counts of retries and restarts may be 0."""
+        name = info.field_name or ""
+        if value < 0 or (value == 0 and isinstance(value, int) and not name.endswith(("_retries", "restart_max"))):
+            raise ValueError("a number above 0")
+        return value
 
 
 DEFAULT_LIMITS = Limits()

@@ -17,7 +17,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """Base of all sections: frozen and strict about names."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -32,8 +32,6 @@ class ModelConfig(Section):
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
     """``tiny`` only."""
-    warm_start_s: Annotated[float, Field(ge=0)] = 0
-    """``tiny`` only: unused when ``warm_start_steps`` is set."""
     warm_start_steps: NonNegativeInt = 300
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
@@ -53,6 +51,8 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of chat messages."""
     answer_key: str = "answer"
+    template: str = "{prompt}"
+    """Text around a string prompt; ``{prompt}`` stands for it."""
     size: PositiveInt = 10_000
     """``reasoning_gym``: distinct prompts before the stream repeats."""
     epochs: PositiveInt | None = None
@@ -71,6 +71,8 @@ class RewardConfig(Section):
     kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"]
     function: str | None = None
     """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
+    answer_pattern: str | None = None
+    """Regular expression with one group; its last match in the response is the answer. Unset: the whole response."""
     timeout_s: PositiveFloat = 10.0
     """One call; beyond it the sample has no result, which is never a reward of 0."""
     workers: PositiveInt = 1
@@ -162,8 +164,11 @@ class JobConfig(Section):
     """One RL job."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    """What the job is called: its run directory and its actors carry it."""
     seed: NonNegativeInt = 0
+    """Fixes the prompt order and every sampling stream."""
     steps: PositiveInt
+    """Optimizer steps, a whole number of at least 1."""
     model: ModelConfig
     data: DataConfig
     reward: RewardConfig

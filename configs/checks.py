@@ -1,0 +1,193 @@
+"""What a schema cannot see: fields that contradict each other, and things that this machine lacks.
+
+``check_job`` returns every problem as (field, what is wrong, what to do) and raises nothing. Nothing heavy is imported:
+packages are looked up, not loaded; data files are sampled; a reward function is found in its source, not run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from configs.data_checks import check_data
+from configs.schema import JobConfig
+from configs.source_lookup import find_function, reasoning_gym_tasks
+
+Found = tuple[str, str, str]
+"""(field, what is wrong, what to do)."""
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_HUB_TIMEOUT_S = 5.0
+
+
+def check_job(job: JobConfig) -> list[Found]:
+    """Every problem that would stop ``job`` on this machine, the cheapest to find first."""
+    checks: list[Callable[[JobConfig], list[Found]]] = [
+        _check_consistency,
+        _check_text_forms,
+        _check_cluster,
+        _check_reward,
+        _check_task,
+        _check_packages,
+        _check_device,
+        check_data,
+        _check_model,
+    ]
+    return [problem for check in checks for problem in check(job)]
+
+
+def _check_consistency(job: JobConfig) -> list[Found]:
+    found: list[Found] = []
+    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    if job.trainer.micro_batch_tokens < longest:
+        found.append((
+            "trainer.micro_batch_tokens",
+            f"{job.trainer.micro_batch_tokens} cannot hold one sample of data.max_prompt_tokens + rollout.max_tokens = {longest}",
+            f"Set it to at least {longest}, or lower one of the two",
+        ))  # fmt: skip
+    if job.rollout.temperature == 0:
+        fix = "Set it above 0; 1.0 is usual"
+        found.append(("rollout.temperature", "0 makes all samples of a group equal, so nothing can be learnt from them", fix))
+    if job.sync.mode == "async" and job.sync.max_staleness == 0:
+        fix = "Set max_staleness to 1 or more, or mode to sync"
+        found.append(("sync.max_staleness", "0 with mode: async is what mode: sync does", fix))
+    if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
+        wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
+        found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
+    return found
+
+
+def _check_text_forms(job: JobConfig) -> list[Found]:
+    found: list[Found] = []
+    if "{prompt}" not in job.data.template:
+        wrong = f"{job.data.template!r} has no place for the prompt"
+        found.append(("data.template", wrong, "Write {prompt} where it belongs"))
+    if job.reward.answer_pattern is not None:
+        try:
+            groups = re.compile(job.reward.answer_pattern).groups
+            wrong = "" if groups == 1 else f"has {groups} groups, expected 1"
+        except re.error as error:
+            wrong = f"is no regular expression: {error}"
+        if wrong:
+            fix = r"Put one pair of parentheses around the answer, such as '####\s*(\S+)'"
+            found.append(("reward.answer_pattern", f"{job.reward.answer_pattern!r} {wrong}", fix))
+    return found
+
+
+def _check_cluster(job: JobConfig) -> list[Found]:
+    place, nodes = job.cluster.place_rollout, job.cluster.nodes
+    if place == "remote" and nodes == 0:
+        fix = "Set cluster.nodes to how many will join, or place_rollout to spread"
+        return [("cluster.place_rollout", "remote, but cluster.nodes is 0: no worker could be placed", fix)]
+    if place == "local" and nodes > 0:
+        return [("cluster.place_rollout", f"local, but cluster.nodes waits for {nodes}", "Set it to spread, or cluster.nodes to 0")]
+    return []
+
+
+def _check_reward(job: JobConfig) -> list[Found]:
+    reward = job.reward
+    if reward.kind == "function" and not reward.function:
+        return [("reward.function", "is missing, and reward.kind is function", "Name it as package.module:name")]
+    if reward.kind != "function" and reward.function:
+        return [("reward.function", f"is set, but reward.kind is {reward.kind}", "Set reward.kind to function, or remove it")]
+    if reward.kind == "reasoning_gym" and job.data.source != "reasoning_gym":
+        wrong = f"reasoning_gym scores its own tasks only, and data.source is {job.data.source}"
+        return [("reward.kind", wrong, "Set data.source to reasoning_gym, or use exact_match, math_verify or function")]
+    problem = find_function(reward.function) if reward.function else None
+    return [("reward.function", *problem)] if problem else []
+
+
+def _check_task(job: JobConfig) -> list[Found]:
+    if job.data.source != "reasoning_gym":
+        return []
+    if not job.data.task:
+        return [("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")]
+    tasks = reasoning_gym_tasks()
+    if not tasks or job.data.task in tasks:  # not installed: _check_packages says so
+        return []
+    near = difflib.get_close_matches(job.data.task, tasks, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its {len(tasks)} data sets, such as spell_backward"
+    return [("data.task", f"reasoning_gym has no data set {job.data.task!r}", fix)]
+
+
+def _check_packages(job: JobConfig) -> list[Found]:
+    needs = [
+        ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
+        ("reward.kind", job.reward.kind == "math_verify", "math_verify", "Run pip install math-verify"),
+        ("data.source", job.data.source == "reasoning_gym", "reasoning_gym", "Run pip install reasoning-gym"),
+        ("data.source", job.data.source == "hf_dataset", "datasets", "Run pip install datasets"),
+        ("metrics.wandb_project", bool(job.metrics.wandb_project), "wandb", "Run pip install 'headrace[wandb]', or unset it"),
+        ("metrics.tensorboard", job.metrics.tensorboard, "tensorboardX", "Run pip install tensorboardX, or set it to false"),
+    ]
+    return [
+        (field, f"needs the package {package}, which is not installed here", fix)
+        for field, needed, package, fix in needs
+        if needed and not installed(package)
+    ]
+
+
+def installed(package: str) -> bool:
+    """Whether a top-level package can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _check_device(job: JobConfig) -> list[Found]:
+    if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
+        return []
+    wrong, fix = "cuda, but this machine has no NVIDIA driver", "Set it to auto or cpu"
+    found: list[Found] = []
+    if job.trainer.device == "cuda" and job.trainer.backend != "simulated":
+        found.append(("trainer.device", wrong, fix))
+    if job.rollout.device == "cuda" and job.rollout.engine != "simulated" and job.cluster.nodes == 0:
+        found.append(("rollout.device", wrong, fix))
+    return found
+
+
+def _check_model(job: JobConfig) -> list[Found]:
+    if job.model.source == "tiny":
+        return []
+    if not job.model.path:
+        return [("model.path", "is missing, and model.source is hf", "Name a Hugging Face directory or hub name, or use source: tiny")]
+    path = Path(job.model.path).expanduser()
+    if path.exists():
+        if not (path / "config.json").is_file():
+            wrong = f"{job.model.path!r} is no Hugging Face model directory: it has no config.json"
+            return [("model.path", wrong, "Name the directory that from_pretrained would load")]
+        return []
+    if not _HUB_NAME.match(job.model.path):
+        wrong = f"{job.model.path!r} does not exist and is no hub name"
+        return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]
+    problem = _hub_problem(job.model.path)
+    return [("model.path", *problem)] if problem else []
+
+
+def _hub_problem(name: str) -> tuple[str, str] | None:
+    """Why ``name`` cannot be had: it is neither cached nor on a hub that can be reached."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    if (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir():
+        return None
+    fix = "Name a local directory, or download the model where the hub can be reached"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return f"{name!r} is neither a directory nor in the cache, and HF_HUB_OFFLINE forbids the hub", fix
+    hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    request = urllib.request.Request(f"{hub}/api/models/{name}", method="HEAD")
+    try:
+        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):
+            return None
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):  # gated: the download itself carries the token
+            return None if os.environ.get("HF_TOKEN") else (f"{name!r} does not exist on the hub, or needs HF_TOKEN", fix)
+        return (f"the hub has no model {name!r}", "Check the name") if error.code == 404 else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"{name!r} is neither a directory nor in the cache, and the hub cannot be reached ({reason})", fix
