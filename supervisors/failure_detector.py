@@ -1,0 +1,126 @@
+"""Tells a hung process from a busy one. A pure state machine: evidence and time are handed in, a state comes out.
+
+Invariants
+- Two questions, two kinds of evidence. "Is it there?": its exit (seen by whoever owns the process) and the link's
+  heartbeats (libzmq's own thread answers them while Python holds the GIL). "Does it get on?": progress beacons from
+  its event loop, with a long budget per role.
+- Silence of the beacon alone never condemns a process within its budget: a long engine step and a held GIL are busy.
+- A process seen stopped by a signal, or whose link has been lost for the grace, is hung when we own it (no network
+  lies between us) and unreachable when we do not.
+- ``gone`` is final.
+
+    starting ──ready──▶ alive ◀──beacon, link up── suspect ──grace over──▶ hung (ours) | unreachable (not ours)
+        │                 │ link lost, stopped, half of the beacon budget used ▲
+        │                 └────────────────────────────────────────────────────┘
+        └── ready deadline over ──▶ hung                        exit, from any state ──▶ gone
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Health(enum.StrEnum):
+    """What is believed of a process."""
+
+    STARTING = "starting"
+    ALIVE = "alive"
+    SUSPECT = "suspect"
+    """Something is missing, not for long enough."""
+    HUNG = "hung"
+    """There, but it will not get on: whoever owns it kills it."""
+    UNREACHABLE = "unreachable"
+    """Cut off; it may live on behind the cut."""
+    GONE = "gone"
+    """Its exit was seen."""
+
+
+@dataclass(frozen=True)
+class DetectorLimits:
+    """Seconds that each kind of silence may last."""
+
+    ready_s: float
+    """From start to ready."""
+    link_grace_s: float
+    """From the loss of the link (heartbeats have already been missing then) to the verdict."""
+    stopped_grace_s: float = 0.8
+    """How long the operating system may show it stopped; a debugger's or job control's short stop is forgiven."""
+    beacon_budget_s: float = 120.0
+    """From the last beacon to the verdict while the link lives. Longer than the role's longest blocking step."""
+
+
+class FailureDetector:
+    """Evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
+
+    def __init__(self, limits: DetectorLimits, now_s: float, *, ours: bool = True) -> None:
+        self._limits = limits
+        self._ours = ours
+        self._started_s = now_s
+        self._ready = False
+        self._gone = False
+        self._beacon_s = now_s
+        self._link_lost_s: float | None = None
+        self._stopped_s: float | None = None
+
+    def saw_ready(self, now_s: float) -> None:
+        self._ready = True
+        self.saw_beacon(now_s)
+
+    def saw_beacon(self, now_s: float) -> None:
+        """Its event loop turned. Whatever was suspected is refuted."""
+        self._beacon_s = now_s
+        self._link_lost_s = None
+        self._stopped_s = None
+
+    def saw_link_up(self) -> None:
+        self._link_lost_s = None
+
+    def saw_link_down(self, now_s: float) -> None:
+        if self._link_lost_s is None:
+            self._link_lost_s = now_s
+
+    def saw_run_state(self, now_s: float, *, stopped: bool) -> None:
+        """What the operating system says: ``stopped`` is SIGSTOP's state, not sleep."""
+        if not stopped:
+            self._stopped_s = None
+        elif self._stopped_s is None:
+            self._stopped_s = now_s
+
+    def saw_exit(self) -> None:
+        self._gone = True
+
+    def health(self, now_s: float) -> Health:
+        """The verdict at ``now_s``."""
+        if self._gone:
+            return Health.GONE
+        limits = self._limits
+        if _over(self._stopped_s, limits.stopped_grace_s, now_s):
+            return Health.HUNG
+        if _over(self._link_lost_s, limits.link_grace_s, now_s):
+            return Health.HUNG if self._ours else Health.UNREACHABLE
+        if not self._ready:
+            return Health.HUNG if _over(self._started_s, limits.ready_s, now_s) else Health.STARTING
+        if _over(self._beacon_s, limits.beacon_budget_s, now_s):
+            return Health.HUNG
+        silent = _over(self._beacon_s, limits.beacon_budget_s / 2, now_s)
+        if silent or self._link_lost_s is not None or self._stopped_s is not None:
+            return Health.SUSPECT
+        return Health.ALIVE
+
+    def why(self, now_s: float) -> str:
+        """The evidence against it, for people."""
+        parts: list[str] = []
+        if self._stopped_s is not None:
+            parts.append(f"stopped by a signal for {now_s - self._stopped_s:.1f} s")
+        if self._link_lost_s is not None:
+            parts.append(f"no heartbeat, link lost for {now_s - self._link_lost_s:.1f} s")
+        if not self._ready:
+            parts.append(f"not ready {now_s - self._started_s:.1f} s after its start")
+        elif now_s - self._beacon_s > 2.0:
+            parts.append(f"no progress beacon for {now_s - self._beacon_s:.1f} s")
+        return "; ".join(parts)
+
+
+def _over(since_s: float | None, allowed_s: float, now_s: float) -> bool:
+    return since_s is not None and now_s - since_s >= allowed_s

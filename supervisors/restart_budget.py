@@ -1,0 +1,145 @@
+"""How a child ended, whether that is held against it, and how long to wait before the next try.
+
+Invariants
+- Exactly one exit cause per end of a child; what each cause does is the table below and nowhere else.
+- Being preempted, stopped, completed or poisoned costs no budget; the loss of a node costs one unit, not one per child.
+- The window belongs to the supervisor, not to a child: ten children that crash once each are as bad as one
+  that crashes ten times.
+- No clock and no randomness of its own: ``now_s`` and the generator are handed in.
+
+    cause         permanent            transient            counts
+    completed     restart, backoff     end                  no
+    stopped       end                  end                  no
+    preempted     replace, at once     replace, at once     no
+    crashed       restart, backoff     restart, backoff     yes
+    killed        restart, backoff     restart, backoff     yes
+    unreachable   replace              replace              yes, once per node
+    poisoned      restart, backoff     restart, backoff     no (the message is to blame)
+
+A temporary child is never restarted.
+"""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections import deque
+from dataclasses import dataclass
+
+
+class ExitCause(enum.StrEnum):
+    """Why a child is gone."""
+
+    COMPLETED = "completed"
+    """It ended by itself, its work done."""
+    STOPPED = "stopped"
+    """Someone asked it to stop."""
+    PREEMPTED = "preempted"
+    """The machine was taken away with notice, or it was drained."""
+    CRASHED = "crashed"
+    """An exception, a fatal signal of its own making, or an exit code other than 0."""
+    KILLED = "killed"
+    """SIGKILL: the kernel's out-of-memory killer, an operator, or us because it hung."""
+    UNREACHABLE = "unreachable"
+    """Its node is cut off; the process perhaps lives."""
+    POISONED = "poisoned"
+    """The same message brought it down twice."""
+
+
+class RestartPolicy(enum.StrEnum):
+    """When a child is started again."""
+
+    PERMANENT = "permanent"
+    TRANSIENT = "transient"
+    TEMPORARY = "temporary"
+
+
+_COUNTS = frozenset({ExitCause.CRASHED, ExitCause.KILLED, ExitCause.UNREACHABLE})
+_AT_ONCE = frozenset({ExitCause.PREEMPTED, ExitCause.UNREACHABLE})
+
+
+def is_restarted(policy: RestartPolicy, cause: ExitCause) -> bool:
+    """Whether a child of ``policy`` that ended by ``cause`` is started again."""
+    if policy is RestartPolicy.TEMPORARY or cause is ExitCause.STOPPED:
+        return False
+    return policy is RestartPolicy.PERMANENT or cause is not ExitCause.COMPLETED
+
+
+def counts(cause: ExitCause) -> bool:
+    """Whether ``cause`` is held against the supervisor's budget."""
+    return cause in _COUNTS
+
+
+def restarts_at_once(cause: ExitCause) -> bool:
+    """Whether the replacement may start without backoff: nothing suggests that it would fail again."""
+    return cause in _AT_ONCE
+
+
+class RestartBudget:
+    """At most ``restarts_max`` counted exits within ``window_s`` seconds."""
+
+    def __init__(self, *, restarts_max: int, window_s: float) -> None:
+        if restarts_max < 0 or window_s <= 0:
+            raise ValueError(f"restarts_max must be >= 0 and window_s > 0, got {restarts_max} and {window_s}")
+        self._restarts_max = restarts_max
+        self._window_s = window_s
+        self._exits_s: deque[float] = deque(maxlen=restarts_max + 1)
+        self._node_losses_s: dict[str, float] = {}
+
+    def spend(self, cause: ExitCause, now_s: float, *, node: str = "") -> bool:
+        """Record one exit; False when the budget is exceeded and the supervisor must give up."""
+        if counts(cause) and not self._same_node_loss(cause, now_s, node):
+            self._exits_s.append(now_s)
+        return self.spent(now_s) <= self._restarts_max
+
+    def spent(self, now_s: float) -> int:
+        """Counted exits in the window that ends now."""
+        while self._exits_s and self._exits_s[0] <= now_s - self._window_s:
+            self._exits_s.popleft()
+        return len(self._exits_s)
+
+    def _same_node_loss(self, cause: ExitCause, now_s: float, node: str) -> bool:
+        if cause is not ExitCause.UNREACHABLE or not node:
+            return False
+        self._node_losses_s = {n: at for n, at in self._node_losses_s.items() if at > now_s - self._window_s}
+        known = node in self._node_losses_s
+        self._node_losses_s.setdefault(node, now_s)
+        return known
+
+
+@dataclass(frozen=True)
+class BackoffPolicy:
+    """Exponential delay: ``first_s``, doubled up to ``max_s``, spread by ``jitter`` (0.2: 20 % either way)."""
+
+    first_s: float
+    max_s: float
+    jitter: float = 0.2
+    quiet_s: float = 60.0
+    """A child that lived this long starts again from ``first_s``."""
+
+    def delay_s(self, failures: int, rng: random.Random) -> float:
+        """Seconds to wait before the start that follows the ``failures``-th failure in a row (1: the first)."""
+        doublings = min(max(failures - 1, 0), 62)
+        base_s = min(self.max_s, self.first_s * 2.0**doublings)
+        return base_s * (1.0 + self.jitter * (2.0 * rng.random() - 1.0))
+
+
+class Backoff:
+    """One child's row of failures. Preemption neither adds to it nor ends it."""
+
+    def __init__(self, policy: BackoffPolicy) -> None:
+        self._policy = policy
+        self._failures = 0
+
+    @property
+    def failures(self) -> int:
+        return self._failures
+
+    def after(self, cause: ExitCause, *, lived_s: float, rng: random.Random) -> float:
+        """Seconds to wait before the next start of a child that lived ``lived_s`` and ended by ``cause``."""
+        if lived_s >= self._policy.quiet_s:
+            self._failures = 0
+        if restarts_at_once(cause):
+            return 0.0
+        self._failures += 1
+        return self._policy.delay_s(self._failures, rng)
