@@ -1,0 +1,163 @@
+"""A pool of scorer processes under deadlines.
+
+    batch ──▶ a free process ──▶ one verdict a frame, each within reward.timeout_s
+                   │ none in time, or the process died
+                   ▼
+              kill it, start another; that response has no result; the rest of the batch goes on
+
+Invariants
+- Every response gets exactly one verdict: a reward or a reason, never both.
+- At most ``workers`` processes; a process serves one batch at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import msgpack
+
+from actors.rewards.errors import ScorerBroken, ScorerTimedOut
+from actors.rewards.scorer_process import frame
+from configs.schema import JobConfig
+
+_Item = tuple[str, Any, str, int, dict[str, Any]]
+"""Response, prompt, answer, index, further columns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolVerdict:
+    """``reward`` or, if that is None, why there is none. ``timed_out`` tells a slow verifier from a broken one."""
+
+    reward: float | None
+    reason: str = ""
+    timed_out: bool = False
+
+
+class ScorerPool:
+    """Scores batches in processes of its own."""
+
+    def __init__(self, job: JobConfig, log: Path | None = None) -> None:
+        self._job = job
+        self._log = log
+        self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
+        self._all: list[_ScorerProcess] = []
+
+    async def start(self) -> None:
+        """Start every process and wait until each has its scorer.
+
+        Raises:
+            ScorerBroken: the scorer cannot be made (import error, unknown task); says why.
+        """
+        self._all = [_ScorerProcess(self._job, self._log) for _ in range(self._job.reward.workers)]
+        for process in self._all:
+            await process.start()
+            self._free.put_nowait(process)
+
+    async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
+        """One verdict per item, in order. Waits for a free process for at most the whole batch's own deadline."""
+        async with asyncio.timeout(self._job.limits.ready_timeout_s):
+            process = await self._free.get()
+        try:
+            return await process.score(items)
+        finally:
+            self._free.put_nowait(process)
+
+    async def close(self) -> None:
+        for process in self._all:
+            await process.kill()
+
+
+class _ScorerProcess:
+    """One process; started again by ``score`` when it had to be killed."""
+
+    def __init__(self, job: JobConfig, log: Path | None) -> None:
+        self._job = job
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        errors = self._open_log()
+        try:
+            command = (sys.executable, "-m", "actors.rewards.scorer_process")
+            pipe = asyncio.subprocess.PIPE
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+        finally:
+            if errors is not None:
+                errors.close()
+        await self._send({"job": self._job.model_dump_json()})
+        try:
+            reply = await self._receive(self._job.limits.ready_timeout_s)
+        except (ScorerTimedOut, ScorerBroken) as error:
+            await self.kill()
+            raise ScorerBroken(f"the scorer process did not get ready: {error}") from error
+        if "broken" in reply:
+            await self.kill()
+            raise ScorerBroken(reply["broken"])
+
+    def _open_log(self) -> IO[bytes] | None:
+        return self._log.open("ab") if self._log else None
+
+    async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
+        verdicts: list[PoolVerdict] = []
+        while len(verdicts) < len(items):
+            if self._process is None:
+                await self.start()
+            verdicts += await self._score_until_failure(items[len(verdicts) :])
+        return verdicts
+
+    async def _score_until_failure(self, items: Sequence[_Item]) -> list[PoolVerdict]:
+        """Verdicts of a prefix of ``items``: all of them, or up to and with the one that cost the process its life."""
+        verdicts: list[PoolVerdict] = []
+        try:
+            await self._send(items)
+            for _ in items:
+                reward, reason = await self._receive(self._job.reward.timeout_s)
+                verdicts.append(PoolVerdict(reward, reason))
+        except (ScorerTimedOut, ScorerBroken) as error:
+            await self.kill()
+            verdicts.append(PoolVerdict(None, str(error), timed_out=isinstance(error, ScorerTimedOut)))
+        return verdicts
+
+    async def _send(self, value: object) -> None:
+        process = self._running()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(frame(value))
+            async with asyncio.timeout(self._job.limits.ready_timeout_s):
+                await process.stdin.drain()
+        except (ConnectionError, TimeoutError) as error:
+            raise ScorerBroken(f"the scorer process takes no input: {error}") from error
+
+    async def _receive(self, timeout_s: float) -> Any:
+        process = self._running()
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                head = await process.stdout.readexactly(4)
+                return msgpack.unpackb(await process.stdout.readexactly(int.from_bytes(head, "big")))
+        except TimeoutError as error:
+            raise ScorerTimedOut(f"no verdict within {timeout_s} s") from error
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise ScorerBroken(f"the scorer process died (exit code {process.returncode})") from error
+
+    def _running(self) -> asyncio.subprocess.Process:
+        if self._process is None:
+            raise ScorerBroken("the scorer process is not running")
+        return self._process
+
+    async def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        async with asyncio.timeout(self._job.limits.stop_timeout_s):
+            await process.wait()
+        if process.stdin is not None:
+            process.stdin.close()
