@@ -1,0 +1,164 @@
+"""The journal keeps a prefix of what was appended, in order, and survives damage at its tail."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import msgpack
+import numpy as np
+import pytest
+
+from actors.rollout.messages import SamplingParams
+from actors.scheduler import events as ev
+from actors.scheduler.errors import JournalUnreadable
+from actors.scheduler.journal import MemoryJournal, SqliteJournal, committed_samples
+from actors.scheduler.ledger import Ledger
+
+
+def issue(step: int, prompts: int = 2, group: int = 2, max_tokens: int = 4) -> ev.BatchIssued:
+    return ev.BatchIssued(
+        step, group, SamplingParams(max_tokens=max_tokens, stop_token_ids=(9,)),
+        np.arange(step * prompts, (step + 1) * prompts), np.full(prompts, 2, np.int32),
+        np.arange(2 * prompts, dtype=np.int32), [b"c"] * prompts,
+    )  # fmt: skip
+
+
+def run_step(ledger: Ledger, step: int) -> list[ev.Event]:
+    """The events of one whole step of four samples, applied to ``ledger``."""
+    rows, first = np.arange(4, dtype=np.int32), ledger.next_assignment
+    delta = ev.TokensAppended(
+        "w", step, first + np.arange(4), np.zeros(4, np.int32), np.ones(4, np.int32), np.ones(4, np.uint8),
+        np.full(4, 9, np.int32), np.zeros(4, np.float32),
+    )  # fmt: skip
+    prompts = np.repeat(np.arange(step * 2, step * 2 + 2), 2)
+    todo: list[ev.Event] = [
+        issue(step), ev.Assigned("w", step, first, rows), delta, ev.Scored(step, rows, np.arange(4) / 4),
+        ev.Leased(step, rows), ev.Committed(step, prompts, np.array([0, 1, 0, 1], np.int32), step + 1),
+    ]  # fmt: skip
+    for event in todo:
+        ledger.apply(event)
+    return todo
+
+
+async def written(path: Path, steps: int) -> Ledger:
+    ledger, journal = Ledger(), SqliteJournal(path, "j")
+    opened = ev.Opened(1)
+    ledger.apply(opened)
+    journal.append(opened)
+    for step in range(steps):
+        for event in run_step(ledger, step):
+            journal.append(event)
+        journal.record(ledger.batches[step])
+    await journal.close()
+    return ledger
+
+
+async def test_what_is_durable_replays_to_an_equal_ledger(tmp_path: Path) -> None:
+    before = await written(tmp_path / "journal.db", 3)
+    journal = SqliteJournal(tmp_path / "journal.db", "j")
+    floor, events = journal.read()
+    after = Ledger(floor)
+    after.restore(events)
+    await journal.close()
+    assert after.committed_steps == 3 and after.counters == before.counters
+    assert after.count_states() == before.count_states()
+    rows = np.arange(4, dtype=np.int32)
+    assert np.array_equal(after.batches[2].ragged(rows).tokens, before.batches[2].ragged(rows).tokens)
+
+
+async def test_committed_samples_can_be_read_and_compared(tmp_path: Path) -> None:
+    await written(tmp_path / "a.db", 2)
+    await written(tmp_path / "b.db", 2)
+    rows = committed_samples(tmp_path / "a.db")
+    assert rows == committed_samples(tmp_path / "b.db")
+    assert [(r.step, r.prompt, r.sibling) for r in rows[:3]] == [(0, 0, 0), (0, 0, 1), (0, 1, 0)]
+    assert rows[1].reward == 0.25 and rows[1].state == "committed" and rows[1].finish == "stop" and rows[1].n_tokens == 1
+
+
+async def test_a_torn_tail_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    await written(path, 1)
+    db = sqlite3.connect(path)
+    db.execute("INSERT INTO events VALUES (1000, 'scored', 'j', 1, x'93')")
+    db.commit()
+    db.close()
+    journal = SqliteJournal(path, "j")
+    _, events = journal.read()
+    assert isinstance(events[-1], ev.Committed)
+    await journal.close()
+
+
+async def test_damage_before_the_durable_frontier_is_reported(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    await written(path, 1)
+    db = sqlite3.connect(path)
+    db.execute("UPDATE events SET body = x'93' WHERE seq = 2")
+    db.commit()
+    db.close()
+    journal = SqliteJournal(path, "j")
+    with pytest.raises(JournalUnreadable, match="event 2"):
+        journal.read()
+    await journal.close()
+
+
+async def test_a_file_of_another_kind_version_or_job_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("not a database at all, but long enough to be taken for one" * 10)
+    with pytest.raises(JournalUnreadable, match="no journal"):
+        SqliteJournal(tmp_path / "text.db", "j")
+    await written(tmp_path / "journal.db", 1)
+    with pytest.raises(JournalUnreadable, match="belongs to job 'j'"):
+        SqliteJournal(tmp_path / "journal.db", "other")
+    db = sqlite3.connect(tmp_path / "journal.db")
+    db.execute("UPDATE meta SET value = '99' WHERE name = 'schema_version'")
+    db.commit()
+    db.close()
+    with pytest.raises(JournalUnreadable, match="schema 99"):
+        SqliteJournal(tmp_path / "journal.db", "j")
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str) -> None:
+    ledger = Ledger()
+    path = tmp_path / "journal.db"
+    journal = SqliteJournal(path, "j") if kind == "sqlite" else MemoryJournal("j")
+    for event in [ev.Opened(1)]:
+        ledger.apply(event)
+        journal.append(event)
+    ledger.counters.prompts_lost = 0
+    for step in range(4):
+        for event in run_step(ledger, step):
+            journal.append(event)
+    checkpoint = ev.Checkpointed(2, "p", {"tokens": ledger.counters.tokens})
+    ledger.apply(checkpoint)
+    journal.append(checkpoint)
+    journal.prune(2)
+    await journal.durable()
+    floor, events = journal.read()
+    await journal.close()
+    assert floor == 2 and sum(isinstance(e, ev.BatchIssued) for e in events) == 2
+    after = Ledger(floor)
+    after.restore(events)
+    assert after.committed_steps == 4 and sorted(after.batches) == [2, 3]
+    assert after.counters.prompts_lost == 0 and after.counters.samples_trained_twice == 0
+    assert after.counters.tokens == ledger.counters.tokens
+    after.apply(ev.Opened(2))
+    after.apply(ev.Rewound(2))
+    run_replay = ev.Leased(2, np.arange(4, dtype=np.int32), replay=True)
+    after.apply(run_replay)
+
+
+async def test_a_crash_of_the_memory_journal_loses_only_what_was_not_durable() -> None:
+    journal, ledger = MemoryJournal(), Ledger()
+    journal.append(ev.Opened(1))
+    await journal.durable()
+    ledger.apply(ev.Opened(1))
+    for event in run_step(ledger, 0):
+        journal.append(event)
+    journal.crash(keep=2)
+    assert [type(e).__name__ for e in journal.read()[1]] == ["Opened", "BatchIssued", "Assigned"]
+
+
+def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:
+    body = msgpack.unpackb(ev.encode_event(issue(0)))
+    assert body["type"] == "batch_issued" and body["prompts"].code == 2
