@@ -1,0 +1,96 @@
+"""All parameters of a model in one flat buffer, laid out exactly as the weight segment.
+
+    flat    [ matrices … | vectors … ]   the model's parameters are views of it, 64-byte aligned
+    grad    [ matrices … | vectors … ]   float32 sums; in float32 training the parameters' own .grad are views of it
+
+One buffer makes the step a handful of large operations instead of several per parameter, and an export one copy.
+Matrices come first because only they are subject to weight decay.
+
+Tied parameters are stored once, under the first of their names, as ``save_pretrained`` does; engines tie them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from actors.weights.manifest import layout
+from actors.weights.messages import TensorEntry
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """torch's name without its prefix: ``float32``, ``bfloat16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+class FlatParameters:
+    """Moves the parameters of ``model`` (all of one dtype, on one device) into a flat buffer, in place.
+
+    ``flat`` dtype[n], ``master`` float32[n] (``flat`` itself in float32), ``grad`` float32[n].
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        parameters = sorted(model.named_parameters(), key=lambda pair: pair[1].dim() < 2)
+        dtype, device = parameters[0][1].dtype, parameters[0][1].device
+        shapes = [(name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
+        self.entries, self.total_bytes = layout(shapes)
+        self.flat = torch.zeros(self.total_bytes // dtype.itemsize, dtype=dtype, device=device)
+        self.grad = torch.zeros(self.flat.numel(), dtype=torch.float32, device=device)
+        self._parameters = [parameter for _, parameter in parameters]
+        self._low_grad = self.grad if dtype == torch.float32 else torch.zeros_like(self.flat)
+        for parameter, view, grad in zip(
+            self._parameters, self._views(self.flat), self._views(self._low_grad), strict=True
+        ):
+            view.copy_(parameter.data)
+            parameter.data = view
+            parameter.grad = grad
+        self.master = self.flat if dtype == torch.float32 else self.flat.float()
+        vectors = [entry.offset_bytes for entry in self.entries if len(entry.shape) < 2]
+        self.first_vector = (vectors[0] if vectors else self.total_bytes) // dtype.itemsize
+
+    def _views(self, buffer: Tensor) -> Iterator[Tensor]:
+        itemsize = self.flat.dtype.itemsize
+        for entry in self.entries:
+            start = entry.offset_bytes // itemsize
+            yield buffer[start : start + entry.length_bytes // itemsize].view(entry.shape)
+
+    def collect_gradients(self) -> None:
+        """After a backward pass: add what it left in low precision to the float32 sums."""
+        if self._low_grad is not self.grad:
+            self.grad.add_(self._low_grad)
+            self._low_grad.zero_()
+
+    def zero_gradients(self) -> None:
+        """Forget the sums, and what a failed backward pass may have left."""
+        self.grad.zero_()
+        if self._low_grad is not self.grad:
+            self._low_grad.zero_()
+
+    def publish_master(self) -> None:
+        """After an optimizer step: round the float32 master into the model's dtype."""
+        if self.master is not self.flat:
+            self.flat.copy_(self.master)
+
+    def load_master(self, master: Tensor) -> None:
+        """Replace all weights by ``master`` float32[n]."""
+        self.master.copy_(master)
+        self.publish_master()
+
+    def bytes_on_host(self) -> Tensor:
+        """uint8[total_bytes]: the segment's bytes; on the CPU a view of the live weights, not a copy."""
+        return self.flat.detach().view(torch.uint8).cpu()
+
+    def fingerprint(self) -> str:
+        """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""
+        return "\n".join(f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in self.entries)
+
+    def entry_names(self) -> tuple[str, ...]:
+        """The parameter names in the order of the buffer."""
+        return tuple(entry.name for entry in self.entries)
+
+
+def segment_entries(parameters: FlatParameters) -> tuple[TensorEntry, ...]:
+    """The manifest's tensor table."""
+    return parameters.entries

@@ -1,0 +1,210 @@
+"""Groups to micro-batches, while the step's groups are still arriving.
+
+    LeaseGroup (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
+
+Always true
+- A window is a fixed range of prompt ordinals, so what is cut together, and how, does not depend on the order of
+  arrival. With ``in_order`` windows are handed out in prompt order as well: the gradient sums are then the same,
+  bit for bit, whatever arrived first. Without, a window is handed out as soon as it is whole.
+- A window is whole when all its expected prompts are there. Prompts that were dropped never come, and prompts
+  outside the expected range may: both are settled when ``StepLeased`` says that nothing more will come.
+- Samples of advantage 0 are counted but not computed, unless a KL term gives them a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.scheduler.messages import LeaseGroup
+from actors.trainer.algorithms import Algorithm
+from actors.trainer.backend import MicroBatch
+from actors.trainer.errors import BadLease
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSample:
+    """One response with its advantage, ready to be learned from. r response tokens."""
+
+    prompt: int
+    sibling: int
+    prompt_ids: np.ndarray  # int32[p]
+    tokens: np.ndarray  # int32[r]
+    logprobs: np.ndarray  # float32[r]
+    stale: np.ndarray  # bool[r]
+    advantage: float
+
+    @property
+    def length(self) -> int:
+        return self.prompt_ids.size + self.tokens.size
+
+
+def group_samples(group: LeaseGroup, algorithm: Algorithm) -> list[TrainSample]:
+    """The samples of one leased group, in sibling order. Raises BadLease when the columns do not fit together."""
+    check_group(group)
+    advantages = algorithm.advantages(group.rewards)
+    ends = np.cumsum(group.lengths)
+    samples = [
+        TrainSample(
+            prompt=group.prompt,
+            sibling=int(sibling),
+            prompt_ids=group.prompt_ids,
+            tokens=group.tokens[end - length : end],
+            logprobs=group.logprobs[end - length : end],
+            stale=group.versions[end - length : end] < group.step,
+            advantage=float(advantage),
+        )
+        for sibling, length, end, advantage in zip(group.siblings, group.lengths, ends, advantages, strict=True)
+    ]
+    return sorted(samples, key=lambda sample: sample.sibling)
+
+
+def check_group(group: LeaseGroup) -> None:
+    """Raise BadLease, naming the field, unless the ragged columns agree with each other."""
+    where = f"group of step {group.step}, prompt {group.prompt}"
+    siblings = group.siblings.size
+    for field, size in (("lengths", group.lengths.size), ("rewards", group.rewards.size)):
+        if size != siblings:
+            raise BadLease(f"{where}: {field} has {size} rows, expected {siblings}, one per sibling")
+    total = int(group.lengths.sum())
+    columns = (("tokens", group.tokens), ("logprobs", group.logprobs), ("versions", group.versions))
+    for field, column in columns:
+        if column.size != total:
+            raise BadLease(f"{where}: {field} has {column.size} entries, expected {total}, the sum of lengths")
+    if siblings and (group.lengths.min() < 0 or np.unique(group.siblings).size != siblings):
+        raise BadLease(f"{where}: lengths must not be negative and siblings must differ")
+    if not group.prompt_ids.size:
+        raise BadLease(f"{where}: prompt_ids is empty; the first response token needs something to be predicted from")
+
+
+def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
+    """Sort by length and cut into micro-batches of at most ``budget_tokens`` padded tokens (at least one sample each).
+
+    Longest first, so that the largest allocation comes first. Ties go by prompt and sibling: the result depends on
+    the samples alone. Samples without response, and those of advantage 0 unless ``keep_zero``, are left out.
+    """
+    useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
+    useful.sort(key=lambda s: (-s.length, s.prompt, s.sibling))
+    batches: list[MicroBatch] = []
+    start = 0
+    while start < len(useful):
+        rows = max(1, budget_tokens // useful[start].length)
+        batches.append(pad(useful[start : start + rows]))
+        start += rows
+    return batches
+
+
+def pad(samples: Sequence[TrainSample]) -> MicroBatch:
+    """One micro-batch of these samples, in this order, as wide as the longest. Every response token weighs 1."""
+    lengths = np.array([s.length for s in samples], dtype=np.int32)
+    prompt_lengths = np.array([s.prompt_ids.size for s in samples], dtype=np.int32)
+    shape = (len(samples), int(lengths.max()))
+    input_ids = np.zeros(shape, dtype=np.int32)
+    behaviour, advantages, weight = (np.zeros(shape, dtype=np.float32) for _ in range(3))
+    stale = np.zeros(shape, dtype=np.bool_)
+    for row, sample in enumerate(samples):
+        p, end = sample.prompt_ids.size, sample.length
+        input_ids[row, :p] = sample.prompt_ids
+        input_ids[row, p:end] = sample.tokens
+        behaviour[row, p:end] = sample.logprobs
+        advantages[row, p:end] = sample.advantage
+        weight[row, p:end] = 1.0
+        stale[row, p:end] = sample.stale
+    return MicroBatch(
+        input_ids=input_ids,
+        lengths=lengths,
+        prompt_lengths=prompt_lengths,
+        behaviour_logprobs=behaviour,
+        advantages=advantages,
+        loss_weight=weight,
+        stale=stale,
+    )
+
+
+def window_size(*, configured: int, prompts_per_step: int, streaming_windows: int = 4) -> int:
+    """Prompts per window. 0 means: a quarter of the step, so that three quarters are trained while the rest arrives."""
+    return configured if configured > 0 else max(1, -(-prompts_per_step // streaming_windows))
+
+
+class Inbox:
+    """The groups of one step: what came, what may be trained now, what is still missing.
+
+    >>> inbox = Inbox(step=0, expected=range(0, 4), window_prompts=2, in_order=True)
+
+    ``add`` takes groups in any order and says whether a group was new; ``ready`` hands out windows as lists of
+    groups in prompt order, each group exactly once; ``close`` says how many groups the scheduler has sent.
+    """
+
+    def __init__(self, *, step: int, expected: range, window_prompts: int, in_order: bool) -> None:
+        self.step = step
+        self.groups: dict[int, LeaseGroup] = {}
+        self.duplicates = 0
+        self.wrong_step = 0
+        self._windows = {w: self._members(w, expected, window_prompts) for w in self._range(expected, window_prompts)}
+        self._expected = expected
+        self._in_order = in_order
+        self._handed_out: set[int] = set()
+        self._sent: int | None = None
+
+    @staticmethod
+    def _range(expected: range, size: int) -> range:
+        return range(-(-len(expected) // size))
+
+    @staticmethod
+    def _members(window: int, expected: range, size: int) -> tuple[int, ...]:
+        return tuple(expected[window * size : (window + 1) * size])
+
+    def add(self, group: LeaseGroup) -> bool:
+        """Take a group. False: it is of another step or already here; it is counted and ignored."""
+        if group.step != self.step:
+            self.wrong_step += 1
+            return False
+        if group.prompt in self.groups:
+            self.duplicates += 1
+            return False
+        self.groups[group.prompt] = group
+        return True
+
+    def close(self, groups: int) -> None:
+        """The scheduler has sent ``groups`` groups, all of the step."""
+        self._sent = groups
+
+    @property
+    def complete(self) -> bool:
+        """Nothing more will come, and all that was sent is here."""
+        return self._sent is not None and len(self.groups) >= self._sent
+
+    @property
+    def has_lost_groups(self) -> bool:
+        """The scheduler has sent more than came: a link broke in between. Opening the step again cures it."""
+        return self._sent is not None and len(self.groups) < self._sent
+
+    @property
+    def missing(self) -> int:
+        """How many of the expected prompts have not come, for reports."""
+        return sum(prompt not in self.groups for prompt in self._expected)
+
+    @property
+    def exhausted(self) -> bool:
+        """Complete, and everything has been handed out."""
+        return self.complete and len(self._handed_out) == len(self.groups)
+
+    def ready(self) -> list[list[LeaseGroup]]:
+        """The windows that can be trained now and were not handed out before."""
+        windows: list[list[LeaseGroup]] = []
+        for window in sorted(self._windows):
+            members = self._windows[window]
+            whole = self.complete or all(prompt in self.groups for prompt in members)
+            if whole:
+                del self._windows[window]
+                windows.append([self.groups[prompt] for prompt in members if prompt in self.groups])
+            elif self._in_order:
+                break
+        if self.complete:
+            extra = sorted(prompt for prompt in self.groups if prompt not in self._expected)
+            windows.append([self.groups[prompt] for prompt in extra if prompt not in self._handed_out])
+        windows = [window for window in windows if window]
+        self._handed_out.update(group.prompt for window in windows for group in window)
+        return windows

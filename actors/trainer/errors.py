@@ -1,0 +1,43 @@
+"""What can go wrong in training.
+
+    HeadraceError
+    └── TrainerError
+        ├── BadLease             the scheduler's bug: a group whose columns do not fit together; do not retry
+        ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
+        ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
+        ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
+        ├── TrainingDiverged     non-finite gradients step after step; do not retry
+        └── BackendClosed        our bug: a call outside start … close
+"""
+
+from __future__ import annotations
+
+from transport.errors import HeadraceError
+
+
+class TrainerError(HeadraceError):
+    """Base of the trainer's own errors."""
+
+
+class BadLease(TrainerError):
+    """A leased group whose columns contradict each other. The scheduler's bug; retrying cannot help."""
+
+
+class BadMicroBatch(TrainerError):
+    """A micro-batch whose arrays contradict each other. Our bug; retrying cannot help."""
+
+
+class ModelNotLoadable(TrainerError):
+    """The model directory does not hold what is needed. Configuration; retrying cannot help."""
+
+
+class CheckpointCorrupt(TrainerError):
+    """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
+
+
+class TrainingDiverged(TrainerError):
+    """Gradients stayed non-finite. The user's hyper-parameters or a bug; retrying cannot help."""
+
+
+class BackendClosed(TrainerError):
+    """A backend was called before ``start`` or after ``close``. Our bug."""

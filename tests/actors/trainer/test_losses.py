@@ -1,0 +1,145 @@
+"""Losses against values computed by hand and against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from actors.trainer.backend import LossSpec
+from actors.trainer.losses import TokenLogprobs, kl_k3, policy_surrogate, token_logprobs, token_losses, truncated_ratio
+
+SPEC = LossSpec(clip_low=0.2, clip_high=0.3, importance_cap=2.0)
+
+
+def column(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def log_ratios(*ratios: float) -> torch.Tensor:
+    return torch.log(column(*ratios)).requires_grad_(True)
+
+
+def gradient_of_surrogate(ratio: float, advantage: float, *, stale: bool) -> tuple[float, float, bool]:
+    """(value, gradient with respect to the log-probability, clipped)."""
+    new = log_ratios(ratio)
+    value, clipped = policy_surrogate(new, column(0.0), column(advantage), torch.tensor([stale]), SPEC)
+    (gradient,) = torch.autograd.grad(value.sum(), new)
+    return value.item(), gradient.item(), bool(clipped.item())
+
+
+def test_truncated_ratio_is_the_ratio_up_to_the_cap_and_its_slope_never_exceeds_the_cap() -> None:
+    log_ratio = log_ratios(0.5, 1.0, 2.0, 4.0)
+    value = truncated_ratio(log_ratio, 2.0)
+    torch.testing.assert_close(value.detach(), column(0.5, 1.0, 2.0, 2.0 * (1 + math.log(2.0))))
+    (slope,) = torch.autograd.grad(value.sum(), log_ratio)
+    torch.testing.assert_close(slope, column(0.5, 1.0, 2.0, 2.0))
+
+
+@pytest.mark.parametrize("advantage", [2.0, -2.0])
+def test_on_policy_the_gradient_is_the_plain_policy_gradient(advantage: float) -> None:
+    for stale in (False, True):
+        value, gradient, clipped = gradient_of_surrogate(1.0, advantage, stale=stale)
+        assert (value, gradient, clipped) == (advantage, advantage, False)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "value", "gradient", "clipped"),
+    [
+        (1.25, 2.0, 2.5, 2.5, False),  # inside 1 + 0.3
+        (1.5, 2.0, 2.6, 0.0, True),  # 1.3 * 2
+        (0.5, 2.0, 1.0, 1.0, False),  # the clip never helps a token that became less likely and was good
+        (0.9, -2.0, -1.8, -1.8, False),
+        (0.5, -2.0, -1.6, 0.0, True),  # 0.8 * -2
+        (1.5, -2.0, -3.0, -3.0, False),
+        (4.0, -2.0, -4.0 * (1 + math.log(2.0)), -4.0, False),  # truncated at 2
+    ],
+)
+def test_stale_tokens_are_clipped_as_in_ppo_and_truncated_at_the_cap(
+    ratio: float, advantage: float, value: float, gradient: float, clipped: bool
+) -> None:
+    assert gradient_of_surrogate(ratio, advantage, stale=True) == pytest.approx((value, gradient, clipped))
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.5, 1.9])
+def test_fresh_tokens_are_weighted_but_never_clipped(ratio: float) -> None:
+    value, gradient, clipped = gradient_of_surrogate(ratio, 1.0, stale=False)
+    assert (value, gradient, clipped) == pytest.approx((ratio, ratio, False))
+
+
+def test_an_absurd_ratio_gives_a_finite_loss_and_a_gradient_no_larger_than_the_cap() -> None:
+    for gap in (1e4, -1e4):
+        new = column(gap).requires_grad_(True)
+        value, _ = policy_surrogate(new, column(0.0), column(-1.0), torch.tensor([True]), SPEC)
+        (gradient,) = torch.autograd.grad(value.sum(), new)
+        assert math.isfinite(value.item())
+        assert abs(gradient.item()) <= SPEC.importance_cap
+
+
+def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
+    # d = ln 2: 2 - ln 2 - 1
+    value = kl_k3(column(0.0, math.log(0.5)), column(0.0, 0.0))
+    torch.testing.assert_close(value, column(0.0, 1.0 - math.log(2.0)))
+    assert (kl_k3(torch.randn(100), torch.randn(100)) >= 0).all()
+
+
+def test_the_kl_term_joins_the_loss_with_its_coefficient_and_is_reported_without_it() -> None:
+    new, zero = column(math.log(0.5)), column(0.0)
+    spec = LossSpec(kl_coefficient=0.1)
+    losses = token_losses(new, new, column(3.0), torch.tensor([False]), zero, spec)
+    k3 = 1.0 - math.log(2.0)
+    torch.testing.assert_close(losses.loss, column(-3.0 + 0.1 * k3))
+    torch.testing.assert_close(losses.kl, column(k3))
+
+
+def test_mismatch_is_the_distance_between_trainer_and_engine() -> None:
+    losses = token_losses(column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True]), None, SPEC)
+    torch.testing.assert_close(losses.mismatch, column(0.5, 1.0))
+
+
+@pytest.mark.parametrize("stale", [True, False])
+def test_the_loss_passes_a_finite_difference_check_away_from_its_kinks(stale: bool) -> None:
+    new = log_ratios(0.5, 0.9, 1.1, 1.6, 3.0, 0.6)
+    advantages, reference = column(1.0, -1.0, 2.0, -0.5, -1.0, -2.0), column(-0.1, 0.2, 0.0, 0.3, 0.1, -0.4)
+    spec = LossSpec(kl_coefficient=0.05)
+
+    def loss(logprobs: torch.Tensor) -> torch.Tensor:
+        flags = torch.full((6,), stale)
+        return token_losses(logprobs, torch.zeros_like(logprobs), advantages, flags, reference, spec).loss
+
+    assert torch.autograd.gradcheck(loss, (new,))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_token_logprobs_agree_with_log_softmax_and_so_do_their_gradients(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(7, 11, requires_grad=True)
+    targets, weight = torch.randint(0, 11, (7,)), torch.randn(7)
+    ours, entropy = token_logprobs(logits, targets, temperature)
+    (gradient,) = torch.autograd.grad((ours * weight).sum(), logits)
+    full = torch.log_softmax(logits / temperature, dim=-1)
+    expected = full.gather(-1, targets[:, None])[:, 0]
+    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), logits)
+    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(gradient, expected_gradient)
+    torch.testing.assert_close(entropy, -(full.exp() * full).sum(-1))
+
+
+def test_blocks_of_rows_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    logits, targets = torch.randn(9, 5, requires_grad=True), torch.randint(0, 5, (9,))
+    whole = token_logprobs(logits, targets, 0.9)[0]
+    (whole_gradient,) = torch.autograd.grad(whole.sum(), logits)
+    monkeypatch.setattr(TokenLogprobs, "BLOCK_ELEMENTS", 10)
+    parts = token_logprobs(logits, targets, 0.9)[0]
+    (parts_gradient,) = torch.autograd.grad(parts.sum(), logits)
+    torch.testing.assert_close(whole, parts, rtol=0, atol=0)
+    torch.testing.assert_close(whole_gradient, parts_gradient, rtol=0, atol=0)
+
+
+def test_tokens_that_a_model_masks_leave_the_entropy_finite() -> None:
+    logits = torch.tensor([[0.0, 0.0, -math.inf]])
+    logprobs, entropy = token_logprobs(logits, torch.tensor([1]), 1.0)
+    torch.testing.assert_close(logprobs, torch.tensor([-math.log(2.0)]))
+    torch.testing.assert_close(entropy, torch.tensor([math.log(2.0)]))
