@@ -53,7 +53,9 @@ def _check_consistency(job: JobConfig) -> list[Found]:
         ))  # fmt: skip
     if job.rollout.temperature == 0:
         fix = "Set it above 0; 1.0 is usual"
-        found.append(("rollout.temperature", "0 makes all samples of a group equal, so nothing can be learnt from them", fix))
+        found.append(
+            ("rollout.temperature", "0 makes all samples of a group equal, so nothing can be learnt from them", fix)
+        )
     if job.sync.mode == "async" and job.sync.max_staleness == 0:
         fix = "Set max_staleness to 1 or more, or mode to sync"
         found.append(("sync.max_staleness", "0 with mode: async is what mode: sync does", fix))
@@ -86,7 +88,13 @@ def _check_cluster(job: JobConfig) -> list[Found]:
         fix = "Set cluster.nodes to how many will join, or place_rollout to spread"
         return [("cluster.place_rollout", "remote, but cluster.nodes is 0: no worker could be placed", fix)]
     if place == "local" and nodes > 0:
-        return [("cluster.place_rollout", f"local, but cluster.nodes waits for {nodes}", "Set it to spread, or cluster.nodes to 0")]
+        return [
+            (
+                "cluster.place_rollout",
+                f"local, but cluster.nodes waits for {nodes}",
+                "Set it to spread, or cluster.nodes to 0",
+            )
+        ]
     return []
 
 
@@ -95,7 +103,13 @@ def _check_reward(job: JobConfig) -> list[Found]:
     if reward.kind == "function" and not reward.function:
         return [("reward.function", "is missing, and reward.kind is function", "Name it as package.module:name")]
     if reward.kind != "function" and reward.function:
-        return [("reward.function", f"is set, but reward.kind is {reward.kind}", "Set reward.kind to function, or remove it")]
+        return [
+            (
+                "reward.function",
+                f"is set, but reward.kind is {reward.kind}",
+                "Set reward.kind to function, or remove it",
+            )
+        ]
     if reward.kind == "reasoning_gym" and job.data.source != "reasoning_gym":
         wrong = f"reasoning_gym scores its own tasks only, and data.source is {job.data.source}"
         return [("reward.kind", wrong, "Set data.source to reasoning_gym, or use exact_match, math_verify or function")]
@@ -107,7 +121,9 @@ def _check_task(job: JobConfig) -> list[Found]:
     if job.data.source != "reasoning_gym":
         return []
     if not job.data.task:
-        return [("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")]
+        return [
+            ("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")
+        ]
     tasks = reasoning_gym_tasks()
     if not tasks or job.data.task in tasks:  # not installed: _check_packages says so
         return []
@@ -122,8 +138,18 @@ def _check_packages(job: JobConfig) -> list[Found]:
         ("reward.kind", job.reward.kind == "math_verify", "math_verify", "Run pip install math-verify"),
         ("data.source", job.data.source == "reasoning_gym", "reasoning_gym", "Run pip install reasoning-gym"),
         ("data.source", job.data.source == "hf_dataset", "datasets", "Run pip install datasets"),
-        ("metrics.wandb_project", bool(job.metrics.wandb_project), "wandb", "Run pip install 'headrace[wandb]', or unset it"),
-        ("metrics.tensorboard", job.metrics.tensorboard, "tensorboardX", "Run pip install tensorboardX, or set it to false"),
+        (
+            "metrics.wandb_project",
+            bool(job.metrics.wandb_project),
+            "wandb",
+            "Run pip install 'headrace[wandb]', or unset it",
+        ),
+        (
+            "metrics.tensorboard",
+            job.metrics.tensorboard,
+            "tensorboardX",
+            "Run pip install tensorboardX, or set it to false",
+        ),
     ]
     return [
         (field, f"needs the package {package}, which is not installed here", fix)
@@ -156,7 +182,13 @@ def _check_model(job: JobConfig) -> list[Found]:
     if job.model.source == "tiny":
         return []
     if not job.model.path:
-        return [("model.path", "is missing, and model.source is hf", "Name a Hugging Face directory or hub name, or use source: tiny")]
+        return [
+            (
+                "model.path",
+                "is missing, and model.source is hf",
+                "Name a Hugging Face directory or hub name, or use source: tiny",
+            )
+        ]
     path = Path(job.model.path).expanduser()
     if path.exists():
         if not (path / "config.json").is_file():
@@ -186,7 +218,9 @@ def _hub_problem(name: str) -> tuple[str, str] | None:
             return None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # gated: the download itself carries the token
-            return None if os.environ.get("HF_TOKEN") else (f"{name!r} does not exist on the hub, or needs HF_TOKEN", fix)
+            return (
+                None if os.environ.get("HF_TOKEN") else (f"{name!r} does not exist on the hub, or needs HF_TOKEN", fix)
+            )
         return (f"the hub has no model {name!r}", "Check the name") if error.code == 404 else None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)

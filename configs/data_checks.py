@@ -22,10 +22,14 @@ def check_data(job: JobConfig) -> list[Found]:
     if data.source == "reasoning_gym":
         return []
     if not data.path:
-        return [("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")]
+        return [
+            ("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")
+        ]
     path = Path(data.path)
     if not path.exists():
-        return [("data.path", f"{data.path!r} does not exist", "Check the path; it is taken from the working directory")]
+        return [
+            ("data.path", f"{data.path!r} does not exist", "Check the path; it is taken from the working directory")
+        ]
     return _check_jsonl(job, path) if data.source == "jsonl" else _check_dataset(job, path)
 
 
@@ -44,7 +48,13 @@ def _check_jsonl(job: JobConfig, path: Path) -> list[Found]:
         try:
             row: Any = json.loads(line)
         except ValueError as error:
-            return [("data.path", f"line {number} of {job.data.path!r} is not JSON: {error}", "Write one JSON object a line")]
+            return [
+                (
+                    "data.path",
+                    f"line {number} of {job.data.path!r} is not JSON: {error}",
+                    "Write one JSON object a line",
+                )
+            ]
         if not isinstance(row, dict):
             wrong = f"line {number} of {job.data.path!r} is a {type(row).__name__}, expected an object"
             return [("data.path", wrong, 'Write rows such as {"prompt": "2+2=", "answer": "4"}')]
@@ -58,10 +68,17 @@ def _check_jsonl(job: JobConfig, path: Path) -> list[Found]:
 def _check_prompt(prompt: object, number: int) -> tuple[str, str] | None:
     if isinstance(prompt, str) and prompt:
         return None
-    if isinstance(prompt, list) and prompt and all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in prompt):
+    if (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in prompt)
+    ):
         return None
     shown = repr(prompt)[:60]
-    return f"line {number} holds {shown}, expected text or a list of chat messages", "Name the column of the prompt, or mend the row"
+    return (
+        f"line {number} holds {shown}, expected text or a list of chat messages",
+        "Name the column of the prompt, or mend the row",
+    )
 
 
 def _check_dataset(job: JobConfig, path: Path) -> list[Found]:

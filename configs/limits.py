@@ -30,6 +30,7 @@ class Limits(BaseModel):
     close_timeout_s: float = Field(1.0, description="flush and goodbye")
     # actors
     mailbox_messages: int = Field(4096, description="beyond it the sender is told Refused")
+    concurrent_handlers: int = Field(1024, description="messages that one actor works on at once (@concurrent)")
     pending_asks: int = Field(65536, description="open questions per process")
     ask_timeout_s: float = Field(10.0, description="a question whose handler computes nothing long")
     result_cache_entries: int = Field(4096, description="answers kept for repeats of idempotent asks")
@@ -44,6 +45,16 @@ class Limits(BaseModel):
     restart_window_s: float = Field(120.0, description="the window of restart_max")
     backoff_first_s: float = Field(0.1, description="delay before the first restart")
     backoff_max_s: float = Field(10.0, description="the delay doubles up to this")
+    start_attempts_max: int = Field(3, description="a child that was never ready is not tried more often in a row")
+    spawn_overhead_s: float = Field(5.0, description="an ask's deadline above that of the process start or stop it asks for")
+    health_check_s: float = Field(0.25, description="how often a node agent judges its processes")
+    stopped_grace_s: float = Field(0.8, description="a process stopped by a signal for longer is hung; with the check < 2 s")
+    link_grace_s: float = Field(3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer")
+    beacon_interval_s: float = Field(1.0, description="a role process says that its event loop turns")
+    beacon_budget_s: float = Field(120.0, description="and may be silent for this long: longer than any blocking call")
+    orphan_grace_s: float = Field(30.0, description="processes whose owner is gone may be adopted for this long")
+    process_log_max_bytes: int = Field(16 << 20, description="stdout and stderr of one process; the older half goes")
+    exit_log_lines: int = Field(20, description="last lines of the log that go with the news of an exit")
     unreachable_grace_s: float = Field(2.0, description="how long a cut-off process may come back before it is fenced")
     # scheduler
     lease_s: float = Field(10.0, description="a worker that has not been heard for this long fences itself")
@@ -53,6 +64,12 @@ class Limits(BaseModel):
     score_retries: int = Field(2, description="repeats of a verifier that gave no result")
     score_batch_samples: int = Field(256, description="samples in one Score message")
     journal_flush_s: float = Field(0.05, description="group commit of the journal's write-behind lane")
+    journal_queue_events: int = Field(65536, description="events that wait for the disk before the scheduler waits too")
+    journal_stall_s: float = Field(30.0, description="a disk that confirms nothing for this long has failed")
+    score_requests: int = Field(8, description="Score requests in flight; more samples per request instead of more of them")
+    pull_patience_s: float = Field(2.0, description="work is kept for a worker that is loading a version for this long")
+    scheduler_tick_s: float = Field(0.5, description="how often the scheduler looks for what no message will tell it")
+    stall_report_s: float = Field(5.0, description="nothing has moved for this long: say who waits for whom")
     # rewards
     score_timeout_s: float = Field(10.0, description="one verifier call")
     # weights
@@ -69,6 +86,9 @@ class Limits(BaseModel):
     control_event_queue: int = Field(1024, description="events kept for a slow watcher before it is told that it lags")
     control_requests: int = Field(64, description="requests of the control socket under way at once; more are refused")
     control_watches: int = Field(64, description="open event streams; each keeps a queue of events")
+    control_timeout_max_s: float = Field(3600.0, description="the longest deadline that a control request may name")
+    control_alive_s: float = Field(5.0, description="a quiet event stream says that it lives; finds watchers that are gone")
+    control_peers: int = Field(1024, description="clients of the control socket whose malformed frames are counted apart")
 
     @field_validator("*")
     @classmethod

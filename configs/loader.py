@@ -101,7 +101,9 @@ class _Source:
             inner = section.setdefault(key, {})
             if not isinstance(inner, dict):
                 outer = ".".join(at[: depth + 1])
-                raise _bad_override(override, name, f"{outer} is {inner!r}, not a section", f"Set {outer} itself, or mend the file")
+                raise _bad_override(
+                    override, name, f"{outer} is {inner!r}, not a section", f"Set {outer} itself, or mend the file"
+                )
             section = cast("dict[str, Any]", inner)
         section[at[-1]] = value
         self._overridden[at] = override
@@ -115,7 +117,9 @@ def _validate(values: dict[str, Any], where: Any) -> JobConfig:
     try:
         text = json.dumps(values)  # JSON mode: strict types, yet lists stand for tuples
     except (TypeError, ValueError) as error:
-        problem = Problem(where(""), "", f"holds something that JSON cannot carry: {error}", "Use plain YAML values and text keys")
+        problem = Problem(
+            where(""), "", f"holds something that JSON cannot carry: {error}", "Use plain YAML values and text keys"
+        )
         raise ConfigError([problem]) from error
     try:
         return JobConfig.model_validate_json(text, strict=True)
@@ -142,7 +146,9 @@ def _explain(error: dict[str, Any], where: Any) -> Problem:
         fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
         return Problem(where(field), field, f"{shown} is not one of {', '.join(choices)}", fix)
     expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    return Problem(where(field), field, f"{shown} is not allowed: expected {expected}", _suggest_value(kind, value, loc))
+    return Problem(
+        where(field), field, f"{shown} is not allowed: expected {expected}", _suggest_value(kind, value, loc)
+    )
 
 
 def _suggest_value(kind: str, value: object, loc: tuple[str, ...]) -> str:

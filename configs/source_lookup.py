@@ -34,7 +34,10 @@ def find_function(name: str) -> tuple[str, str] | None:
     if function in names or "*" in names:
         return None
     near = difflib.get_close_matches(function, names, n=1)
-    return f"the module {module!r} has no {function!r}", f"Did you mean {module}:{near[0]}?" if near else "Define it there"
+    return (
+        f"the module {module!r} has no {function!r}",
+        f"Did you mean {module}:{near[0]}?" if near else "Define it there",
+    )
 
 
 def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:

@@ -37,7 +37,7 @@ _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
 
 def parse_value(text: str) -> Any:
     """One YAML value, as after ``--set a.b=``. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)  # noqa: S506 - _Loader is a SafeLoader
+    return yaml.load(text, _Loader)
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -65,7 +65,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         wrong = f"is not valid YAML: {error.problem or error.context}"
-        raise ConfigError([Problem(where, "", wrong, "Mend the indentation, colons and quotes near that line")]) from error
+        raise ConfigError(
+            [Problem(where, "", wrong, "Mend the indentation, colons and quotes near that line")]
+        ) from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -1,0 +1,63 @@
+"""What stands behind the control socket. ``supervisors`` implements it; tests bring their own.
+
+Invariants
+- Arguments have been checked for type and range. ``job`` None means the only job there is.
+- Results are plain values: maps with text keys, lists, text, numbers, booleans, None. They are what a client sees.
+- A method says no with an error of ``actors/control/errors.py``; anything else it raises is reported as our bug.
+- Every call has a deadline, kept by the server: a method may be cancelled at any await.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Any, Protocol
+
+Plain = dict[str, Any]
+
+
+class ControlBackend(Protocol):
+    """The running system, as its operator sees it."""
+
+    async def submit(self, job: Plain) -> Plain:
+        """Check and start a job; ``job`` is a job file's content. Returns at least ``{job, run_dir}``.
+
+        Raises:
+            BadConfig: the job file is wrong; the message is ConfigError's.
+        """
+        ...
+
+    async def jobs(self) -> list[Plain]:
+        """At least ``{job, state, step, steps, run_dir}`` each."""
+        ...
+
+    def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
+        """Events, each with at least ``kind``; ends when the job does. None: events of all jobs, for as long as we live."""
+        ...
+
+    async def pause(self, job: str | None) -> Plain: ...
+    async def resume(self, job: str | None) -> Plain: ...
+    async def cancel(self, job: str | None) -> Plain: ...
+
+    async def scale(self, job: str | None, workers: int) -> Plain:
+        """Returns at least ``{job, workers}``, the new target."""
+        ...
+
+    async def drain(self, target: str) -> Plain:
+        """``target`` is a node's or a worker's name. Returns when it takes no more work."""
+        ...
+
+    async def tree(self, job: str | None) -> list[Plain]:
+        """Each actor: ``{name, role, node, pid, state, incarnation, restarts}``; a parent comes before its children."""
+        ...
+
+    async def metrics(self, job: str | None, last: int) -> list[Plain]:
+        """The newest ``last`` rows of metrics.jsonl, oldest first."""
+        ...
+
+    async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
+        """The newest ``lines`` lines, oldest first."""
+        ...
+
+    async def checkpoint(self, job: str | None) -> Plain:
+        """Returns at least ``{job, step, path}`` once it is durable."""
+        ...

@@ -1,0 +1,86 @@
+"""A system behind the control socket that is not there: jobs in a dict, and a list of what it was told to do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from actors.control.errors import NotFound, NotNow
+
+Plain = dict[str, Any]
+
+
+class FakeBackend:
+    """Verified by the server tests: it implements all of ControlBackend."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, Any]] = []
+        self.events: asyncio.Queue[Plain | None] = asyncio.Queue()
+        self.states = {"demo": "running"}
+        self.hang = asyncio.Event()
+
+    def _job(self, job: str | None) -> str:
+        name = job if job is not None else next(iter(self.states))
+        if name not in self.states:
+            raise NotFound(f"there is no job {name!r}", "Look with jobs")
+        return name
+
+    async def submit(self, job: Plain) -> Plain:
+        self.calls.append(("submit", job))
+        self.states[str(job["name"])] = "running"
+        return {"job": job["name"], "run_dir": f"runs/{job['name']}"}
+
+    async def jobs(self) -> list[Plain]:
+        return [
+            {"job": name, "state": state, "step": 3, "steps": 60, "run_dir": f"runs/{name}"}
+            for name, state in self.states.items()
+        ]
+
+    async def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
+        self._job(job)
+        while (event := await self.events.get()) is not None:
+            yield event
+
+    async def pause(self, job: str | None) -> Plain:
+        name = self._job(job)
+        if self.states[name] == "paused":
+            raise NotNow(f"{name} is paused already", "Use resume")
+        self.states[name] = "paused"
+        return {"job": name, "state": "paused"}
+
+    async def resume(self, job: str | None) -> Plain:
+        self.states[self._job(job)] = "running"
+        return {"job": self._job(job), "state": "running"}
+
+    async def cancel(self, job: str | None) -> Plain:
+        self.states[self._job(job)] = "cancelled"
+        return {"job": self._job(job), "state": "cancelled"}
+
+    async def scale(self, job: str | None, workers: int) -> Plain:
+        self.calls.append(("scale", workers))
+        return {"job": self._job(job), "workers": workers}
+
+    async def drain(self, target: str) -> Plain:
+        if target == "hang":
+            await self.hang.wait()
+        if target == "bug":
+            raise ZeroDivisionError("a bug of ours")
+        self.calls.append(("drain", target))
+        return {"target": target, "state": "draining"}
+
+    async def tree(self, job: str | None) -> list[Plain]:
+        row = {"node": "head", "pid": 11, "state": "running", "incarnation": "1f", "restarts": 0}
+        return [
+            {"name": "scheduler.demo", "role": "scheduler", **row},
+            {"name": "rollout-0", "role": "rollout", **row},
+        ]
+
+    async def metrics(self, job: str | None, last: int) -> list[Plain]:
+        return [{"step": step, "reward_mean": step / 10} for step in range(3 - min(last, 3), 3)]
+
+    async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
+        return [f"{actor or 'head'}: line {number}" for number in range(min(lines, 2))]
+
+    async def checkpoint(self, job: str | None) -> Plain:
+        return {"job": self._job(job), "step": 3, "path": "runs/demo/checkpoints/step_000003"}
