@@ -30,7 +30,7 @@ T = TypeVar("T")
 INLINE_ARRAY_BYTES: Final = 512
 FRAME_ARRAY: Final = 1
 INLINE_ARRAY: Final = 2
-_DTYPES: Final = frozenset("|u1 |i1 |b1 <i2 <u2 <i4 <u4 <i8 <u8 <f2 <f4 <f8".split())
+_DTYPES: Final = frozenset(["|u1", "|i1", "|b1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"])
 
 
 class _FrameArray(msgspec.Struct, array_like=True):
@@ -72,7 +72,7 @@ def _encode_array(array: np.ndarray[Any, Any], frames: list[Frame]) -> msgspec.m
     shape = list(array.shape)
     if array.nbytes < INLINE_ARRAY_BYTES:
         return msgspec.msgpack.Ext(INLINE_ARRAY, _plain.encode(_InlineArray(dtype.str, shape, array.tobytes())))
-    frames.append(memoryview(array.reshape(-1).view(np.uint8)))
+    frames.append(array.reshape(-1).view(np.uint8).data)
     return msgspec.msgpack.Ext(FRAME_ARRAY, _plain.encode(_FrameArray(dtype.str, shape, len(frames) - 2)))
 
 

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.errors import HandshakeRefused, LinkTimeout
+from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
 
 SCHEME: Final = "memory://"
-_FENCED_MAX: Final = 1024
 
 
 def queue_bounds(limits: Limits) -> dict[Lane, int]:
@@ -215,7 +215,8 @@ class MemoryTransport:
         self._peer = peer
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
-        self._fenced: OrderedDict[PeerId, None] = OrderedDict()
+        self.lives = Lives()
+        self.malformed: dict[PeerId, int] = {}
         self._open = False
         self._unlinked = asyncio.Event()
 
@@ -264,7 +265,7 @@ class MemoryTransport:
     def _welcome(self, other: MemoryTransport) -> None:
         if other.cluster != self.cluster:
             raise HandshakeRefused(f"{other.peer} belongs to cluster {other.cluster!r}, this process to {self.cluster!r}")
-        if self._peer in other._fenced:
+        if other.lives.is_fenced(self._peer):
             raise HandshakeRefused(f"{other.peer} has welcomed a newer {self._peer.name}; this one is fenced")
         link = Link(self, other)
         for here, there in ((self, other.peer), (other, self._peer)):
@@ -274,10 +275,9 @@ class MemoryTransport:
 
     def replace_older(self, newer: PeerId) -> None:
         """Fence every other life of ``newer``'s name."""
+        self.lives.welcome(newer)
+        self.malformed.pop(newer, None)
         for old in [peer for peer in self._links if peer.name == newer.name and peer != newer]:
-            self._fenced[old] = None
-            if len(self._fenced) > _FENCED_MAX:
-                self._fenced.popitem(last=False)
             self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
@@ -301,6 +301,14 @@ class MemoryTransport:
     def links(self) -> list[Link]:
         """Live links, in order of arrival."""
         return list(self._links.values())
+
+    def report_malformed(self, peer: PeerId) -> None:
+        """See ``Transport.report_malformed``."""
+        link = self._links.get(peer)
+        if link is not None:
+            self.malformed[peer] = count = self.malformed.get(peer, 0) + 1
+            if count >= self.limits.malformed_max:
+                link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""

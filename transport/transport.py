@@ -86,11 +86,15 @@ class Transport(Protocol):
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome: ...
 
     def disconnect(self, peer: PeerId) -> None:
-        """Drop the link to ``peer``; it sees STOPPED."""
+        """Drop the link to ``peer`` once what is queued has been sent; both ends see STOPPED."""
         ...
 
     def peers(self) -> list[PeerId]: ...
 
+    def report_malformed(self, peer: PeerId) -> None:
+        """Count a message of ``peer`` that the layer above could not read; ``limits.malformed_max`` of them end the link."""
+        ...
+
     async def close(self, *, timeout_s: float) -> None:
-        """Say goodbye to every peer, flush for at most ``timeout_s``, close."""
+        """Say goodbye to every peer, flush for at most ``timeout_s``, close. The own receiver hears nothing more."""
         ...

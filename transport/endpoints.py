@@ -1,0 +1,119 @@
+"""Endpoints: what may be listened at, and how one string leads to all three lanes.
+
+    tcp://127.0.0.1:*        three ports that the system chooses
+    tcp://10.0.0.1:5555      ports 5555, 5556, 5557: signal, message, bulk
+    ipc:///run/x/head.sock   head.sock, head.sock.1, head.sock.2, in a directory that only this user can enter
+    ipc://*                  the same in a fresh directory
+    …?key=<hex>              appended to what is advertised by a listener with keys: its public key
+
+An endpoint names the signal lane; the handshake tells the dialer where the other two are, on the same host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
+
+IPC_PATH_MAX_BYTES: Final = 107
+_TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+|\*):(?P<port>\*|\d{1,5})")
+_LANE_TCP: Final = re.compile(r"tcp://\*:(\d{1,5})")
+_KEY: Final = re.compile(r"[0-9a-f]{64,96}")
+
+
+def split_key(endpoint: str) -> tuple[str, str | None]:
+    """The address and the hex key of an endpoint.
+
+    Raises:
+        HandshakeRefused: the key is none.
+    """
+    address, mark, key = endpoint.partition("?key=")
+    if mark and not _KEY.fullmatch(key):
+        raise HandshakeRefused(f"endpoint {endpoint!r}: the key must be hexadecimal as the listener printed it")
+    return address, key if mark else None
+
+
+def lane_binds(listen: str, *, secure: bool) -> list[str]:
+    """Where to bind the three lanes for the listen spec ``listen``.
+
+    Raises:
+        InsecureBind: others than this user could connect, and there are no keys.
+        ValueError: the spec is none.
+    """
+    if listen.startswith("ipc://"):
+        path = _ipc_path(listen.removeprefix("ipc://"), secure=secure)
+        return [f"ipc://{path}", f"ipc://{path}.1", f"ipc://{path}.2"]
+    match = _TCP.fullmatch(listen)
+    if match is None:
+        raise ValueError(f"listen {listen!r}: expected tcp://HOST:PORT, tcp://HOST:* or ipc:///PATH")
+    host, port = match["host"], match["port"]
+    if not secure and not is_loopback(host):
+        raise InsecureBind(
+            f"listen {listen!r}: other machines could connect without proving who they are; "
+            "make keys with `headrace keys` and start with their directory, or listen at tcp://127.0.0.1:*"
+        )
+    if port == "*":
+        return [f"tcp://{host}:*"] * 3
+    first = int(port)
+    if not 0 < first <= 65533:
+        raise ValueError(f"listen {listen!r}: port {first} and the next two must lie within 1-65535")
+    return [f"tcp://{host}:{first + index}" for index in range(3)]
+
+
+def _ipc_path(path: str, *, secure: bool) -> str:
+    if path == "*":
+        path = str(Path(tempfile.mkdtemp(prefix="headrace-")) / "s")
+    if len(path.encode()) + 2 > IPC_PATH_MAX_BYTES:
+        raise ValueError(f"listen ipc://{path}: a socket path has at most {IPC_PATH_MAX_BYTES - 2} bytes; use a shorter directory")
+    directory = Path(path).parent
+    if not directory.exists():
+        directory.mkdir(mode=0o700, parents=True)
+    if stat.S_IMODE(directory.stat().st_mode) & 0o077 and not secure:
+        raise InsecureBind(
+            f"listen ipc://{path}: other users can enter {directory}; use a directory of mode 0700, or ipc://* for a fresh one"
+        )
+    return path
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def advertised(bound: str, *, host: str | None, key: str | None) -> str:
+    """The endpoint that others are told: the bound one, with a host that means something elsewhere, and the key."""
+    match = _TCP.fullmatch(bound)
+    if match is not None and (host is not None or match["host"] in ("*", "0.0.0.0", "[::]")):
+        bound = f"tcp://{host or socket.gethostname()}:{match['port']}"
+    return bound if key is None else f"{bound}?key={key}"
+
+
+def for_welcome(bound: list[str]) -> list[str]:
+    """The lanes' endpoints as a WELCOME names them: without a host."""
+    return [re.sub(r"tcp://(\[.*\]|[^:]+):", "tcp://*:", endpoint) for endpoint in bound]
+
+
+def resolve_lane(dialed: str, lane: str) -> str:
+    """The endpoint to dial for a lane that a WELCOME from ``dialed`` named.
+
+    Raises:
+        MalformedInput: it leads elsewhere than to the host or directory that was dialed.
+    """
+    tcp = _TCP.fullmatch(dialed)
+    port = _LANE_TCP.fullmatch(lane)
+    if tcp is not None and port is not None and 0 < int(port[1]) <= 65535:
+        return f"tcp://{tcp['host']}:{port[1]}"
+    if dialed.startswith("ipc://") and lane in (f"{dialed}.1", f"{dialed}.2"):
+        return lane
+    raise MalformedInput(f"the listener at {dialed} named {lane!r} as one of its lanes")

@@ -1,0 +1,160 @@
+"""How two processes become linked: who asks, who agrees, and what happens when both ask at once.
+
+    dialer                                   listener
+      HELLO    ── signal lane ──────────────▶  version, cluster, codec, fenced?      ── REFUSED(why)
+      ◀──────── signal lane ── WELCOME         who I am, where my other lanes are
+      CONFIRM  ── message and bulk lane ────▶  "I have no live link to you"          ── YIELD
+      ◀──────── every lane ───── READY         the link is up here; and there when this arrives
+
+Invariants
+- A link uses three connections; it is up at the listener when all three have spoken, at the dialer with READY.
+- Both ask at once: the dial of the smaller PeerId wins, the other side yields.
+- A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later one,
+  the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the listener.
+- Each message on the wire opens with a head of 9 bytes, kind and sequence number; only DATA is numbered, from 1.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import Annotated, Any, Final, TypeVar, cast
+
+import msgspec
+
+from transport.address import PeerId
+from transport.errors import MalformedInput
+from transport.transport import DownReason, Frame
+
+PROTOCOL_VERSION: Final = 1
+CODEC: Final = "msgpack+ext12/1"
+HEAD: Final = struct.Struct("<BQ")
+FRAMES_MAX: Final = 4096
+
+Text = Annotated[str, msgspec.Meta(max_length=512)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Mark(enum.IntEnum):
+    """The first byte of every message."""
+
+    DATA = 1
+    HELLO = 2
+    WELCOME = 3
+    CONFIRM = 4
+    READY = 5
+    REFUSED = 6
+    YIELD = 7
+    GOODBYE = 8
+    PROBE = 9
+    """Sent only to learn from libzmq whether the connection still exists; ignored."""
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """What the dialer says of itself."""
+
+    version: Number
+    codec: Text
+    cluster: Text
+    name: Name
+    incarnation: Number
+    endpoint: Text
+    dial: Number
+    role: Text = ""
+
+    @property
+    def peer(self) -> PeerId:
+        return PeerId(self.name, self.incarnation)
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """What the listener answers. ``lanes`` are the endpoints of the three lanes; ``*`` stands for the dialed host."""
+
+    name: Name
+    incarnation: Number
+    endpoint: Text
+    lanes: Annotated[list[Text], msgspec.Meta(min_length=3, max_length=3)]
+    role: Text = ""
+
+    @property
+    def peer(self) -> PeerId:
+        return PeerId(self.name, self.incarnation)
+
+
+class Confirm(msgspec.Struct, array_like=True, frozen=True):
+    """The dialer goes on; ``last_seen`` is the listener's latest dial that the dialer has accepted."""
+
+    last_seen: Number
+
+
+class Refusal(msgspec.Struct, array_like=True, frozen=True):
+    """Why not; for people."""
+
+    why: Text
+
+
+class Goodbye(msgspec.Struct, array_like=True, frozen=True):
+    """The last message of a lane."""
+
+    reason: DownReason
+
+
+T = TypeVar("T", Hello, Welcome, Confirm, Refusal, Goodbye)
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, Welcome, Confirm, Refusal, Goodbye)}
+
+
+def control(mark: Mark, body: msgspec.Struct | None = None) -> list[Frame]:
+    """A handshake message: head and, if there is something to say, a body."""
+    head = HEAD.pack(mark, 0)
+    return [head] if body is None else [head, _encoder.encode(body)]
+
+
+def read_head(frames: list[Frame]) -> tuple[int, int]:
+    """Kind and sequence number.
+
+    Raises:
+        MalformedInput: no head, or too many frames.
+    """
+    if not frames or len(frames[0]) != HEAD.size:
+        raise MalformedInput("a message without a head")
+    if len(frames) > FRAMES_MAX:
+        raise MalformedInput(f"a message of {len(frames)} frames, at most {FRAMES_MAX} are allowed")
+    return HEAD.unpack(frames[0])
+
+
+def read_control(kind: type[T], frames: list[Frame]) -> T:
+    """The body of a handshake message.
+
+    Raises:
+        MalformedInput: it is none.
+    """
+    if len(frames) != 2:
+        raise MalformedInput(f"a {kind.__name__} of {len(frames)} frames, expected 2")
+    try:
+        return cast("T", _decoders[kind].decode(frames[1]))
+    except (msgspec.DecodeError, ValueError, TypeError, RecursionError) as error:
+        raise MalformedInput(f"a {kind.__name__} that could not be read: {error}") from error
+
+
+def routing_id(peer: PeerId, dial: int) -> bytes:
+    """The routing id of a dial: never used twice, as neither incarnations nor dial numbers are."""
+    return f"{peer.name}#{peer.incarnation:x}/{dial}".encode()
+
+
+def objection(hello: Hello, cluster: str, peer: PeerId) -> str | None:
+    """Why a HELLO must be refused, as a sentence for the one who is refused; None if it need not be."""
+    if hello.version != PROTOCOL_VERSION:
+        older = hello.name if hello.version < PROTOCOL_VERSION else peer.name
+        return (
+            f"{peer.name} speaks protocol version {PROTOCOL_VERSION}, {hello.name} version {hello.version}; "
+            f"{older} is older: install the same version on both"
+        )
+    if hello.codec != CODEC:
+        return f"{peer.name} encodes as {CODEC!r}, {hello.name} as {hello.codec!r}: install the same version on both"
+    if hello.cluster != cluster:
+        return f"{peer.name} belongs to cluster {cluster!r}, {hello.name} to {hello.cluster!r}"
+    if hello.peer == peer:
+        return f"{peer.name} has dialed itself"
+    return None

@@ -1,0 +1,38 @@
+"""Which life of a name rules: the newest that has been welcomed; all earlier ones are fenced.
+
+Invariants
+- Incarnations are random, so age is the order of welcome as seen here, not the number.
+- A fenced life stays fenced while it is remembered; memory is bounded by names and by lives of a name.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Final
+
+from transport.address import PeerId
+
+NAMES_MAX: Final = 4096
+LIVES_MAX: Final = 32
+
+
+class Lives:
+    """The lives of every name, oldest first."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, list[PeerId]] = OrderedDict()
+
+    def is_fenced(self, peer: PeerId) -> bool:
+        """Whether a newer life of the same name has been welcomed."""
+        lives = self._known.get(peer.name, [])
+        return peer in lives[:-1]
+
+    def welcome(self, peer: PeerId) -> None:
+        """``peer`` rules its name from now on."""
+        lives = self._known.setdefault(peer.name, [])
+        if not lives or lives[-1] != peer:
+            lives.append(peer)
+        del lives[:-LIVES_MAX]
+        self._known.move_to_end(peer.name)
+        if len(self._known) > NAMES_MAX:
+            self._known.popitem(last=False)

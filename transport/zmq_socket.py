@@ -1,0 +1,352 @@
+"""The only file that touches ZeroMQ: one plain socket, owned by one event loop, never awaited.
+
+    ZMQ_FD readable ─▶ _drain: at most N messages or T ms ─▶ on_message
+                          └ more left ─▶ call_soon(_drain)      the loop stays fair
+    try_send ─▶ SENT | FULL | GONE ─▶ one EVENTS check in the next turn of the loop
+
+Invariants
+- ``ZMQ_FD`` is edge-triggered, and send, receive and reading EVENTS consume edges. So after every send and after every
+  drain that stopped early, a drain is scheduled; no edge is ever waited for twice.
+- Every call is non-blocking. A send that cannot go out says FULL; nothing is queued here beyond libzmq's own bound.
+- A callback that raises is reported to the loop's exception handler and harms neither the socket nor the others.
+- The context is handed in and used from the loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import zmq
+from zmq.utils import z85
+
+from configs.limits import Limits
+from transport.transport import Frame, Lane
+
+Context = zmq.Context
+
+_COPY_THRESHOLD_BYTES: Final = 65536
+"""Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
+_MONITOR_HWM: Final = 100_000
+_FLAGS: Final = int(zmq.DONTWAIT)
+_MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
+
+
+class Role(enum.Enum):
+    """Which end of a connection a socket is."""
+
+    LISTENER = zmq.ROUTER
+    """Many connections; messages begin with the connection's routing id."""
+    DIALER = zmq.DEALER
+    """One connection."""
+
+
+class Sent(enum.Enum):
+    SENT = "sent"
+    FULL = "full"
+    """Try again when ``on_writable`` has been called."""
+    GONE = "gone"
+    """There is no such connection (any more)."""
+
+
+class SocketEvent(enum.Enum):
+    """What libzmq's monitor tells us."""
+
+    DISCONNECTED = "disconnected"
+    CONNECT_FAILED = "connect_failed"
+    HANDSHAKE_FAILED = "handshake_failed"
+    AUTH_FAILED = "auth_failed"
+
+
+_EVENTS: Final[dict[int, SocketEvent]] = {
+    int(zmq.EVENT_DISCONNECTED): SocketEvent.DISCONNECTED,
+    int(zmq.EVENT_CLOSED): SocketEvent.CONNECT_FAILED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL): SocketEvent.HANDSHAKE_FAILED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL): SocketEvent.HANDSHAKE_FAILED,
+    int(zmq.EVENT_HANDSHAKE_FAILED_AUTH): SocketEvent.AUTH_FAILED,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
+
+    public: bytes
+    secret: bytes
+    server: bytes | None
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """What differs between sockets; see ``lane_options`` for the usual choice."""
+
+    hwm_messages: int
+    max_frame_bytes: int
+    drain_max_messages: int
+    drain_max_ms: float
+    handshake_s: float
+    heartbeat_interval_s: float | None = None
+    heartbeat_timeout_s: float | None = None
+    zero_copy_receive: bool = False
+    routing_id: bytes | None = None
+    curve: Curve | None = None
+    ipv6: bool = False
+
+
+def lane_options(
+    lane: Lane, bound: int, limits: Limits, *, routing_id: bytes | None = None, curve: Curve | None = None
+) -> SocketOptions:
+    """Options of a lane's socket.
+
+    Only the signal lane carries heartbeats: a receiver that is full on another lane stops reading it, pongs included,
+    and would be taken for dead. libzmq's high-water mark is a quarter of our own bound, which does the rest.
+    """
+    beats = lane is Lane.SIGNAL
+    return SocketOptions(
+        hwm_messages=max(1, bound // 4),
+        max_frame_bytes=limits.message_max_bytes,
+        drain_max_messages=limits.drain_max_messages,
+        drain_max_ms=limits.drain_max_ms,
+        handshake_s=limits.connect_timeout_s,
+        heartbeat_interval_s=limits.heartbeat_interval_s if beats else None,
+        # silence is noticed at the next beat, so the sum of both is what a watcher waits at most
+        heartbeat_timeout_s=max(0.05, limits.heartbeat_timeout_s - limits.heartbeat_interval_s) if beats else None,
+        zero_copy_receive=lane is Lane.BULK,
+        routing_id=routing_id,
+        curve=curve,
+    )
+
+
+def new_context() -> zmq.Context[zmq.Socket[bytes]]:
+    """A context for one transport."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.set(zmq.MAX_SOCKETS, 65536)
+    return context
+
+
+def curve_keypair() -> tuple[bytes, bytes]:
+    """A new (public, secret) pair, Z85."""
+    return zmq.curve_keypair()
+
+
+def curve_public(secret: bytes) -> bytes:
+    """The public key that belongs to ``secret``, Z85."""
+    return zmq.curve_public(secret)
+
+
+def z85_encode(raw: bytes) -> bytes:
+    """Raw key bytes as printable text."""
+    return z85.encode(raw)
+
+
+def _option(socket: zmq.Socket[bytes], option: zmq.SocketOption) -> int:
+    return cast("int", socket.getsockopt(option))
+
+
+class ZmqSocket:
+    """One socket and its monitor, driven by the running loop."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        role: Role,
+        options: SocketOptions,
+        on_message: Callable[[list[Frame]], None],
+        on_event: Callable[[SocketEvent], None] | None = None,
+        on_writable: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._options = options
+        self._on_message = on_message
+        self._on_event = on_event
+        self._on_writable = on_writable
+        self._scheduled = False
+        self.empties = 0
+        """How often a drain has found nothing left; a reader that sees it grow knows that it has read everything."""
+        self._socket = context.socket(role.value)
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._configure()
+        if on_event is not None:
+            self._watch(context)
+        self._fd = _option(self._socket, zmq.FD)
+        self._loop.add_reader(self._fd, self._drain)
+
+    def _configure(self) -> None:
+        options, socket = self._options, self._socket
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, options.hwm_messages)
+        socket.setsockopt(zmq.RCVHWM, options.hwm_messages)
+        socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
+        socket.setsockopt(zmq.IMMEDIATE, 1)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_s * 1000))
+        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+        socket.setsockopt(zmq.BACKLOG, 1024)
+        if socket.type == zmq.ROUTER:
+            socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 0)
+        if options.routing_id is not None:
+            socket.setsockopt(zmq.ROUTING_ID, options.routing_id)
+        if options.heartbeat_interval_s is not None and options.heartbeat_timeout_s is not None:
+            socket.setsockopt(zmq.HEARTBEAT_IVL, int(options.heartbeat_interval_s * 1000))
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(options.heartbeat_timeout_s * 1000))
+        if options.curve is not None:
+            self._secure(options.curve)
+
+    def _secure(self, curve: Curve) -> None:
+        self._socket.setsockopt(zmq.CURVE_PUBLICKEY, curve.public)
+        self._socket.setsockopt(zmq.CURVE_SECRETKEY, curve.secret)
+        if curve.server is None:
+            self._socket.setsockopt(zmq.CURVE_SERVER, 1)
+            self._socket.setsockopt(zmq.ZAP_DOMAIN, b"headrace")
+        else:
+            self._socket.setsockopt(zmq.CURVE_SERVERKEY, curve.server)
+
+    def _watch(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        address = f"inproc://monitor-{id(self):x}-{_option(self._socket, zmq.FD)}"
+        mask = 0
+        for event in _EVENTS:
+            mask |= event
+        self._socket.monitor(address, mask)
+        monitor = context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.LINGER, 0)
+        # events are sent by libzmq's I/O thread, which would block on a full queue
+        monitor.setsockopt(zmq.RCVHWM, _MONITOR_HWM)
+        monitor.connect(address)
+        self._monitor = monitor
+        self._loop.add_reader(_option(monitor, zmq.FD), self._drain_monitor)
+        self._loop.call_soon(self._drain_monitor)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` has been called."""
+        return self._socket.closed
+
+    def bind(self, endpoint: str) -> str:
+        """Listen; returns the endpoint with the port that was chosen.
+
+        Raises:
+            OSError: the address is taken or does not exist (``zmq.ZMQError`` is converted).
+        """
+        if "[" in endpoint:
+            self._socket.setsockopt(zmq.IPV6, 1)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}") from error
+        return cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+
+    def connect(self, endpoint: str) -> None:
+        """Begin to connect; success is silent, failure an event. There is no automatic second try.
+
+        Raises:
+            ValueError: the endpoint is none.
+        """
+        if "[" in endpoint:
+            self._socket.setsockopt(zmq.IPV6, 1)
+        try:
+            self._socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            raise ValueError(f"endpoint {endpoint!r}: {error.strerror}") from error
+
+    def try_send(self, frames: Sequence[Frame]) -> Sent:
+        """Hand one message to libzmq. A frame of 64 KiB or more is shared, so its buffer must not change any more."""
+        if self._socket.closed:
+            return Sent.GONE
+        self.check_soon()
+        send, last = self._socket.send, len(frames) - 1
+        try:
+            for index, frame in enumerate(frames):
+                send(frame, _FLAGS if index == last else _MORE, len(frame) < _COPY_THRESHOLD_BYTES)
+        except zmq.Again:
+            return Sent.FULL
+        except zmq.ZMQError as error:
+            if error.errno in (zmq.EHOSTUNREACH, zmq.ETERM, zmq.ENOTSOCK):
+                return Sent.GONE
+            raise
+        return Sent.SENT
+
+    def check_soon(self) -> None:
+        """Sending consumed an edge, perhaps: look again in the next turn, once for all sends of this turn."""
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._scheduled_drain)
+
+    def _scheduled_drain(self) -> None:
+        self._scheduled = False
+        self._drain()
+
+    def _drain(self) -> None:
+        if self._socket.closed:
+            return
+        deadline = self._loop.time() + self._options.drain_max_ms / 1000
+        for _ in range(self._options.drain_max_messages):
+            frames = self._receive()
+            if frames is None:
+                self.empties += 1
+                break
+            self._call(self._on_message, frames)
+            if self._socket.closed:
+                return
+            if self._loop.time() > deadline:
+                self.check_soon()
+                break
+        else:
+            self.check_soon()
+        if self._on_writable is not None:
+            self._call(self._on_writable)
+
+    def _receive(self) -> list[Frame] | None:
+        try:
+            if not self._options.zero_copy_receive:
+                return list(self._socket.recv_multipart(_FLAGS))
+            parts = self._socket.recv_multipart(_FLAGS, copy=False)
+        except zmq.Again:
+            # reading EVENTS runs libzmq's pending commands, which a throttled receive may have skipped
+            return self._receive() if _option(self._socket, zmq.EVENTS) & zmq.POLLIN else None
+        except zmq.ZMQError:
+            return None
+        return [part.buffer if len(part) >= _COPY_THRESHOLD_BYTES else part.bytes for part in parts]
+
+    def _drain_monitor(self) -> None:
+        monitor = self._monitor
+        while monitor is not None and not monitor.closed:
+            try:
+                frames = monitor.recv_multipart(_FLAGS)
+            except zmq.Again:
+                if not _option(monitor, zmq.EVENTS) & zmq.POLLIN:
+                    return
+                continue
+            except zmq.ZMQError:
+                return
+            event = _EVENTS.get(struct.unpack_from("=H", frames[0])[0])
+            if event is not None and self._on_event is not None:
+                self._call(self._on_event, event)
+            monitor = self._monitor
+
+    def _call(self, callback: Callable[..., None], *args: Any) -> None:
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001  a bug in a callback must not stop the drain
+            self._loop.call_exception_handler({"message": "a transport callback raised", "exception": error})
+
+    def close(self, *, linger_s: float) -> None:
+        """Close; libzmq goes on sending what it holds for at most ``linger_s``."""
+        if self._socket.closed:
+            return
+        self._loop.remove_reader(self._fd)
+        if self._monitor is not None:
+            self._loop.remove_reader(_option(self._monitor, zmq.FD))
+            self._socket.disable_monitor()
+            self._monitor.close(linger=0)
+            self._monitor = None
+        self._socket.close(linger=int(linger_s * 1000))
+
+
+async def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """Wait, off the loop, until everything that lingers in ``context`` is sent or given up."""
+    await asyncio.to_thread(context.term)
