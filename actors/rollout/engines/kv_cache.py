@@ -1,0 +1,78 @@
+"""Keys and values of running rows in one tensor per kind, [layers, rows, heads, tokens, head_dim].
+
+Invariants
+- Memory grows by doubling with the rows and lengths in use, never beyond ``max_rows`` × ``max_tokens``.
+- Contents behind a row's length are undefined but finite; readers mask them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class KvCache:
+    """A preallocated cache that grows in buckets."""
+
+    def __init__(self, *, layers: int, heads: int, head_dim: int, max_rows: int, max_tokens: int, like: Tensor) -> None:
+        self.heads = heads
+        self._layers, self._head_dim = layers, head_dim
+        self._max_rows, self._max_tokens = max_rows, max_tokens
+        self._dtype, self._device = like.dtype, like.device
+        self.clear()
+
+    def clear(self) -> None:
+        """Give all memory back."""
+        self._keys = self._values = self._zeros(0, 0)
+
+    def _zeros(self, rows: int, width: int) -> Tensor:
+        return torch.zeros(self._layers, rows, self.heads, width, self._head_dim, dtype=self._dtype, device=self._device)
+
+    @property
+    def nbytes(self) -> int:
+        return 2 * self._keys.nbytes
+
+    @property
+    def rows(self) -> int:
+        return self._keys.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Tokens a row can hold now."""
+        return self._keys.shape[3]
+
+    def reserve(self, rows: int, width: int, *, used_rows: int) -> None:
+        """Make room for ``rows`` × ``width`` tokens; the first ``used_rows`` rows keep their contents."""
+        if rows <= self.rows and width <= self.width:
+            return
+        new_rows = self.rows if rows <= self.rows else min(max(rows, 2 * self.rows, 8), self._max_rows)
+        new_width = self.width if width <= self.width else min(max(width, 2 * self.width, 32), self._max_tokens)
+        used, kept = min(used_rows, self.rows), self.width
+        for name in ("_keys", "_values"):
+            grown = self._zeros(new_rows, new_width)
+            grown[:, :used, :, :kept] = getattr(self, name)[:, :used]
+            setattr(self, name, grown)
+
+    def move(self, sources: Tensor, targets: Tensor) -> None:
+        """Copy row ``sources[j]`` onto row ``targets[j]``; the two sets are disjoint."""
+        for part in (self._keys, self._values):
+            part[:, targets] = part[:, sources]
+
+    def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor, chosen: Tensor) -> None:
+        """Row ``targets[j]`` begins with ``keys[chosen[j]]``, ``values[chosen[j]]``: [n, heads, tokens, head_dim] each."""
+        width = min(keys.shape[2], self.width)
+        self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width].index_select(0, chosen))
+        self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width].index_select(0, chosen))
+
+    def places(self, positions: Tensor) -> Tensor:
+        """Flat indices of (row i, head h, ``positions[i]``) for all heads: int64[n * heads]."""
+        rows = torch.arange(positions.shape[0] * self.heads, device=positions.device) * self.width
+        return rows + positions.repeat_interleave(self.heads)
+
+    def append(self, layer: int, places: Tensor, keys: Tensor, values: Tensor, rows: int, span: int) -> tuple[Tensor, Tensor]:
+        """Store one token a row at ``places``; returns the first ``span`` tokens of rows: [rows * heads, span, head_dim]."""
+        flat = (self._keys[layer].view(-1, self._head_dim), self._values[layer].view(-1, self._head_dim))
+        flat[0].index_copy_(0, places, keys.reshape(-1, self._head_dim))
+        flat[1].index_copy_(0, places, values.reshape(-1, self._head_dim))
+        count, shape = rows * self.heads, (self.rows * self.heads, self.width, self._head_dim)
+        return self._keys[layer].view(shape)[:count, :span], self._values[layer].view(shape)[:count, :span]

@@ -1,0 +1,105 @@
+"""The running sequences of the torch engine, in columns: one slot a sequence, live slots first.
+
+Invariants
+- Live sequences are exactly slots 0 … ``count`` - 1; a slot that is freed is filled by one from the end.
+- ``tokens[i, : lengths[i]]`` is prompt plus response so far; ``offsets[i]`` counts the response tokens among them.
+- Columns grow by doubling up to ``max_rows`` and ``max_tokens`` and never beyond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.rollout.engine import GenerationRequest
+from actors.rollout.engines.token_sampler import RowSampling
+from actors.rollout.sampling import stream_keys
+from actors.scheduler.messages import FinishReason
+
+
+class Rows:
+    """Columns of the running sequences."""
+
+    def __init__(self, max_rows: int, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self.count = 0
+        self.requests = np.zeros(max_rows, np.int64)
+        self.lengths = np.zeros(max_rows, np.int64)
+        self.offsets = np.zeros(max_rows, np.int64)
+        self.budgets = np.zeros(max_rows, np.int64)
+        self.keys = np.zeros(max_rows, np.uint64)
+        self.temperature = np.ones(max_rows)
+        self.top_p = np.ones(max_rows)
+        self.top_k = np.zeros(max_rows, np.int64)
+        self.stops = np.full((max_rows, 1), -1, np.int64)
+        self.tokens = np.zeros((max_rows, min(64, max_tokens)), np.int32)
+
+    def append(self, request: GenerationRequest) -> None:
+        """Take ``request`` into the next free slot."""
+        slot, sampling = self.count, request.sampling
+        known = len(request.generated)
+        length = len(request.prompt_ids) + known
+        self._widen(length + 1, len(sampling.stop_token_ids))
+        self.requests[slot] = request.request
+        self.tokens[slot, : length - known] = request.prompt_ids
+        self.tokens[slot, length - known : length] = request.generated
+        self.lengths[slot], self.offsets[slot] = length, known
+        self.budgets[slot] = min(sampling.max_tokens, self._max_tokens - (length - known))
+        self.keys[slot] = stream_keys(sampling.seed, request.prompt, request.sibling)[0]
+        self.temperature[slot], self.top_p[slot], self.top_k[slot] = sampling.temperature, sampling.top_p, sampling.top_k
+        self.stops[slot] = -1
+        self.stops[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        self.count += 1
+
+    def _widen(self, length: int, stops: int) -> None:
+        if length > self.tokens.shape[1]:
+            width = min(max(length, 2 * self.tokens.shape[1]), self._max_tokens)
+            self.tokens = np.pad(self.tokens, ((0, 0), (0, width - self.tokens.shape[1])))
+        if stops > self.stops.shape[1]:
+            self.stops = np.pad(self.stops, ((0, 0), (0, stops - self.stops.shape[1])), constant_values=-1)
+
+    def sequence(self, slot: int) -> NDArray[np.int32]:
+        """Prompt and response so far of one slot."""
+        return self.tokens[slot, : self.lengths[slot]]
+
+    def sampling(self) -> RowSampling:
+        """The live rows' sampling parameters."""
+        n = self.count
+        return RowSampling(self.temperature[:n], self.top_p[:n], self.top_k[:n])
+
+    def last_tokens(self) -> NDArray[np.int64]:
+        """The newest token of each live row, whose keys and values are not computed yet."""
+        n = self.count
+        return self.tokens[np.arange(n), self.lengths[:n] - 1].astype(np.int64)
+
+    def record(self, tokens: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Append one token to each live row; returns FinishReason codes uint8[count]."""
+        n = self.count
+        longest = int(self.lengths[:n].max()) + 1
+        if longest > self.tokens.shape[1]:
+            self._widen(longest, 0)
+        self.tokens[np.arange(n), self.lengths[:n]] = tokens
+        self.lengths[:n] += 1
+        self.offsets[:n] += 1
+        finished = np.where(self.offsets[:n] >= self.budgets[:n], np.uint8(FinishReason.LENGTH), np.uint8(0))
+        finished[(self.stops[:n] == tokens[:, None]).any(1)] = FinishReason.STOP
+        return finished
+
+    def remove(self, slots: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Free ``slots``; returns (sources, targets): slot ``sources[j]`` has moved to ``targets[j]``."""
+        gone = np.zeros(self.count, bool)
+        gone[np.asarray(slots, np.int64)] = True
+        keep = self.count - int(gone.sum())
+        targets = np.flatnonzero(gone[:keep])
+        sources = keep + np.flatnonzero(~gone[keep:])
+        if len(sources):
+            for column in self._columns():
+                column[targets] = column[sources]
+        self.count = keep
+        return sources, targets
+
+    def _columns(self) -> list[NDArray[np.generic]]:
+        return [self.requests, self.lengths, self.offsets, self.budgets, self.keys, self.temperature, self.top_p, self.top_k,
+                self.stops, self.tokens]  # fmt: skip

@@ -1,0 +1,181 @@
+"""The simulated engine: the whole protocol, no arithmetic. Costs follow a linear model on the event loop's clock.
+
+A step that decodes ``n`` sequences and prefills ``p`` prompt tokens takes
+
+    step_s = base_s + decode_s · n + prefill_s · p          (the PTL model: latency affine in batch and prefill tokens)
+
+and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it costs nothing.
+
+Invariants
+- Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
+- A response's length is geometric-like, drawn once per sample: ``1 + floor(-mean · ln u)``, cut at ``max_tokens``. The last
+  token of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
+
+Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``load_s`` 0.05,
+``mean_tokens`` 64, ``vocab`` 256.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.requests import check_requests, ended_before_start
+from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.errors import EngineError, EngineUnavailable, WeightsMismatch
+from actors.rollout.messages import EngineStats
+from actors.rollout.sampling import stream_keys, uniforms
+from actors.scheduler.messages import FinishReason
+
+_DEFAULTS = {"base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "load_s": 0.05, "mean_tokens": 64.0, "vocab": 256.0}
+_LENGTH_POSITION = -1
+"""The noise position that decides a response's length; token positions start at 0."""
+
+
+class _Running:
+    """One sequence in flight."""
+
+    def __init__(self, request: GenerationRequest, vocab: int, mean_tokens: float, max_context_tokens: int) -> None:
+        sampling = request.sampling
+        self.request, self.offset = request.request, len(request.generated)
+        self._key = stream_keys(sampling.seed, request.prompt, request.sibling)
+        self._vocab, self._stops = vocab, sampling.stop_token_ids
+        self.budget = min(sampling.max_tokens, max_context_tokens - len(request.prompt_ids))
+        self.prefill_tokens = len(request.prompt_ids) + self.offset
+        drawn = 1 + int(-mean_tokens * math.log(uniforms(self._key, _LENGTH_POSITION)[0]))
+        self._length = drawn if self._stops else self.budget
+
+    def next_token(self) -> tuple[int, FinishReason]:
+        """The token at ``offset``, and whether it is the last."""
+        self.offset += 1
+        if self._stops and self.offset >= self._length:
+            return self._stops[0], FinishReason.STOP
+        token = int(uniforms(self._key, self.offset - 1)[0] * self._vocab)
+        while token in self._stops:
+            token = (token + 1) % self._vocab
+        return token, FinishReason.LENGTH if self.offset >= self.budget else FinishReason.RUNNING
+
+
+class SimulatedEngine:
+    """See the module's docstring and ``actors.rollout.engine.RolloutEngine``."""
+
+    kind = "simulated"
+
+    def __init__(self) -> None:
+        self._spec: EngineSpec | None = None
+        self._costs = dict(_DEFAULTS)
+        self._waiting: deque[GenerationRequest] = deque()
+        self._running: dict[int, _Running] = {}
+        self._columns = StepColumns()
+        self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._version, self._level, self._weights_lost = 0, 0, False
+        self._stats = EngineStats()
+
+    async def start(self, spec: EngineSpec) -> None:
+        if unknown := sorted(set(spec.options) - set(_DEFAULTS)):
+            raise EngineUnavailable(f"rollout.engine_options has {unknown}: the simulated engine knows {sorted(_DEFAULTS)}")
+        self._spec = spec
+        self._costs |= {name: float(value) for name, value in spec.options.items()}
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        check_requests(requests, vocab=int(self._costs["vocab"]))
+        for request in requests:
+            reason = ended_before_start(request, self._started().max_context_tokens)
+            if reason is None:
+                self._waiting.append(request)
+            else:
+                self._columns.end(request.request, len(request.generated), reason)
+
+    def abort(self, requests: Sequence[int]) -> None:
+        gone = set(requests)
+        for waiting in [request for request in self._waiting if request.request in gone]:
+            self._waiting.remove(waiting)
+            self._columns.end(waiting.request, len(waiting.generated), FinishReason.ABORTED)
+        for request in gone & self._running.keys():
+            self._columns.end(request, self._running.pop(request).offset, FinishReason.ABORTED)
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._running or self._waiting or self._columns)
+
+    async def step(self) -> StepOutput:
+        if self._level or self._weights_lost:
+            raise EngineError("step while asleep, or before the load that must follow a wake from level 2")
+        costs = self._costs
+        prefill = self._admit()
+        seconds = costs["base_s"] + costs["decode_s"] * len(self._running) + costs["prefill_s"] * prefill
+        if self._running:
+            await asyncio.sleep(seconds)
+        self._advance()
+        output = self._columns.take(self._version, seconds)
+        self._stats = EngineStats(
+            running=len(self._running),
+            queued=len(self._waiting),
+            kv_used_fraction=len(self._running) / self._started().max_running,
+            step_s=seconds,
+            busy_s_total=self._stats.busy_s_total + seconds,
+            tokens_total=self._stats.tokens_total + len(output.tokens),
+        )
+        return output
+
+    def _admit(self) -> int:
+        """Start waiting requests while there is room; returns their prefix tokens."""
+        spec, prefill = self._started(), 0
+        while self._waiting and len(self._running) < spec.max_running:
+            request = self._waiting.popleft()
+            running = _Running(request, int(self._costs["vocab"]), self._costs["mean_tokens"], spec.max_context_tokens)
+            self._running[request.request] = running
+            prefill += running.prefill_tokens
+        return prefill
+
+    def _advance(self) -> None:
+        if not self._running:
+            return
+        rows = [(running.request, running.offset, *running.next_token()) for running in self._running.values()]
+        requests, offsets, tokens, finished = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+        logprobs = np.full(len(rows), -math.log(self._costs["vocab"]), np.float32)
+        self._columns.tokens(requests, offsets, tokens, logprobs, finished.astype(np.uint8))
+        for request in requests[finished != 0]:
+            del self._running[int(request)]
+
+    async def load_weights(
+        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, *, in_flight: Literal["keep", "recompute"]
+    ) -> None:
+        """The first load fixes names and shapes; later ones must match them."""
+        if self._level:
+            raise EngineError("load_weights while asleep: wake first")
+        shapes = {name: tuple(array.shape) for name, array in tensors.items()}
+        if self._shapes is not None and shapes != self._shapes:
+            changed = sorted(name for name, _ in shapes.items() ^ self._shapes.items())
+            raise WeightsMismatch(f"names or shapes differ from those of the first version: {', '.join(changed[:3])}")
+        await asyncio.sleep(self._costs["load_s"])
+        self._shapes, self._version, self._weights_lost = shapes, policy_version, False
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    async def sleep(self, level: int) -> None:
+        self._level = max(self._level, level)
+
+    async def wake(self) -> None:
+        self._weights_lost = self._weights_lost or self._level >= 2
+        self._level = 0
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def close(self) -> None:
+        self._running.clear()
+        self._waiting.clear()
+
+    def _started(self) -> EngineSpec:
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        return self._spec

@@ -1,0 +1,67 @@
+"""Collects the rows of one engine step and lays them out as a ``StepOutput``.
+
+Invariants
+- One row a request and step, however many tokens it gained; a request that ended without tokens has an empty row.
+- The last finish reason of a request wins, so a request that runs and is then aborted ends once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.rollout.engine import StepOutput
+from actors.scheduler.messages import FinishReason
+
+
+class StepColumns:
+    """An accumulator; ``take`` empties it."""
+
+    def __init__(self) -> None:
+        self._ended: list[tuple[int, int, int]] = []
+        self._parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._ended or self._parts)
+
+    def end(self, request: int, offset: int, reason: FinishReason) -> None:
+        """``request`` ends behind ``offset`` response tokens, with no token in this step."""
+        self._ended.append((request, offset, int(reason)))
+
+    def tokens(
+        self,
+        requests: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        finished: NDArray[np.uint8],
+    ) -> None:
+        """One more token for each of ``requests``; all arrays are [n]. ``requests`` and ``offsets`` are copied."""
+        self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished))
+
+    def take(self, policy_version: int, step_s: float) -> StepOutput:
+        """All rows so far."""
+        requests, offsets, tokens, logprobs, finished = self._joined()
+        starts = np.flatnonzero(np.diff(requests, prepend=-1)) if len(requests) else np.zeros(0, np.int64)
+        ends = np.append(starts, len(requests))[1:]
+        empty = np.array(self._ended, np.int64).reshape(-1, 3)
+        self._ended, self._parts = [], []
+        return StepOutput(
+            policy_version=policy_version,
+            requests=np.concatenate([requests[starts], empty[:, 0]]),
+            offsets=np.concatenate([offsets[starts], empty[:, 1]]).astype(np.int32),
+            counts=np.concatenate([ends - starts, np.zeros(len(empty), np.int64)]).astype(np.int32),
+            finished=np.concatenate([finished[ends - 1], empty[:, 2]]).astype(np.uint8),
+            tokens=tokens.astype(np.int32),
+            logprobs=logprobs.astype(np.float32),
+            step_s=step_s,
+        )
+
+    def _joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]:
+        if not self._parts:
+            return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.uint8)
+        if len(self._parts) == 1:
+            return self._parts[0]
+        requests, offsets, tokens, logprobs, finished = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        order = np.argsort(requests, kind="stable")
+        return requests[order], offsets[order], tokens[order], logprobs[order], finished[order]

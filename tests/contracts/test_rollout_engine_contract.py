@@ -1,0 +1,301 @@
+"""What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine, StepOutput
+from actors.rollout.engine_kinds import create_engine
+from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, WeightsMismatch
+from actors.rollout.messages import SamplingParams
+from actors.scheduler.messages import FinishReason
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+CONTEXT_TOKENS = 96
+VOCAB = 100
+KINDS = {
+    "torch-fused": ("torch", {"decoder": "fused"}),
+    "torch-generic": ("torch", {"decoder": "generic"}),
+    "torch-3-tokens-a-step": ("torch", {"tokens_per_step": 3}),
+    "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
+    "vllm": ("vllm", {}),
+}
+
+
+@dataclass
+class Sample:
+    """Everything that an engine said about one request."""
+
+    tokens: list[int] = field(default_factory=list[int])
+    logprobs: list[float] = field(default_factory=list[float])
+    versions: list[int] = field(default_factory=list[int])
+    first_offset: int = -1
+    finished: FinishReason = FinishReason.RUNNING
+    rows_after_end: int = 0
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab=VOCAB)
+
+
+@pytest.fixture(params=list(KINDS))
+async def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
+    kind, options = KINDS[request.param]
+    if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
+        pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
+    made = create_engine(kind)
+    spec = EngineSpec(model_path=checkpoint, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options)
+    await made.start(spec)
+    yield made
+    await made.close()
+
+
+def ask(
+    request: int, *, prompt: int = 0, sibling: int = 0, ids: Sequence[int] | None = None, generated: Sequence[int] = (),
+    max_tokens: int = 8, temperature: float = 1.0, stops: tuple[int, ...] = (), seed: int = 7, top_k: int = 0, top_p: float = 1.0,
+) -> GenerationRequest:  # fmt: skip
+    if ids is None:
+        ids = [3 + (prompt * 11 + i) % 90 for i in range(5 + prompt % 4)]
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops, seed=seed, top_k=top_k, top_p=top_p)
+    return GenerationRequest(
+        request=request, prompt=prompt, sibling=sibling, prompt_ids=np.array(ids, np.int32),
+        generated=np.array(generated, np.int32), sampling=sampling,
+    )  # fmt: skip
+
+
+def record(output: StepOutput, into: dict[int, Sample]) -> None:
+    assert len(output.requests) == len(output.offsets) == len(output.counts) == len(output.finished)
+    assert output.counts.sum() == len(output.tokens) == len(output.logprobs)
+    start = 0
+    for request, offset, count, finished in zip(output.requests, output.offsets, output.counts, output.finished, strict=True):
+        sample = into.setdefault(int(request), Sample())
+        sample.rows_after_end += sample.finished != FinishReason.RUNNING
+        if sample.first_offset < 0:
+            sample.first_offset = int(offset)
+        assert offset == sample.first_offset + len(sample.tokens), "a repeat or a gap"
+        sample.tokens += output.tokens[start : start + count].tolist()
+        sample.logprobs += output.logprobs[start : start + count].tolist()
+        sample.versions += [output.policy_version] * count
+        sample.finished = FinishReason(finished)
+        start += count
+
+
+async def finish(engine: RolloutEngine, into: dict[int, Sample] | None = None) -> dict[int, Sample]:
+    samples: dict[int, Sample] = {} if into is None else into
+    for _ in range(500):
+        if not engine.has_work:
+            assert all(sample.rows_after_end == 0 and sample.finished for sample in samples.values())
+            return samples
+        record(await engine.step(), samples)
+    raise AssertionError("the engine does not come to an end")
+
+
+async def run(engine: RolloutEngine, *requests: GenerationRequest) -> dict[int, Sample]:
+    engine.add(requests)
+    return await finish(engine)
+
+
+async def test_every_request_ends_once_within_its_budget_also_with_more_requests_than_slots(engine: RolloutEngine) -> None:
+    samples = await run(engine, *(ask(n, prompt=n // 4, sibling=n % 4, max_tokens=1 + n % 9) for n in range(20)))
+    assert {n: (len(s.tokens), s.finished) for n, s in samples.items()} == {n: (1 + n % 9, FinishReason.LENGTH) for n in range(20)}
+
+
+async def test_a_stop_token_ends_a_sample_and_is_its_last_token(engine: RolloutEngine) -> None:
+    stops = tuple(range(10, 60))
+    samples = await run(engine, *(ask(n, sibling=n, stops=stops, max_tokens=60) for n in range(6)))
+    ended = [sample for sample in samples.values() if sample.finished == FinishReason.STOP]
+    assert ended
+    assert all(s.tokens[-1] in stops and not set(s.tokens[:-1]) & set(stops) for s in ended)
+
+
+async def test_the_models_own_end_token_stops_only_where_it_is_among_the_stop_tokens(engine: RolloutEngine) -> None:
+    samples = await run(engine, *(ask(n, sibling=n, max_tokens=80, temperature=3.0) for n in range(6)))
+    assert all(len(sample.tokens) == 80 and sample.finished == FinishReason.LENGTH for sample in samples.values())
+
+
+async def test_equal_requests_give_equal_samples_and_siblings_differ(engine: RolloutEngine) -> None:
+    first = await run(engine, *(ask(n, sibling=n, max_tokens=16) for n in range(4)))
+    second = await run(engine, *(ask(10 + n, sibling=n, max_tokens=16) for n in range(4)))
+    assert [first[n].tokens for n in range(4)] == [second[10 + n].tokens for n in range(4)]
+    assert len({tuple(sample.tokens) for sample in first.values()}) == 4
+
+
+async def test_a_moved_sample_goes_on_with_the_tokens_that_it_would_have_produced(engine: RolloutEngine) -> None:
+    whole = (await run(engine, ask(0, prompt=3, sibling=2, max_tokens=20)))[0]
+    moved = (await run(engine, ask(1, prompt=3, sibling=2, max_tokens=20, generated=whole.tokens[:9]), ask(2, prompt=1)))[1]
+    assert moved.first_offset == 9
+    assert moved.tokens == whole.tokens[9:]
+    np.testing.assert_allclose(moved.logprobs, whole.logprobs[9:], atol=1e-4)
+
+
+async def test_what_the_ledger_already_holds_can_end_a_sample(engine: RolloutEngine) -> None:
+    stopped = ask(0, generated=[5, 42], stops=(42,))
+    spent = ask(1, generated=[5, 6, 7], max_tokens=3)
+    too_long = ask(2, ids=[5] * (CONTEXT_TOKENS + 10))
+    samples = await run(engine, stopped, spent, too_long)
+    assert {n: s.finished for n, s in samples.items()} == {0: FinishReason.STOP, 1: FinishReason.LENGTH, 2: FinishReason.LENGTH}
+    assert [samples[n].first_offset for n in range(3)] == [2, 3, 0]
+    assert not any(sample.tokens for sample in samples.values())
+
+
+async def test_a_sample_ends_where_the_context_is_full(engine: RolloutEngine) -> None:
+    sample = (await run(engine, ask(0, ids=[5] * (CONTEXT_TOKENS - 7), max_tokens=50)))[0]
+    assert (len(sample.tokens), sample.finished) == (7, FinishReason.LENGTH)
+
+
+async def test_an_aborted_request_ends_once_and_unknown_ones_are_ignored(engine: RolloutEngine) -> None:
+    engine.add([ask(n, sibling=n, max_tokens=30) for n in range(9)])
+    samples: dict[int, Sample] = {}
+    record(await engine.step(), samples)
+    engine.abort([0, 4, 8, 77])  # running, running, waiting, unknown
+    await finish(engine, samples)
+    assert {n for n, s in samples.items() if s.finished == FinishReason.ABORTED} == {0, 4, 8}
+    assert all(len(samples[n].tokens) == 30 for n in (1, 2, 3, 5, 6, 7))
+    engine.abort([0, 1])
+    assert not engine.has_work
+
+
+async def test_an_aborted_sample_can_be_resumed_where_it_was_cut(engine: RolloutEngine) -> None:
+    whole = (await run(engine, ask(0, max_tokens=20)))[0]
+    engine.add([ask(1, max_tokens=20)])
+    cut: dict[int, Sample] = {}
+    record(await engine.step(), cut)
+    engine.abort([1])
+    await finish(engine, cut)
+    rest = (await run(engine, ask(2, max_tokens=20, generated=cut[1].tokens)))[2]
+    assert cut[1].tokens + rest.tokens == whole.tokens
+
+
+async def test_statistics_count_what_runs_what_waits_and_every_token(engine: RolloutEngine) -> None:
+    engine.add([ask(n, sibling=n, max_tokens=9) for n in range(10)])
+    await engine.step()
+    stats = engine.stats()
+    assert (stats.running, stats.queued) == (6, 4)
+    assert 0 < stats.kv_used_fraction <= 1
+    await finish(engine)
+    stats = engine.stats()
+    assert (stats.running, stats.queued, stats.tokens_total) == (0, 0, 90)
+
+
+def weights_of(checkpoint: Path, *, shift: float = 0.0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    from safetensors.numpy import load_file
+
+    generator = np.random.default_rng(5)
+    tensors = {
+        name: (array + shift * generator.standard_normal(array.shape)).astype(array.dtype)
+        for name, array in load_file(checkpoint / "model.safetensors").items()
+    }
+    for array in tensors.values():
+        array.flags.writeable = False  # as a mapped segment is
+    return tensors, {name: str(array.dtype) for name, array in tensors.items()}
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "recompute"])
+async def test_a_new_version_takes_effect_between_steps_and_rows_say_which_version_made_them(
+    engine: RolloutEngine, checkpoint: Path, in_flight: str
+) -> None:
+    engine.add([ask(0, max_tokens=12), ask(1, prompt=1, max_tokens=12)])
+    samples: dict[int, Sample] = {}
+    record(await engine.step(), samples)
+    done = len(samples[0].tokens)
+    await engine.load_weights(*weights_of(checkpoint, shift=0.2), 5, in_flight=in_flight)  # type: ignore[arg-type]
+    assert engine.policy_version == 5
+    await finish(engine, samples)
+    assert samples[0].versions == [0] * done + [5] * (12 - done)
+
+
+async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, checkpoint: Path) -> None:
+    tensors, dtypes = weights_of(checkpoint)
+    await engine.load_weights(tensors, dtypes, 1, in_flight="recompute")
+    before = await run(engine, *(ask(n, prompt=n) for n in range(3)))
+    other, _ = weights_of(checkpoint, shift=1.0)
+    name = sorted(other)[-1]
+    wrong_shape = other | {name: np.zeros((3, 3), np.float32)}
+    missing = {key: value for key, value in other.items() if key != name}
+    for wrong in (wrong_shape, missing, other | {"model.no_such.weight": np.zeros(3, np.float32)}):
+        with pytest.raises(WeightsMismatch):
+            await engine.load_weights(wrong, dict.fromkeys(wrong, "float32"), 2, in_flight="recompute")
+    assert engine.policy_version == 1
+    after = await run(engine, *(ask(10 + n, prompt=n) for n in range(3)))
+    assert [after[10 + n].tokens for n in range(3)] == [before[n].tokens for n in range(3)]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+async def test_sequences_survive_sleep_and_level_2_demands_a_load(engine: RolloutEngine, checkpoint: Path, level: int) -> None:
+    whole = (await run(engine, ask(0, max_tokens=12)))[0]
+    engine.add([ask(1, max_tokens=12)])
+    samples: dict[int, Sample] = {}
+    record(await engine.step(), samples)
+    await engine.sleep(level)
+    await engine.wake()
+    if level == 2:
+        with pytest.raises(EngineError):
+            await engine.step()
+        await engine.load_weights(*weights_of(checkpoint), 0, in_flight="recompute")
+    await finish(engine, samples)
+    assert samples[1].tokens == whole.tokens
+
+
+async def test_greedy_tokens_are_those_of_transformers_generate(engine: RolloutEngine, checkpoint: Path) -> None:
+    if engine.kind == "simulated":
+        pytest.skip("the simulated engine has no model")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    requests = [ask(n, prompt=n, temperature=0.0, max_tokens=24) for n in range(5)]
+    samples = await run(engine, *requests)
+    for request in requests:
+        ids = torch.from_numpy(request.prompt_ids.astype(np.int64))[None]
+        with torch.inference_mode():
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=-1, pad_token_id=0)
+            expected = out[0, ids.shape[1] :].tolist()
+            logits = model(out).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
+        assert samples[request.request].tokens == expected
+        logprobs = logits.gather(-1, torch.tensor(expected)[:, None])[:, 0].numpy()
+        np.testing.assert_allclose(samples[request.request].logprobs, logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.6), (0.8, 12, 0.9)])
+async def test_logprobs_are_of_the_distribution_that_was_sampled(
+    engine: RolloutEngine, checkpoint: Path, temperature: float, top_k: int, top_p: float
+) -> None:
+    if engine.kind == "simulated":
+        pytest.skip("the simulated engine has no model")
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    requests = [ask(n, prompt=n, temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=16) for n in range(4)]
+    samples = await run(engine, *requests)
+    for request in requests:
+        sample = samples[request.request]
+        ids = torch.tensor([request.prompt_ids.tolist() + sample.tokens])
+        with torch.inference_mode():
+            logits = model(ids).logits[0, len(request.prompt_ids) - 1 : -1].double() / temperature
+        for row, token, logprob in zip(logits, sample.tokens, sample.logprobs, strict=True):
+            kept = row
+            if top_k:
+                kept = torch.where(row >= row.topk(top_k).values[-1], row, -torch.inf)
+            if top_p < 1:
+                probabilities, order = kept.softmax(-1).sort(descending=True)
+                outside = probabilities.cumsum(-1) - probabilities >= top_p
+                kept = kept.index_fill(0, order[outside], -torch.inf)
+            assert abs(float(kept.log_softmax(-1)[token]) - logprob) < 1e-4
+
+
+async def test_an_unknown_kind_and_a_missing_checkpoint_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="'warp'.*torch, vllm, simulated"):
+        create_engine("warp")
+    engine = create_engine("torch")
+    with pytest.raises(ModelUnreadable, match=r"config\.json"):
+        await engine.start(EngineSpec(model_path=tmp_path / "nothing"))
+    await engine.close()
