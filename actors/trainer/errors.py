@@ -1,13 +1,13 @@
 """What can go wrong in training.
 
-    HeadraceError
-    └── TrainerError
-        ├── BadLease             the scheduler's bug: a group whose columns do not fit together; do not retry
-        ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
-        ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
-        ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
-        ├── TrainingDiverged     non-finite gradients step after step; do not retry
-        └── BackendClosed        our bug: a call outside start … close
+HeadraceError
+└── TrainerError
+    ├── BadLease             the scheduler's bug: a group whose columns do not fit together; do not retry
+    ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
+    ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
+    ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
+    ├── TrainingDiverged     non-finite gradients step after step; do not retry
+    └── BackendClosed        our bug: a call outside start … close
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The learning rules by name. One file a rule; each is two pure functions.
 
-    rewards float64[g] ──advantages──▶ float64[g]      one group
-    BatchShape ──normaliser──▶ float                   one step: what the summed token losses are divided by
+rewards float64[g] ──advantages──▶ float64[g]      one group
+BatchShape ──normaliser──▶ float                   one step: what the summed token losses are divided by
 """
 
 from __future__ import annotations

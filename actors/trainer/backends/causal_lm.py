@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from actors.core.import_guard import hide_broken_optionals
 from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 
@@ -25,6 +26,7 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
 
     Raises ModelNotLoadable when the directory is missing or no causal LM.
     """
+    hide_broken_optionals()
     from transformers import AutoModelForCausalLM
 
     if not path.is_dir():

@@ -213,7 +213,7 @@ class _Core:
             state = json.loads((directory / STATE_FILE).read_text())
             with safe_open(path, framework="pt") as file:
                 layout = (file.metadata() or {}).get("layout")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: not a mapping
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 safe_open is no mapping
         except (OSError, ValueError, SafetensorError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
         if layout != self._parameters.fingerprint():

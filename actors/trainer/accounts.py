@@ -1,0 +1,83 @@
+"""What one step adds up to: the metrics of ``CommitStep``, and exactly which samples it consumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from actors.scheduler.messages import LeaseGroup
+from actors.trainer.advantages import is_degenerate
+from actors.trainer.algorithms import BatchShape
+from actors.trainer.backend import MicroBatchStats, StepResult
+
+
+class StepAccounts:
+    """Sums over the micro-batches and groups of one step."""
+
+    def __init__(self) -> None:
+        self.micro_batches = 0
+        self.tokens = 0
+        self.loss = 0.0
+        self.clipped = self.kl = self.entropy = self.mismatch = 0.0
+        self.waited_s = 0.0
+
+    def add(self, stats: MicroBatchStats) -> None:
+        """Count one micro-batch."""
+        self.micro_batches += 1
+        self.tokens += stats.tokens
+        self.loss += stats.loss_sum
+        self.clipped += stats.clipped_sum
+        self.kl += stats.kl_sum
+        self.entropy += stats.entropy_sum
+        self.mismatch += stats.mismatch_sum
+
+    def metrics(
+        self, groups: Iterable[LeaseGroup], result: StepResult, *, step: int, weight: float, seconds: float
+    ) -> dict[str, float]:
+        """The step's row. Per-token means are over computed tokens, response lengths and rewards over all samples."""
+        leased = list(groups)
+        lengths = np.concatenate([g.lengths for g in leased]) if leased else np.zeros(1, dtype=np.int32)
+        rewards = np.concatenate([g.rewards for g in leased]) if leased else np.zeros(1)
+        oldest = min((int(g.versions.min()) for g in leased if g.versions.size), default=step)
+        tokens = max(1, self.tokens)
+        return {
+            "seconds": seconds,
+            "loss": self.loss / weight,
+            "grad_norm": result.grad_norm,
+            "learning_rate": result.learning_rate,
+            "update_skipped": float(result.skipped),
+            "clip_fraction": self.clipped / tokens,
+            "kl": self.kl / tokens,
+            "entropy": self.entropy / tokens,
+            "engine_mismatch": self.mismatch / tokens,
+            "tokens_trained": float(self.tokens),
+            "micro_batches": float(self.micro_batches),
+            "trainer_idle_fraction": min(1.0, self.waited_s / seconds) if seconds > 0 else 0.0,
+            "staleness_max": float(max(0, step - oldest)),
+            "response_tokens_mean": float(lengths.mean()),
+            "response_tokens_max": float(lengths.max()),
+            "reward_mean": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            "degenerate_fraction": sum(is_degenerate(g.rewards) for g in leased) / max(1, len(leased)),
+        }
+
+
+def batch_shape(groups: Iterable[LeaseGroup], *, max_response_tokens: int) -> BatchShape:
+    """The size of the whole step, groups that teach nothing included."""
+    leased = list(groups)
+    return BatchShape(
+        samples=sum(group.siblings.size for group in leased),
+        response_tokens=int(sum(group.lengths.sum() for group in leased)),
+        max_response_tokens=max_response_tokens,
+    )
+
+
+def consumed(groups: Iterable[LeaseGroup]) -> tuple[np.ndarray, np.ndarray]:
+    """(prompts int64[n], siblings int32[n]) of every sample of the step, by prompt, then as leased."""
+    ordered = sorted(groups, key=lambda group: group.prompt)
+    prompts = [np.full(group.siblings.size, group.prompt, dtype=np.int64) for group in ordered]
+    siblings = [group.siblings.astype(np.int32) for group in ordered]
+    if not ordered:
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return np.concatenate(prompts), np.concatenate(siblings)

@@ -1,0 +1,149 @@
+"""Checkpoints on disk: whole under their final name, or not there at all.
+
+    RUN_DIR/checkpoints/step_000040/    training goes on at step 40
+        config.json  model.safetensors  tokenizer…    an HF directory
+        trainer/                                      the backend's own state: master weights, optimizer, schedule
+        state.json                                    the frontier, and size and xxh3-128 of every other file
+
+Always true
+- A checkpoint is written under a hidden name, every file is flushed to the disk, and then it is renamed.
+- Nothing is loaded from a checkpoint before each of its files has the size and the hash that ``state.json`` names.
+- Pruning removes the oldest only after a newer one is durable, and never the one just written.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from actors.trainer.errors import CheckpointCorrupt
+
+STATE_FILE = "state.json"
+TRAINER_DIRECTORY = "trainer"
+_NAME = re.compile(r"step_(\d{6,})")
+_READ_BYTES = 4 << 20
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    bytes: int
+    xxh3: str
+
+
+class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
+    """``state.json``. ``step`` is the next step to train; the weights are policy version ``step``."""
+
+    format: int = 1
+    job: str
+    step: int
+    files: dict[str, StoredFile] = {}
+
+
+def checkpoints_directory(run_dir: Path) -> Path:
+    return run_dir / "checkpoints"
+
+
+def checkpoint_path(run_dir: Path, step: int) -> Path:
+    return checkpoints_directory(run_dir) / f"step_{step:06d}"
+
+
+def stored(run_dir: Path) -> list[Path]:
+    """All checkpoints of a run, oldest first. Unfinished ones have other names and are not among them."""
+    directory = checkpoints_directory(run_dir)
+    found = [path for path in directory.glob("step_*") if _NAME.fullmatch(path.name)] if directory.is_dir() else []
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step_")))
+
+
+def newest(run_dir: Path) -> Path | None:
+    """The newest checkpoint of a run, or None."""
+    paths = stored(run_dir)
+    return paths[-1] if paths else None
+
+
+def begin(run_dir: Path, step: int) -> Path:
+    """An empty hidden directory to write the checkpoint into; what a crash left there is removed."""
+    final = checkpoint_path(run_dir, step)
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    (partial / TRAINER_DIRECTORY).mkdir(parents=True)
+    return partial
+
+
+def commit(partial: Path, state: CheckpointState) -> Path:
+    """Write ``state.json`` with the hash of every file, flush all of it, and give it its final name."""
+    files = {str(file.relative_to(partial)): _describe(file) for file in _files(partial)}
+    encoded = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(state, files=files)), indent=2)
+    (partial / STATE_FILE).write_bytes(encoded + b"\n")
+    for path in [*_files(partial), *sorted(p for p in partial.rglob("*") if p.is_dir()), partial]:
+        _flush(path)
+    final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
+    if final.exists():
+        shutil.rmtree(final)  # a replay reached the same step again; its twin is whole beside it
+    partial.rename(final)
+    _flush(final.parent)
+    return final
+
+
+def read(path: Path) -> CheckpointState:
+    """The state of the checkpoint at ``path``, after all of its files were verified.
+
+    Raises CheckpointCorrupt, naming the first file that is missing, cut short or altered.
+    """
+    state_file = path / STATE_FILE
+    try:
+        state = msgspec.json.decode(state_file.read_bytes(), type=CheckpointState)
+    except (OSError, msgspec.DecodeError) as error:
+        raise _corrupt(state_file, str(error)) from error
+    for name, expected in state.files.items():
+        file = path / name
+        if not file.is_file():
+            raise _corrupt(file, "the file is missing")
+        size = file.stat().st_size
+        if size != expected.bytes:
+            raise _corrupt(file, f"{size} bytes, expected {expected.bytes}")
+        if _hash(file) != expected.xxh3:
+            raise _corrupt(file, "its content was altered (hash differs)")
+    return state
+
+
+def prune(run_dir: Path, keep: int) -> list[Path]:
+    """Remove all but the newest ``keep`` checkpoints; returns what was removed."""
+    removed = stored(run_dir)[: -max(1, keep)]
+    for path in removed:
+        hidden = path.with_name(f".{path.name}.removed")
+        path.rename(hidden)  # first out of sight: a half-removed checkpoint must not look like one
+        shutil.rmtree(hidden)
+    return removed
+
+
+def _corrupt(file: Path, what: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"checkpoint file {file}: {what}; resume from another checkpoint, or remove this one")
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    return (path for path in sorted(directory.rglob("*")) if path.is_file())
+
+
+def _describe(file: Path) -> StoredFile:
+    return StoredFile(bytes=file.stat().st_size, xxh3=_hash(file))
+
+
+def _hash(file: Path) -> str:
+    digest = xxhash.xxh3_128()
+    with file.open("rb") as stream:
+        while block := stream.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,109 @@
+"""Publishes the trainer's weights: laid out at once, offered to the weight server beside further training.
+
+    step ─▶ publish(v) ─ export (backend thread) ─┬─▶ return: the next step may be opened
+                                                   └─▶ Publish ─▶ weight server ─▶ Published(newest)
+
+Always true
+- Versions are immutable: what the server holds, or anything newer, is never published again. So a trainer that
+  replays steps publishes nothing until it is past the newest version.
+- At most one version is on its way; the next export waits for it.
+- Export runs between optimizer steps only (the trainer's loop calls it), so a segment is never half old, half new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TypeVar
+
+from actors.core.context import Context
+from actors.core.message import Message
+from actors.scheduler.messages import LookupService, ServiceFound
+from actors.trainer.backend import TrainBackend
+from actors.trainer.patience import ask_patiently
+from actors.trainer.spans import SpanRecorder
+from actors.weights.messages import Manifest, Publish, Published, QueryVersions, Versions
+from actors.weights.segments import host_id, segment_path
+from transport.address import ActorAddress
+
+R = TypeVar("R", bound=Message)
+
+
+class Publisher:
+    """One per trainer life. ``newest`` is the newest version known to be held by the server, -1 if none."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        backend: TrainBackend,
+        spans: SpanRecorder,
+        *,
+        job: str,
+        run_dir: Path,
+        scheduler: ActorAddress,
+    ) -> None:
+        self._ctx = ctx
+        self._backend = backend
+        self._spans = spans
+        self._job = job
+        self._run_dir = run_dir
+        self._scheduler = scheduler
+        self._server: ActorAddress | None = None
+        self._under_way: asyncio.Task[object] | None = None
+        self.newest = -1
+
+    def server_changed(self, address: ActorAddress) -> None:
+        """Somebody else serves the weights now."""
+        self._server = address
+
+    async def find_server(self) -> None:
+        """Ask the scheduler until it knows who serves the weights, at most ``limits.ready_timeout_s``."""
+        lookup = LookupService(job=self._job, role="weights")
+        async with asyncio.timeout(self._ctx.limits.ready_timeout_s):
+            while self._server is None:
+                found = await ask_patiently(self._ctx, lambda: self._scheduler, lookup, ServiceFound)
+                if found.address is not None and self._server is None:
+                    self._server = found.address
+                elif self._server is None:
+                    await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+
+    async def sync(self, version: int) -> None:
+        """Learn what the server holds, and publish ``version`` unless it holds that or a newer one."""
+        await self.settle()
+        versions = await self._ask(QueryVersions(job=self._job), Versions)
+        self.newest = max(versions.held, default=-1)
+        await self.publish(version)
+
+    async def publish(self, version: int) -> bool:
+        """Export ``version`` and offer it in the background. False: the server is past it, nothing was done."""
+        await self.settle()
+        if version <= self.newest:
+            return False
+        limits, path = self._ctx.limits, segment_path(self._run_dir, version)
+        with self._spans.span("publish", version=version):
+            async with asyncio.timeout(limits.publish_timeout_s):
+                manifest = await self._backend.export_segment(
+                    path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes
+                )
+        self._under_way = self._ctx.start_task(self._offer(manifest, path), f"publish version {version}")
+        return True
+
+    async def settle(self) -> None:
+        """Wait until nothing is on its way. A failed offer has crashed the actor already."""
+        if self._under_way is not None:
+            await self._under_way
+            self._under_way = None
+
+    async def _offer(self, manifest: Manifest, path: Path) -> None:
+        offer = Publish(manifest=manifest, host=host_id(), path=str(path))
+        published = await self._ask(offer, Published)
+        self.newest = max(self.newest, published.newest)
+
+    async def _ask(self, message: Message, reply: type[R]) -> R:
+        return await ask_patiently(
+            self._ctx, self._address, message, reply, patience_s=self._ctx.limits.publish_timeout_s
+        )
+
+    def _address(self) -> ActorAddress:
+        assert self._server is not None, "find_server comes first"
+        return self._server

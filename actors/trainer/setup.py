@@ -1,0 +1,64 @@
+"""From the job file to what the trainer is made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.roles import RoleArgs
+from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
+from configs.schema import JobConfig
+
+
+def make_backend(kind: str) -> TrainBackend:
+    """The backend of that kind; imports its code and no other's."""
+    if kind == "torch":
+        from actors.trainer.backends.torch_backend import TorchBackend
+
+        return TorchBackend()
+    if kind == "simulated":
+        from actors.trainer.backends.simulated_backend import SimulatedBackend
+
+        return SimulatedBackend()
+    raise ValueError(f"trainer.backend: {kind!r}, expected 'torch' or 'simulated'")
+
+
+def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
+    """What the backend is told at its start."""
+    trainer = job.trainer
+    return BackendSpec(
+        model_path=Path(args.model_path),
+        dtype=job.model.dtype,
+        device=resolve_device(trainer.device, trainer.backend),
+        threads=trainer.threads,
+        learning_rate=trainer.lr,
+        warmup_steps=trainer.warmup_steps,
+        weight_decay=trainer.weight_decay,
+        adam_betas=trainer.betas,
+        max_grad_norm=trainer.max_grad_norm,
+        seed=job.seed,
+        needs_reference=job.algorithm.kl_coefficient > 0,
+        gradient_checkpointing=trainer.gradient_checkpointing,
+    )
+
+
+def resolve_device(configured: str, backend: str) -> str:
+    """``auto`` is CUDA where torch sees a device, else the CPU; the simulated backend needs neither."""
+    if configured != "auto":
+        return configured
+    if backend != "torch":
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def loss_spec(job: JobConfig) -> LossSpec:
+    """The policy loss of the job."""
+    algorithm = job.algorithm
+    return LossSpec(
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
+        kl_coefficient=algorithm.kl_coefficient,
+        importance_cap=algorithm.importance_cap,
+        temperature=job.rollout.temperature,
+    )

@@ -1,0 +1,41 @@
+"""The trainer's track of the trace: what it did when, in wall-clock seconds, for people only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from actors.core.context import Context
+from actors.metrics.messages import Span, Spans
+from transport.address import ActorAddress
+
+SPANS_HELD = 1024
+"""Between two steps; more are dropped, a trace is no ledger."""
+
+
+class SpanRecorder:
+    """Collects spans and tells them to the metrics actor once a step. Losing them harms nobody."""
+
+    def __init__(self, ctx: Context, *, job: str, track: str, metrics: ActorAddress) -> None:
+        self._ctx = ctx
+        self._job = job
+        self._track = track
+        self._metrics = metrics
+        self._spans: list[Span] = []
+
+    @contextmanager
+    def span(self, name: str, **args: float | str) -> Iterator[None]:
+        """Record the block as one bar, also if it raises."""
+        start_s = time.time()
+        try:
+            yield
+        finally:
+            if len(self._spans) < SPANS_HELD:
+                self._spans.append(Span(name=name, start_s=start_s, end_s=time.time(), args=args))
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        if self._spans:
+            self._ctx.ref(self._metrics).tell(Spans(job=self._job, track=self._track, spans=self._spans))
+            self._spans = []

@@ -1,0 +1,298 @@
+"""The trainer: consumes the groups of a step as they finish, steps, publishes, commits.
+
+    on_start   backend.start ─ load the newest checkpoint ─▶ step c, which is also the version of the weights
+    then       RegisterService(trainer) ─ find the weight server ─ publish version c, unless it holds c or newer
+
+    for step s = c, c+1, …
+      OpenStep(s) ───────────────▶ scheduler
+      LeaseGroup* (any order) ◀─── scheduler     each window of prompts, once whole: accumulate its micro-batches
+      StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
+      backend.step                               the weights are version s + 1 now
+      Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
+      CommitStep(s) ──▶ scheduler  ┘ the next step for the second
+      Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
+
+    loop            waits for                        unblocked by
+    one step        groups, in windows               LeaseGroup, StepLeased; Down or silence open the step again
+    publish         the previous version's Published the weight server, or a newer one (ServiceChanged)
+
+Handlers only fill the inbox and set flags; everything that touches the backend happens in the one loop, so weights
+never change under an export. Replayed steps are trained like any other: the samples are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from actors.core.actor import Actor, handles
+from actors.core.watch import Down
+from actors.roles import RoleArgs
+from actors.scheduler.messages import (
+    Acknowledged,
+    CheckpointTaken,
+    CommitStep,
+    Committed,
+    LeaseGroup,
+    OpenStep,
+    RegisterService,
+    ServiceChanged,
+    StepLeased,
+)
+from actors.trainer import checkpoint
+from actors.trainer.accounts import StepAccounts, batch_shape, consumed
+from actors.trainer.algorithms import algorithm_named
+from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
+from actors.trainer.batching import Inbox, cut, group_samples, window_size
+from actors.trainer.errors import TrainingDiverged
+from actors.trainer.patience import ask_patiently
+from actors.trainer.publisher import Publisher
+from actors.trainer.setup import backend_spec, loss_spec, make_backend
+from actors.trainer.spans import SpanRecorder
+from transport.address import ActorAddress
+
+R = TypeVar("R")
+
+
+class Trainer(Actor):
+    """Trains one job. ``step`` is the next step, and the version of the weights that it holds."""
+
+    def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
+        self._args = args
+        self._job = args.job_config
+        self._backend = backend or make_backend(self._job.trainer.backend)
+        self._algorithm = algorithm_named(self._job.algorithm.name)
+        self._loss = loss_spec(self._job)
+        self._run_dir = Path(args.run_dir)
+        self._inbox: Inbox | None = None
+        self._news = asyncio.Event()
+        self._reopen = False
+        self._weights_moved = False
+        self._skipped_in_a_row = 0
+        self._storing: asyncio.Task[object] | None = None
+        self._step_began_s = 0.0
+        self.step = 0
+        self.ignored_leases = 0
+
+    async def on_start(self) -> None:
+        ctx, args = self.ctx, self._args
+        self._spans = SpanRecorder(ctx, job=self._job.name, track=args.name, metrics=args.metrics)
+        self._publisher = Publisher(
+            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=args.scheduler
+        )
+        await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
+        await self._resume()
+        ctx.start_task(self._run(), "train")
+
+    async def on_stop(self) -> None:
+        await self._backend.close()
+
+    # ------------------------------------------------------------ what comes in
+
+    @handles(LeaseGroup)
+    async def lease_group(self, message: LeaseGroup) -> None:
+        """Duplicates and other steps' groups come after a step was opened twice; they are counted, never trained."""
+        if self._inbox is None or not self._inbox.add(message):
+            self.ignored_leases += 1
+            return
+        self._news.set()
+
+    @handles(StepLeased)
+    async def step_leased(self, message: StepLeased) -> None:
+        if self._inbox is not None and self._inbox.step == message.step:
+            self._inbox.close(message.groups)
+            self._news.set()
+
+    @handles(ServiceChanged)
+    async def service_changed(self, message: ServiceChanged) -> None:
+        if message.role == "weights":
+            self._publisher.server_changed(message.address)
+            self._weights_moved = True
+            self._news.set()
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        """The scheduler is gone: its successor must be told who trains and what is open."""
+        if message.address == self._args.scheduler:
+            self._reopen = True
+            self._news.set()
+
+    # ------------------------------------------------------------ the loop
+
+    async def _run(self) -> None:
+        await self._introduce()
+        await self._publisher.find_server()
+        self._weights_moved = False
+        await self._publisher.sync(self.step)
+        finished = self.step >= self._job.steps
+        if finished:
+            await self._checkpoint()
+        while not finished:
+            finished = await self._train_step()
+        await self._publisher.settle()
+        await self._stored()
+        self._spans.flush()
+        self.ctx.stop("completed")
+
+    async def _train_step(self) -> bool:
+        """One step from OpenStep to Committed; True when it was the last."""
+        self._step_began_s = self.ctx.now()
+        accounts = StepAccounts()
+        inbox = self._open()
+        while not inbox.exhausted:
+            windows = inbox.ready()
+            for window in windows:
+                await self._accumulate(window, accounts)
+            if not windows and not inbox.exhausted:
+                await self._wait(inbox, accounts)
+        shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
+        weight = self._algorithm.normaliser(shape)
+        result = await self._bounded(self._backend.step(weight=weight))
+        self._check_finite(result)
+        self.step += 1
+        await self._publisher.publish(self.step)
+        committed = await self._commit(inbox, accounts, result, weight)
+        if committed.checkpoint or committed.stop:
+            await self._checkpoint()
+        self._spans.flush()
+        return committed.stop
+
+    def _open(self) -> Inbox:
+        job, step = self._job, self.step
+        per_step = job.algorithm.prompts_per_step
+        self._inbox = Inbox(
+            step=step,
+            expected=range(step * per_step, (step + 1) * per_step),
+            window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step),
+            in_order=job.sync.mode == "sync",
+        )
+        self._tell_open()
+        return self._inbox
+
+    def _tell_open(self) -> None:
+        opened = OpenStep(job=self._job.name, step=self.step, trainer=self.ctx.self_address)
+        self.ctx.ref(self._args.scheduler).tell(opened)
+
+    async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
+        """Until something comes. Silence, lost groups and a new scheduler open the step again."""
+        began_s = self.ctx.now()
+        with self._spans.span("wait", step=inbox.step, missing=inbox.missing):
+            await self._next_news(inbox)
+        accounts.waited_s += self.ctx.now() - began_s
+
+    async def _next_news(self, inbox: Inbox) -> None:
+        limits = self.ctx.limits
+        silence_s = limits.backoff_max_s if inbox.has_lost_groups else limits.open_step_repeat_s
+        try:
+            async with asyncio.timeout(silence_s):
+                await self._news.wait()
+        except TimeoutError:
+            self.ctx.log.warning("step without news, opened again", step=inbox.step, missing=inbox.missing)
+            self._tell_open()
+        self._news.clear()
+        if self._reopen:
+            await self._introduce()
+            self._tell_open()
+        if self._weights_moved:
+            self._weights_moved = False
+            await self._publisher.sync(self.step)
+
+    async def _introduce(self) -> None:
+        """Watch the scheduler and say who trains. Repeated to a scheduler that restarted."""
+        self._reopen = False
+        service = RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address)
+        await ask_patiently(self.ctx, self._scheduler, service, Acknowledged)
+        self.ctx.watch(self._args.scheduler)
+
+    def _scheduler(self) -> ActorAddress:
+        return self._args.scheduler
+
+    # ------------------------------------------------------------ training
+
+    async def _accumulate(self, window: list[LeaseGroup], accounts: StepAccounts) -> None:
+        samples = [sample for group in window for sample in group_samples(group, self._algorithm)]
+        with_kl = self._loss.kl_coefficient > 0
+        budget = self._job.trainer.micro_batch_tokens
+        with self._spans.span("train", step=self.step, samples=len(samples)):
+            for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
+                scored = await self._with_reference(batch) if with_kl else batch
+                accounts.add(await self._bounded(self._backend.accumulate(scored, self._loss)))
+
+    async def _with_reference(self, batch: MicroBatch) -> MicroBatch:
+        scores = self._backend.score(batch, temperature=self._loss.temperature, reference=True)
+        return dataclasses.replace(batch, reference_logprobs=await self._bounded(scores))
+
+    def _check_finite(self, result: StepResult) -> None:
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
+        if result.skipped:
+            self.ctx.log.warning("non-finite gradient, update skipped", step=self.step)
+        if self._skipped_in_a_row >= self.ctx.limits.diverged_steps:
+            raise TrainingDiverged(
+                f"{self._skipped_in_a_row} steps in a row up to step {self.step} had a non-finite gradient; "
+                "lower trainer.lr, or look at the rewards"
+            )
+
+    async def _commit(self, inbox: Inbox, accounts: StepAccounts, result: StepResult, weight: float) -> Committed:
+        groups = inbox.groups.values()
+        seconds = self.ctx.now() - self._step_began_s
+        prompts, siblings = consumed(groups)
+        metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
+        metrics["leases_ignored"] = float(self.ignored_leases)
+        commit = CommitStep(
+            job=self._job.name,
+            step=inbox.step,
+            trainer=self.ctx.self_address,
+            prompts=prompts,
+            siblings=siblings,
+            policy_version=self.step,
+            metrics=metrics,
+        )
+        return await ask_patiently(self.ctx, self._scheduler, commit, Committed)
+
+    # ------------------------------------------------------------ checkpoints
+
+    async def _resume(self) -> None:
+        """Load the checkpoint that was named, else the newest one, else stay with the model as it is."""
+        path = Path(self._args.resume_from) if self._args.resume_from else checkpoint.newest(self._run_dir)
+        if path is None:
+            return
+        state = await self.ctx.run_blocking(checkpoint.read, path)
+        await self._bounded(
+            self._backend.load(path / checkpoint.TRAINER_DIRECTORY), self.ctx.limits.checkpoint_timeout_s
+        )
+        self.step = state.step
+        self.ctx.log.info("checkpoint loaded", path=str(path), step=self.step)
+
+    async def _checkpoint(self) -> None:
+        """Write the checkpoint of the present weights; flushing it to the disk goes on beside the next step."""
+        await self._stored()
+        limits, step = self.ctx.limits, self.step
+        with self._spans.span("checkpoint", step=step):
+            partial = await self.ctx.run_blocking(checkpoint.begin, self._run_dir, step)
+            await self._bounded(self._backend.save(partial / checkpoint.TRAINER_DIRECTORY), limits.checkpoint_timeout_s)
+            await self._bounded(self._backend.export_checkpoint(partial), limits.checkpoint_timeout_s)
+        self._storing = self.ctx.start_task(self._store(partial, step), f"store checkpoint {step}")
+
+    async def _store(self, partial: Path, step: int) -> None:
+        state = checkpoint.CheckpointState(job=self._job.name, step=step)
+        path = await self.ctx.run_blocking(checkpoint.commit, partial, state)
+        await self.ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
+        taken = CheckpointTaken(job=self._job.name, step=step, path=str(path))
+        await ask_patiently(self.ctx, self._scheduler, taken, Acknowledged)
+
+    async def _stored(self) -> None:
+        if self._storing is not None:
+            await self._storing
+            self._storing = None
+
+    async def _bounded(self, work: Coroutine[Any, Any, R], limit_s: float | None = None) -> R:
+        async with asyncio.timeout(self.ctx.limits.train_step_timeout_s if limit_s is None else limit_s):
+            return await work
+
+
+def build(args: RoleArgs) -> dict[str, Actor]:
+    """The trainer's process hosts one actor."""
+    return {args.name: Trainer(args)}

@@ -1,0 +1,225 @@
+"""What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, TrainBackend
+from actors.trainer.backends.simulated_backend import SimulatedBackend
+from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.batching import TrainSample, cut
+from actors.trainer.errors import BackendClosed, CheckpointCorrupt
+from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
+from actors.weights.messages import Manifest
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
+LOSS = LossSpec()
+Start = Callable[..., Awaitable[TrainBackend]]
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(params=sorted(KINDS))
+async def start(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Start]:
+    started: list[TrainBackend] = []
+
+    async def begin(**changes: object) -> TrainBackend:
+        backend = KINDS[request.param]()
+        await backend.start(BackendSpec(model_path=model_path, learning_rate=0.01, **changes))  # type: ignore[arg-type]
+        started.append(backend)
+        return backend
+
+    yield begin
+    for backend in started:
+        await backend.close()
+
+
+def samples(count: int = 8, seed: int = 0) -> list[TrainSample]:
+    rng = np.random.default_rng(seed)
+    made: list[TrainSample] = []
+    for index in range(count):
+        r = int(rng.integers(1, 9))
+        made.append(
+            TrainSample(
+                prompt=index // 4,
+                sibling=index % 4,
+                prompt_ids=rng.integers(3, 99, 2 + index // 4).astype(np.int32),
+                tokens=rng.integers(3, 99, r).astype(np.int32),
+                logprobs=rng.normal(-4.6, 0.1, r).astype(np.float32),
+                stale=np.zeros(r, np.bool_),
+                advantage=float(rng.normal()),
+            )
+        )
+    return made
+
+
+def whole(batch_of: list[TrainSample]) -> list[MicroBatch]:
+    return cut(batch_of, budget_tokens=10_000, keep_zero=False)
+
+
+async def weights_of(backend: TrainBackend, directory: Path) -> np.ndarray:
+    """The exported bytes: all that a worker will ever see of the weights."""
+    path = directory / "segment"
+    await backend.export_segment(path, job="j", policy_version=0, chunk_bytes=1 << 20)
+    return np.fromfile(path, dtype=np.float32)
+
+
+async def train(backend: TrainBackend, batches: list[MicroBatch], weight: float = 10.0) -> None:
+    for batch in batches:
+        await backend.accumulate(batch, LOSS)
+    await backend.step(weight=weight)
+
+
+async def test_the_result_of_a_step_does_not_depend_on_how_the_batch_was_cut(start: Start, tmp_path: Path) -> None:
+    one, two = await start(), await start()
+    fine = cut(samples(), budget_tokens=12, keep_zero=False)
+    assert len(fine) > 2
+    await train(one, whole(samples()))
+    await train(two, fine)
+    np.testing.assert_allclose(await weights_of(one, tmp_path), await weights_of(two, tmp_path), atol=2e-5)
+
+
+async def test_statistics_add_up_over_micro_batches(start: Start) -> None:
+    backend = await start()
+    parts = [await backend.accumulate(b, LOSS) for b in cut(samples(), budget_tokens=12, keep_zero=False)]
+    (all_of_it,) = [await backend.accumulate(b, LOSS) for b in whole(samples())]
+    assert sum(p.tokens for p in parts) == all_of_it.tokens == sum(s.tokens.size for s in samples())
+    for name in ("weight", "loss_sum", "clipped_sum", "entropy_sum", "mismatch_sum"):
+        assert sum(getattr(p, name) for p in parts) == pytest.approx(getattr(all_of_it, name), rel=1e-3, abs=1e-3)
+
+
+async def test_only_step_changes_the_weights(start: Start, tmp_path: Path) -> None:
+    backend = await start()
+    before = await weights_of(backend, tmp_path)
+    for batch in whole(samples()):
+        await backend.score(batch, temperature=1.0, reference=False)
+        await backend.accumulate(batch, LOSS)
+    np.testing.assert_array_equal(await weights_of(backend, tmp_path), before)
+    await backend.step(weight=1.0)
+    assert (await weights_of(backend, tmp_path) != before).any()
+
+
+async def test_step_divides_by_the_weight_and_clears_the_sums(start: Start) -> None:
+    backend = await start(max_grad_norm=1e9)
+    (batch,) = whole(samples())
+    await backend.accumulate(batch, LOSS)
+    one = await backend.step(weight=1.0)
+    empty = await backend.step(weight=1.0)
+    assert one.grad_norm > 0
+    assert empty.grad_norm == 0.0
+    other = await start(max_grad_norm=1e9)
+    await other.accumulate(batch, LOSS)
+    ten = await other.step(weight=10.0)
+    assert ten.grad_norm == pytest.approx(one.grad_norm / 10, rel=1e-4)
+
+
+async def test_save_then_load_restores_everything_bit_for_bit(start: Start, tmp_path: Path) -> None:
+    """After loading, further steps give the same weights as without the interruption."""
+    one = await start(warmup_steps=5)
+    await train(one, whole(samples(seed=1)))
+    await one.save(tmp_path / "saved")
+    await train(one, whole(samples(seed=2)))
+    two = await start(warmup_steps=5)
+    await two.load(tmp_path / "saved")
+    await train(two, whole(samples(seed=2)))
+    np.testing.assert_array_equal(await weights_of(one, tmp_path), await weights_of(two, tmp_path))
+    assert (await one.step(weight=1.0)).learning_rate == (await two.step(weight=1.0)).learning_rate
+
+
+async def test_load_forgets_gradients_of_an_unfinished_batch(start: Start, tmp_path: Path) -> None:
+    backend = await start()
+    await backend.save(tmp_path / "saved")
+    for batch in whole(samples()):
+        await backend.accumulate(batch, LOSS)
+    await backend.load(tmp_path / "saved")
+    assert (await backend.step(weight=1.0)).grad_norm == 0.0
+
+
+async def test_loading_from_nowhere_names_the_file(start: Start, tmp_path: Path) -> None:
+    backend = await start()
+    with pytest.raises(CheckpointCorrupt, match=r"backend\.json"):
+        await backend.load(tmp_path / "nothing")
+
+
+async def test_the_learning_rate_warms_up_linearly(start: Start) -> None:
+    backend = await start(warmup_steps=4)
+    rates = [(await backend.step(weight=1.0)).learning_rate for _ in range(6)]
+    assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
+
+
+async def test_an_exported_segment_is_what_its_manifest_says(start: Start, tmp_path: Path) -> None:
+    backend = await start()
+    path = tmp_path / "segment"
+    manifest = await backend.export_segment(path, job="job-1", policy_version=7, chunk_bytes=512)
+    assert isinstance(manifest, Manifest)
+    check_manifest(manifest)
+    data = path.read_bytes()
+    assert (manifest.job, manifest.policy_version, manifest.total_bytes) == ("job-1", 7, len(data))
+    assert len(manifest.chunk_hashes) == -(-len(data) // 512)
+    for index in range(len(manifest.chunk_hashes)):
+        start_byte, end_byte = chunk_bounds(manifest, index)
+        assert chunk_is_intact(manifest, index, data[start_byte:end_byte])
+    assert all(entry.offset_bytes % 64 == 0 for entry in manifest.tensors)
+    assert set(tensor_views(manifest, data)) == {entry.name for entry in manifest.tensors}
+    assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_scores_are_log_probabilities_of_response_tokens_and_zero_elsewhere(start: Start) -> None:
+    backend = await start()
+    (batch,) = whole(samples())
+    scores = await backend.score(batch, temperature=1.0, reference=False)
+    assert scores.shape == batch.input_ids.shape
+    assert scores.dtype == np.float32
+    where = batch.loss_weight != 0
+    assert (scores[where] < 0).all()
+    assert (scores[~where] == 0).all()
+
+
+async def test_the_reference_model_stays_as_it_was(start: Start) -> None:
+    backend = await start(needs_reference=True)
+    (batch,) = whole(samples())
+    before = await backend.score(batch, temperature=1.0, reference=True)
+    for _ in range(3):
+        await train(backend, [batch])
+    np.testing.assert_array_equal(await backend.score(batch, temperature=1.0, reference=True), before)
+    assert (await backend.score(batch, temperature=1.0, reference=False) != before).any()
+
+
+async def test_without_a_reference_model_its_scores_are_refused(start: Start) -> None:
+    backend = await start()
+    with pytest.raises(BackendClosed, match="needs_reference"):
+        await backend.score(whole(samples())[0], temperature=1.0, reference=True)
+
+
+async def test_the_event_loop_stays_free_while_the_backend_computes(start: Start) -> None:
+    """A timer of zero seconds fires before a large micro-batch is done."""
+    backend = await start()
+    order: list[str] = []
+    work = asyncio.ensure_future(backend.accumulate(whole(samples(400))[0], LOSS))
+    work.add_done_callback(lambda _: order.append("work"))
+    await asyncio.sleep(0)
+    order.append("loop")
+    await work
+    await asyncio.sleep(0)
+    assert order == ["loop", "work"]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_calls_outside_start_and_close_are_refused(kind: str, model_path: Path) -> None:
+    backend = KINDS[kind]()
+    with pytest.raises(BackendClosed, match="before start"):
+        await backend.step(weight=1.0)
+    await backend.start(BackendSpec(model_path=model_path))
+    await backend.close()
+    await backend.close()
+    with pytest.raises(BackendClosed, match="after close"):
+        await backend.step(weight=1.0)
