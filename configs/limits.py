@@ -80,6 +80,9 @@ class Limits(BaseModel):
     # trainer
     train_step_timeout_s: float = Field(3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(600.0, description="one checkpoint")
+    trainer_patience_s: float = Field(60.0, description="repeats of one question to the scheduler or weight server")
+    open_step_repeat_s: float = Field(120.0, description="a step without news for this long is opened again")
+    diverged_steps: int = Field(10, description="steps in a row with a non-finite gradient before the trainer gives up")
     # control
     control_request_bytes: int = Field(1 << 20, description="one request of the control socket")
     control_timeout_s: float = Field(30.0, description="one request, unless it names its own deadline")
