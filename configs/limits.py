@@ -70,6 +70,9 @@ class Limits(BaseModel):
     pull_patience_s: float = Field(2.0, description="work is kept for a worker that is loading a version for this long")
     scheduler_tick_s: float = Field(0.5, description="how often the scheduler looks for what no message will tell it")
     stall_report_s: float = Field(5.0, description="nothing has moved for this long: say who waits for whom")
+    # rollout
+    outbox_messages: int = Field(1024, description="deltas that wait for an unreachable scheduler; then the engine waits")
+    span_interval_s: float = Field(1.0, description="how often a worker sends its spans of the trace")
     # rewards
     score_timeout_s: float = Field(10.0, description="one verifier call")
     # weights

@@ -1,0 +1,86 @@
+"""Fetches announced versions beside the generation; the newest wins.
+
+    want ─▶ (task) pull ─▶ verified tensors wait in ``ready`` ─▶ the generation task takes them between two steps
+              ▲ └─ fails: backoff, try again (a pull resumes); retired meanwhile: ask for the newest
+              └─── a newer version was announced meanwhile
+
+Invariants
+- One pull at a time, and at most one version waits; a newer one replaces it.
+- ``ready`` holds whole, verified versions only, each newer than all before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from actors.core.context import Context
+from actors.weights.client import PulledWeights, WeightClient
+from actors.weights.errors import VersionNotHeld
+from transport.address import ActorAddress
+from transport.errors import HeadraceError
+
+NEWEST = -1
+
+
+class VersionPuller:
+    """Pulls on behalf of one worker. ``on_ready`` is called when a version waits in ``ready``."""
+
+    def __init__(self, ctx: Context, job: str, on_ready: Callable[[float], None]) -> None:
+        self._ctx = ctx
+        self._client = WeightClient(ctx, job)
+        self._on_ready = on_ready
+        self._wanted = NEWEST
+        self._weights: ActorAddress | None = None
+        self._fetched = NEWEST
+        self._pulling = False
+        self._ready: PulledWeights | None = None
+
+    def want(self, policy_version: int, weights: ActorAddress | None) -> None:
+        """``policy_version`` is to be had from ``weights``; an older one than is wanted already is ignored."""
+        if weights is None or policy_version < self._wanted:
+            return
+        self._wanted, self._weights = policy_version, weights
+        if not self._pulling and self._wanted > self._fetched:
+            self._pulling = True
+            self._ctx.start_task(self._pull(weights), "pull")
+
+    def take(self) -> PulledWeights | None:
+        """The version that waits, if any; the caller closes it."""
+        pulled, self._ready = self._ready, None
+        return pulled
+
+    def close(self) -> None:
+        """Let go of a version that nobody took."""
+        if (pulled := self.take()) is not None:
+            pulled.close()
+
+    async def _pull(self, weights: ActorAddress) -> None:
+        delay_s, version = self._ctx.limits.backoff_first_s, self._wanted
+        while self._wanted > self._fetched:
+            weights = self._weights or weights
+            try:
+                self._keep(await self._client.pull(weights, version))
+                version, delay_s = self._wanted, self._ctx.limits.backoff_first_s
+                continue
+            except VersionNotHeld as error:
+                self._ctx.log.warning("a version is no longer held; asking for the newest", version=version, error=str(error))
+                version = NEWEST
+            except HeadraceError as error:
+                self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error), delay_s=delay_s)
+                version = self._wanted
+            await self._ctx.sleep(delay_s * self._ctx.rng("pull").uniform(0.5, 1.0))
+            delay_s = min(2 * delay_s, self._ctx.limits.backoff_max_s)
+        self._pulling = False
+
+    def _keep(self, pulled: PulledWeights) -> None:
+        """Hand ``pulled`` over.
+
+        Raises:
+            VersionNotHeld: it is no newer than what we have: a server that has just restarted.
+        """
+        if pulled.policy_version <= self._fetched:
+            pulled.close()
+            raise VersionNotHeld(f"the newest version at the server is {pulled.policy_version}, wanted is {self._wanted}")
+        self.close()
+        self._fetched, self._ready = pulled.policy_version, pulled
+        self._on_ready(pulled.seconds)

@@ -1,0 +1,40 @@
+"""The worker's track of the trace: what it did when, in wall-clock seconds, for people only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from actors.metrics.messages import Span
+
+
+class ActivityLog:
+    """One activity at a time (idle, generate, pull); equal neighbours become one span."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._name = ""
+        self._since = 0.0
+        self._spans: list[Span] = []
+
+    def begin(self, name: str) -> None:
+        """The worker does ``name`` from now on."""
+        if name != self._name:
+            self._cut(self._clock())
+            self._name = name
+
+    def _cut(self, now: float) -> None:
+        if self._name and now > self._since:
+            self._spans.append(Span(name=self._name, start_s=self._since, end_s=now))
+        self._since = now
+
+    def add(self, name: str, seconds: float) -> None:
+        """``name`` ran beside the activity and has ended now."""
+        now = self._clock()
+        self._spans.append(Span(name=name, start_s=now - seconds, end_s=now))
+
+    def take(self) -> list[Span]:
+        """All spans until now; what goes on is cut in two."""
+        self._cut(self._clock())
+        spans, self._spans = self._spans, []
+        return spans

@@ -1,0 +1,335 @@
+"""The rollout worker: drives one engine for one job. Stateless: whatever it knows, the ledger knows too.
+
+    scheduler ─ Assign, Revoke, PullVersion, Drain ─▶ handlers ─▶ commands (queue) ─┐ wake
+                                                                                    ▼
+    generation task:   ┌─▶ apply commands ─▶ load a pulled version ─▶ engine.step ─▶ TokenDelta ─▶ scheduler
+                       └──────────────── nothing to do: wait ◀──────────────────────────┘
+    pull task:         fetch and verify while the engine generates ─▶ hand over ─▶ loaded between two steps ─▶ WorkerVersion
+
+Invariants
+- The engine is touched by the generation task alone, so every command takes effect between two engine steps.
+- Commands of an older epoch are refused. A newer epoch voids everything that the older one assigned.
+- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless its epoch is over.
+- A worker that cannot reach its scheduler goes on, in bounds: deltas wait in the outbox, a full outbox stops the
+  engine, and after ``orphan_grace_s`` the worker stops.
+- An exception of the engine crashes the worker; a request that the engine refuses fails alone, as DATA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import msgspec
+import numpy as np
+
+from actors.core.actor import Actor, handles
+from actors.core.epochs import EpochGuard
+from actors.core.errors import AskError
+from actors.core.watch import Down
+from actors.metrics.messages import Spans
+from actors.roles import RoleArgs
+from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
+from actors.rollout.engine_kinds import create_engine
+from actors.rollout.errors import RequestRefused
+from actors.rollout.messages import Assign, Drain, PullVersion, Revoke
+from actors.rollout.outbox import Outbox
+from actors.rollout.puller import VersionPuller
+from actors.rollout.spans import ActivityLog
+from actors.rollout.worker_spec import engine_spec
+from actors.scheduler.messages import (
+    AssignmentsFailed,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Leaving,
+    Registered,
+    RegisterWorker,
+    TokenDelta,
+    WorkerVersion,
+)
+from actors.weights.client import PulledWeights
+from configs.schema import JobConfig
+
+Command = tuple[list[GenerationRequest], list[int]]
+"""Requests to add, then assignments to abort."""
+
+
+def build(args: RoleArgs) -> dict[str, Actor]:
+    """The actors of a rollout process."""
+    return {args.name: RolloutWorker(args)}
+
+
+class RolloutWorker(Actor):
+    """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations)."""
+
+    def __init__(self, args: RoleArgs, engine: RolloutEngine | None = None) -> None:
+        self._args = args
+        self._job = JobConfig.model_validate_json(args.job)
+        self._engine = engine or create_engine(self._job.rollout.engine)
+        self._epochs = EpochGuard()
+        self._commands: deque[Command] = deque()
+        self._held: set[int] = set()
+        """Assignments that have not ended."""
+        self._wake = asyncio.Event()
+        self._policy_version = -1
+        self._draining = ""
+        self._registering = False
+        self._sequence = 0
+        self._idle_s = 0.0
+        self._spans_sent_at = 0.0
+        self._activity = ActivityLog()
+
+    @property
+    def _slots(self) -> int:
+        return self._job.rollout.max_running
+
+    # ------------------------------------------------------------------ life
+
+    async def on_start(self) -> None:
+        self._puller = VersionPuller(self.ctx, self._job.name, self._version_ready)
+        self._scheduler = self.ctx.ref(self._args.scheduler)
+        self._outbox = Outbox(self._scheduler, self.ctx.limits.outbox_messages)
+        await self._engine.start(engine_spec(self._job, self._args.model_path))
+        self._registering = True
+        await self._register()
+        self.ctx.start_task(self._generate(), "generate")
+
+    async def on_stop(self) -> None:
+        self._puller.close()
+        await self._engine.close()
+
+    async def _register(self) -> None:
+        """Offer ourselves until the scheduler answers, with backoff.
+
+        Raises:
+            AskError: the last failure, after ``orphan_grace_s`` without an answer.
+        """
+        limits, delay_s = self.ctx.limits, self.ctx.limits.backoff_first_s
+        give_up_at = self.ctx.now() + limits.orphan_grace_s
+        question = RegisterWorker(
+            job=self._job.name,
+            worker=self.ctx.self_address,
+            node=self._args.node,
+            engine=self._engine.kind,
+            slots=self._slots,
+            policy_version=self._policy_version,
+        )
+        while True:
+            try:
+                answer = await self._scheduler.ask(question, Registered)
+                break
+            except AskError as error:
+                if self.ctx.now() + delay_s > give_up_at:
+                    raise
+                self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error), delay_s=delay_s)
+            await self.ctx.sleep(delay_s * self.ctx.rng("backoff").uniform(0.5, 1.0))
+            delay_s = min(2 * delay_s, limits.backoff_max_s)
+        self._registering = False
+        self.ctx.watch(self._args.scheduler)
+        if self._epochs.admit(answer.epoch):
+            self._begin_reign()
+        self._outbox.held_back = False
+        self._puller.want(answer.policy_version, answer.weights)
+        self._wake.set()
+
+    def _begin_reign(self) -> None:
+        """A new epoch: whoever rules now has assigned none of what we hold."""
+        self._outbox.clear()
+        if self._held:
+            self._commands.append(([], sorted(self._held)))
+
+    @handles(Down)
+    async def scheduler_down(self, message: Down) -> None:
+        if self._registering or self._draining:
+            return
+        self.ctx.log.warning("the scheduler is gone; generating on", reason=message.reason)
+        self._registering = self._outbox.held_back = True
+        self.ctx.start_task(self._register_or_stop(), "register")
+
+    async def _register_or_stop(self) -> None:
+        try:
+            await self._register()
+        except AskError as error:
+            self.ctx.log.error("the scheduler stays away; stopping", error=str(error))
+            self.ctx.stop("orphaned")
+
+    # ------------------------------------------------------------------ commands
+
+    def _admit(self, job: str, epoch: int) -> bool:
+        """Whether a command is for us.
+
+        Raises:
+            StaleEpoch: a newer scheduler rules; the command is dropped and counted.
+        """
+        if job != self._job.name:
+            self.ctx.log.warning("a command of another job", job=job)
+            return False
+        if self._epochs.admit(epoch):
+            self._begin_reign()
+        return True
+
+    @handles(Assign)
+    async def assign(self, message: Assign) -> None:
+        if not self._admit(message.job, message.epoch):
+            return
+        requests = [
+            GenerationRequest(
+                request=sample.assignment,
+                prompt=work.prompt,
+                sibling=sample.sibling,
+                prompt_ids=work.prompt_ids,
+                generated=sample.generated,
+                sampling=message.sampling,
+            )
+            for work in message.work
+            for sample in work.samples
+        ]
+        if refusal := self._refusal(message, len(requests)):
+            self._fail([request.request for request in requests], FailureKind.INFRASTRUCTURE, refusal)
+            return
+        self._held.update(request.request for request in requests)
+        self._commands.append((requests, []))
+        self._wake.set()
+
+    def _refusal(self, message: Assign, count: int) -> str:
+        if self._draining:
+            return f"the worker is leaving ({self._draining})"
+        if message.min_policy_version > self._policy_version:
+            return f"the work needs version {message.min_policy_version}, the worker holds {self._policy_version}"
+        if len(self._held) + count > 2 * self._slots:  # credit may be exceeded by what has ended but is still on its way
+            return f"{len(self._held)} samples are held and {count} more offered: the worker has {self._slots} slots"
+        return ""
+
+    @handles(Revoke)
+    async def revoke(self, message: Revoke) -> None:
+        if self._admit(message.job, message.epoch):
+            self._commands.append(([], message.assignments.tolist()))
+            self._wake.set()
+
+    @handles(PullVersion)
+    async def pull_version(self, message: PullVersion) -> None:
+        if self._admit(message.job, message.epoch):
+            self._puller.want(message.policy_version, message.weights)
+
+    @handles(Drain)
+    async def drain(self, message: Drain) -> None:
+        """Hand everything back and go. The deadline holds even if the engine is in a long step."""
+        if message.job != self._job.name or self._draining:
+            return
+        self._draining = message.reason or "drained"
+        self._commands.append(([], sorted(self._held)))
+        self._wake.set()
+        self.ctx.start_task(self._stop_after(message.deadline_s), "drain deadline")
+
+    async def _stop_after(self, deadline_s: float) -> None:
+        await self.ctx.sleep(deadline_s)
+        self.ctx.stop("preempted")
+
+    def _fail(self, assignments: list[int], kind: FailureKind, why: str) -> None:
+        failure = Failure(kind=kind, message=why, where=self._args.name)
+        message = AssignmentsFailed(
+            job=self._job.name, worker=self._args.name, assignments=np.array(assignments, np.int64), failure=failure
+        )
+        self._held.difference_update(assignments)
+        self._outbox.send(message)
+
+    # ------------------------------------------------------------------ generation
+
+    async def _generate(self) -> None:
+        while True:
+            self._apply_commands()
+            if (pulled := self._puller.take()) is not None:
+                await self._load(pulled)
+            self._outbox.flush()
+            if self._engine.has_work and not self._outbox.full:
+                self._activity.begin("generate")
+                self._deliver(await self._engine.step())
+            elif self._draining and not self._commands and not self._engine.has_work:
+                self._leave()
+                return
+            else:
+                await self._rest()
+            if self.ctx.now() - self._spans_sent_at >= self.ctx.limits.span_interval_s:
+                self._send_spans()
+
+    def _apply_commands(self) -> None:
+        while self._commands:
+            requests, aborted = self._commands.popleft()
+            if requests:
+                self._add(requests)
+            if aborted:
+                self._engine.abort(aborted)
+
+    def _add(self, requests: list[GenerationRequest]) -> None:
+        try:
+            self._engine.add(requests)
+        except RequestRefused as error:
+            self._fail(list(error.requests), FailureKind.DATA, str(error))
+            if rest := [request for request in requests if request.request not in error.requests]:
+                self._add(rest)
+
+    def _deliver(self, output: StepOutput) -> None:
+        self._held.difference_update(output.requests[output.finished != FinishReason.RUNNING].tolist())
+        stats = msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
+        self._outbox.send(
+            TokenDelta(
+                job=self._job.name,
+                worker=self._args.name,
+                epoch=self._epochs.ruling,
+                sequence=self._sequence,
+                policy_version=output.policy_version,
+                assignments=output.requests,
+                offsets=output.offsets,
+                counts=output.counts,
+                finished=output.finished,
+                tokens=output.tokens,
+                logprobs=output.logprobs,
+                stats=stats,
+            )
+        )
+        self._sequence += 1
+
+    async def _rest(self) -> None:
+        """Wait for something to do; at most until the next spans are due or a held-back delta is worth another try."""
+        self._activity.begin("idle")
+        limits, started_s = self.ctx.limits, self.ctx.now()
+        try:
+            async with asyncio.timeout(limits.backoff_first_s if len(self._outbox) else limits.span_interval_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        self._idle_s += self.ctx.now() - started_s
+
+    def _leave(self) -> None:
+        self._outbox.send(Leaving(job=self._job.name, worker=self._args.name, reason=self._draining))
+        self._send_spans()
+        self.ctx.stop("preempted")
+
+    def _send_spans(self) -> None:
+        self._spans_sent_at = self.ctx.now()
+        if spans := self._activity.take():
+            self.ctx.ref(self._args.metrics).tell(Spans(job=self._job.name, track=self._args.name, spans=spans))
+
+    # ------------------------------------------------------------------ weights
+
+    def _version_ready(self, pull_s: float) -> None:
+        self._activity.add("pull", pull_s)
+        self._wake.set()
+
+    async def _load(self, pulled: PulledWeights) -> None:
+        """Swap to ``pulled`` between two steps."""
+        in_flight = self._job.rollout.in_flight
+        await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
+        self._policy_version = pulled.policy_version
+        pulled.close()
+        self._outbox.send(
+            WorkerVersion(
+                job=self._job.name,
+                worker=self._args.name,
+                policy_version=pulled.policy_version,
+                pull_s=pulled.seconds,
+                pull_bytes=pulled.bytes,
+            )
+        )

@@ -1,0 +1,31 @@
+"""From a job file to what an engine needs to start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from actors.rollout.engine import EngineSpec
+from configs.schema import JobConfig
+
+
+def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
+    """The spec of one worker's engine; threads default to this machine's cores divided by the job's workers."""
+    rollout = job.rollout
+    return EngineSpec(
+        model_path=Path(model_path),
+        dtype=job.model.dtype,
+        device=rollout.device,
+        max_running=rollout.max_running,
+        max_context_tokens=job.data.max_prompt_tokens + rollout.max_tokens,
+        threads=rollout.threads or max(1, _cores() // max(1, rollout.workers)),
+        seed=job.seed,
+        options=rollout.engine_options,
+    )
+
+
+def _cores() -> int:
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on this platform
+        return os.cpu_count() or 1
