@@ -1,7 +1,7 @@
 """Who may act, until when: a lease that its holder lets lapse earlier than its granter does.
 
 Invariants
-- Epochs rise strictly: no two grants share one, and a receiver that has seen epoch e refuses every command below e.
+- Epochs rise strictly: no two grants share one. The receivers of commands check them (``actors/core/epochs.py``).
 - The holder's term ends ``margin_s`` before the granter's, counted from when the holder *asked*, so at no instant
   do two holders both believe that they hold it, whatever the network did to the answer in between.
 - Both sides use their own monotonic clock; no timestamp crosses the wire, only durations.
@@ -95,21 +95,3 @@ class HeldLease:
     def lapse(self) -> None:
         """Give it up at once."""
         self._until_s = float("-inf")
-
-
-class EpochFence:
-    """The receiver's side: commands of a deposed ruler are refused."""
-
-    def __init__(self) -> None:
-        self._epoch = 0
-
-    @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    def admit(self, epoch: int) -> bool:
-        """True, and remembered, when ``epoch`` is at least the newest one seen."""
-        if epoch < self._epoch:
-            return False
-        self._epoch = epoch
-        return True

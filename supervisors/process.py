@@ -26,6 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from supervisors.fate import PARENT_PID_VARIABLE
 from supervisors.process_log import open_log
 from supervisors.restart_budget import ExitCause
@@ -187,6 +189,20 @@ def launch(spec: Launch) -> ChildProcess:
     finally:
         os.close(log)
     return ChildProcess(popen, loop)
+
+
+def is_stopped_by_signal(pid: int) -> bool:
+    """Whether the operating system shows the process in SIGSTOP's state. False when it is gone."""
+    if sys.platform == "linux":
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                return stat.read().rpartition(b") ")[2][:1] == b"T"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -1,9 +1,9 @@
-"""Leases: disjoint terms, rising epochs, fencing."""
+"""Leases: disjoint terms, rising epochs."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisors.lease import EpochFence, HeldLease, LeaseGranter
+from supervisors.lease import HeldLease, LeaseGranter
 
 
 def test_the_holder_stops_before_the_granter_may_grant_again():
@@ -34,12 +34,6 @@ def test_a_late_grant_of_an_older_epoch_is_ignored():
     held.accept(new, asked_at_s=1.0)
     held.accept(old, asked_at_s=5.0)
     assert (held.epoch, held.left_s(1.0)) == (2, 9.0)
-
-
-def test_a_fence_refuses_a_deposed_ruler():
-    fence = EpochFence()
-    assert fence.admit(3) and fence.admit(3) and fence.admit(5)
-    assert not fence.admit(4)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 7), st.floats(0, 3)), max_size=40))

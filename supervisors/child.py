@@ -1,0 +1,163 @@
+"""The inside of a role process: from exec to ready, and out again.
+
+    stdin ─▶ ProcessSpec ─▶ transport ─▶ actor system ─▶ build_role ─▶ spawn ─▶ ProcessReady to the agent
+                                                                                ProcessBeacon every second
+    SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ exit 70
+    main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71
+
+Invariants
+- The process ends with its parent (``fate``), with its main actor, and when any of its actors crashes.
+- Nothing is printed but JSON lines on stderr, which the agent keeps in a bounded file.
+- The last step is ``os._exit``: a thread that hangs in a kernel must not hold up an orderly stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from supervisors.fate import die_with_parent
+from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
+from supervisors.process_spec import ProcessSpec
+
+if TYPE_CHECKING:
+    from actors.core.system import ActorSystem
+
+    from actors.core.cell import ActorExit
+
+log = structlog.get_logger("headrace.process")
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+_INCARNATION_BITS = 63
+
+
+def run_child() -> None:
+    """Be a role process; what ``main.py actor`` calls. Does not return."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    code = EXIT_START_FAILED
+    try:
+        spec = ProcessSpec.decode(sys.stdin.buffer.read())
+        configure_logging(spec.name)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            code = runner.run(_host(spec))
+    except BaseException:
+        log.exception("the process failed")
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def configure_logging(process: str) -> None:
+    """JSON lines on stderr, one per event, with wall time and the process's name."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _host(spec: ProcessSpec) -> int:
+    from actors.core.system import ActorSystem
+
+    from transport.address import PeerId
+    from transport.security import load_keys
+    from transport.zmq_transport import ZmqTransport
+
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    limits = spec.parsed_limits()
+    peer = PeerId(spec.peer, secrets.randbits(_INCARNATION_BITS))
+    keys = load_keys(Path(spec.keys)) if spec.keys else None
+    transport = ZmqTransport(
+        peer, listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
+    )
+    system = ActorSystem(transport, limits=limits, seed=spec.seed)
+    await system.start()
+    try:
+        return await _serve(spec, system, terminated)
+    finally:
+        try:
+            async with asyncio.timeout(limits.stop_timeout_s + limits.close_timeout_s):
+                await system.stop()
+        except TimeoutError:
+            log.error("the actors did not stop in time")
+
+
+async def _serve(spec: ProcessSpec, system: ActorSystem, terminated: asyncio.Event) -> int:
+    """Start the role's actors, say so, and wait for an end."""
+    from actors.roles import build_role
+    from supervisors.envoy import Envoy
+
+    try:
+        addresses = {
+            name: (await system.spawn(name, actor)).address for name, actor in build_role(spec.args).items()
+        }
+    except Exception:
+        log.exception("the role could not be started", role=spec.args.role)
+        return EXIT_START_FAILED
+    gc.freeze()  # imports are for ever: keep them out of every collection
+    await system.spawn("envoy", Envoy(spec, addresses))
+    log.info("ready", role=spec.args.role, actors=sorted(addresses))
+    return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
+
+
+async def _until_end(system: ActorSystem, names: list[str], main_actor: str, terminated: asyncio.Event) -> int:
+    """The exit code that the first decisive event asks for."""
+    verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def decide(code: int) -> None:
+        if not verdict.done():
+            verdict.set_result(code)
+
+    async def follow(name: str) -> None:
+        end = await system.wait_stopped(name)
+        if (code := _exit_code(end)) != EXIT_OK or name == main_actor:
+            log.info("an actor has ended", actor=name, reason=end.reason)
+            decide(code)
+
+    async def obey() -> None:
+        await terminated.wait()
+        decide(EXIT_TERMINATED)
+
+    tasks = [asyncio.create_task(follow(name), name=f"follow {name}") for name in names]
+    tasks.append(asyncio.create_task(obey(), name="obey SIGTERM"))
+    try:
+        return await verdict
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _exit_code(end: ActorExit) -> int:
+    if end.error is not None:
+        return EXIT_CRASHED
+    return EXIT_PREEMPTED if end.reason == "preempted" else EXIT_OK

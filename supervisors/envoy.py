@@ -1,0 +1,37 @@
+"""The actor in every role process that speaks for it to the node agent: ready once, then a beacon every second."""
+
+from __future__ import annotations
+
+import os
+
+from actors.core.actor import Actor
+from supervisors.messages import ProcessBeacon, ProcessReady
+from supervisors.process_spec import ProcessSpec
+from transport.address import ActorAddress
+
+
+class Envoy(Actor):
+    """Spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
+
+    def __init__(self, spec: ProcessSpec, addresses: dict[str, ActorAddress]) -> None:
+        self._spec = spec
+        self._addresses = addresses
+
+    async def on_start(self) -> None:
+        report = ProcessReady(
+            name=self._spec.name,
+            pid=os.getpid(),
+            incarnation=self.ctx.self_address.peer.incarnation,
+            addresses=self._addresses,
+        )
+        self.ctx.ref(self._spec.agent).tell(report)
+        self.ctx.start_task(self._beacons(), "beacons")
+
+    async def _beacons(self) -> None:
+        agent = self.ctx.ref(self._spec.agent)
+        interval_s = self.ctx.limits.beacon_interval_s
+        while True:
+            due_s = self.ctx.now() + interval_s
+            await self.ctx.sleep(interval_s)
+            lag_s = max(0.0, self.ctx.now() - due_s)
+            agent.tell(ProcessBeacon(name=self._spec.name, pid=os.getpid(), loop_lag_s=lag_s))

@@ -1,0 +1,45 @@
+"""What can go wrong in supervision. Continues the tree of ``transport/errors.py``.
+
+    HeadraceError
+    └── SupervisionError
+        ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
+        ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
+        ├── NoNode               no machine to start a process on; start one and retry
+        └── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
+"""
+
+from __future__ import annotations
+
+from supervisors.restart_budget import ExitCause
+from transport.errors import HeadraceError
+
+
+class SupervisionError(HeadraceError):
+    """A supervisor could not keep a promise."""
+
+
+class ChildStartFailed(SupervisionError):
+    """A child did not become ready. ``log_tail`` holds its last words, ``log_path`` all of them."""
+
+    def __init__(
+        self, child: str, cause: ExitCause, detail: str, log_tail: tuple[str, ...] = (), log_path: str = ""
+    ) -> None:
+        where = f"\n--- last lines of {log_path}\n" if log_tail else ""
+        super().__init__(f"{child} did not start: {detail}{where}" + "\n".join(log_tail))
+        self.child = child
+        self.cause = cause
+        self.detail = detail
+        self.log_tail = log_tail
+        self.log_path = log_path
+
+
+class SupervisorGaveUp(SupervisionError):
+    """The restart budget is spent, or a child never became ready. All children have been stopped."""
+
+
+class NoNode(SupervisionError):
+    """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class ModelNotMade(SupervisionError):
+    """The process that makes the tiny model failed or ran out of time."""

@@ -1,0 +1,96 @@
+"""The head process: one actor system, this machine's node agent, the nodes that joined, and the jobs.
+
+    Head.start ─▶ transport ─▶ system ─▶ node agent · nodes ─▶ control server
+    Head.submit ─▶ JobRun (supervisors/job_run.py)
+    Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.control.server import ControlServer
+from actors.control.socket import open_control_socket
+from actors.core.system import ActorSystem
+from configs.limits import DEFAULT_LIMITS, Limits
+from configs.schema import JobConfig
+from supervisors.job_run import JobRun
+from supervisors.node_agent import NodeAgent, NodeOptions
+from supervisors.nodes import Nodes
+from supervisors.operations import Operations
+from transport.address import new_peer
+from transport.security import NodeKeys, load_keys
+from transport.zmq_transport import ZmqTransport
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+CLUSTER = "headrace"
+"""Peers of another cluster name are refused at the handshake."""
+
+
+class Head:
+    """Create it, ``start``, ``submit`` jobs, ``stop``."""
+
+    def __init__(
+        self, *, run_root: Path, listen: str | None = None, keys: Path | None = None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self.limits = limits
+        self.run_root = run_root
+        self.jobs: dict[str, JobRun] = {}
+        self._keys_directory = keys
+        self._keys: NodeKeys | None = load_keys(keys) if keys is not None else None
+        self._runtime = Path(tempfile.mkdtemp(prefix="headrace-"))  # private (0700), and short enough for ipc
+        self._listen = listen or f"ipc://{self._runtime}/head"
+        self.nodes = Nodes("head")
+        self.system: ActorSystem
+        self._control: ControlServer | None = None
+
+    async def start(self) -> None:
+        """Listen and start this machine's node agent."""
+        transport = ZmqTransport(
+            new_peer("head"), listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys, role="head"
+        )
+        self.system = ActorSystem(transport, limits=self.limits)
+        await self.system.start()
+        await self.system.spawn("nodes", self.nodes)
+        options = NodeOptions(
+            cluster=CLUSTER,
+            listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
+            keys=str(self._keys_directory or ""),
+        )
+        agent = await self.system.spawn("agent", NodeAgent("head", options))
+        self.nodes.add_local("head", agent.address, slots=os.cpu_count() or 1)
+
+    @property
+    def endpoint(self) -> str:
+        """Where nodes join."""
+        return self.system.endpoint
+
+    async def serve_control(self, endpoint: str) -> str:
+        """Open the control socket at ``endpoint``; returns where it is."""
+        server = ControlServer(Operations(self), open_control_socket(endpoint, self.limits), limits=self.limits)
+        await server.start()
+        self._control = server
+        return server.endpoint
+
+    async def submit(self, job: JobConfig, run_dir: Path, *, resume: bool = False, on_progress: OnProgress | None = None) -> JobRun:
+        """Start a job and return its run, once its processes are ready."""
+        run = JobRun(self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress)
+        self.jobs[job.name] = run
+        await run.start()
+        return run
+
+    async def stop(self) -> None:
+        """Stop everything, youngest first. Idempotent."""
+        for run in reversed(list(self.jobs.values())):
+            await run.stop()
+        if self._control is not None:
+            await self._control.stop()
+            self._control = None
+        await self.system.stop()
+        shutil.rmtree(self._runtime, ignore_errors=True)

@@ -1,0 +1,156 @@
+"""What a person sees of a run: a panel that renews itself on a terminal, one plain line a step elsewhere.
+
+    run_job ── on_progress({...}) ──▶ ProgressView ──▶ rich.Live (terminal) | print (file, pipe)
+
+``on_progress`` is called with a map; each call tells what is new, and the view keeps the rest. Keys that it shows:
+``state``, ``steps``, ``control``, ``run_dir``, ``workers``, ``waiting_for`` (who waits for whom, as a phrase), ``message``
+(something to be told once, such as a restart), and with ``step`` the columns of ``metrics.jsonl``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+RECENT_STEPS: Final = 8
+REWARDS_SHOWN: Final = 60
+_BARS: Final = "▁▂▃▄▅▆▇█"
+
+
+class ProgressView:
+    """A context manager that shows progress on ``console`` while it is open."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._now: dict[str, Any] = {}
+        self._rows: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS)
+        self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._live = (
+            Live(console=console, auto_refresh=False, transient=False)
+            if console.is_terminal
+            else None
+        )
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, progress: Mapping[str, Any]) -> None:
+        """Take in what is new, and show it."""
+        waited = self._now.get("waiting_for")
+        self._now.update(progress)
+        if "message" in progress:
+            self._say(str(progress["message"]))
+        if "step" in progress and "reward_mean" in progress:
+            self._rows.append(dict(progress))
+            self._rewards.append(float(progress["reward_mean"]))
+            if self._live is None:
+                self._say(step_line(progress, self._now.get("steps")))
+        elif self._live is None and progress.get("waiting_for") not in (
+            None,
+            "",
+            waited,
+        ):
+            self._say(f"waiting for {progress['waiting_for']}")
+        if self._live is not None:
+            self._live.update(self.render(), refresh=True)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def render(self) -> RenderableType:
+        """The panel as it stands."""
+        now = self._now
+        step, steps = int(now.get("step", 0)), int(now.get("steps", 0))
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(f"step {step}/{steps or '?'}", style="bold"),
+            ProgressBar(total=max(steps, 1), completed=step, width=30),
+            Text(str(now.get("state", ""))),
+            Text(f"workers {now.get('workers', '?')}"),
+        )
+        parts: list[RenderableType] = [head]
+        if self._rewards:
+            parts.append(
+                Text(
+                    f"reward {sparkline(list(self._rewards))} {self._rewards[-1]:.3f}",
+                    style="green",
+                )
+            )
+            parts.append(self._table())
+        if now.get("waiting_for"):
+            parts.append(Text(f"waiting for {now['waiting_for']}", style="yellow"))
+        return Group(*parts)
+
+    def _table(self) -> Table:
+        table = Table(box=None, padding=(0, 2), header_style="dim")
+        for title in (
+            "step",
+            "reward",
+            "tokens/s",
+            "tokens/answer",
+            "staleness",
+            "rollout idle",
+            "trainer idle",
+            "seconds",
+        ):
+            table.add_column(title, justify="right")
+        for row in self._rows:
+            table.add_row(*_cells(row))
+        return table
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    return [
+        str(row["step"]),
+        f"{float(row['reward_mean']):.3f}",
+        f"{tokens_per_second(row):,.0f}",
+        f"{float(row.get('response_tokens_mean', 0)):.1f}",
+        str(row.get("staleness_max", 0)),
+        f"{float(row.get('rollout_idle_fraction', 0)):.0%}",
+        f"{float(row.get('trainer_idle_fraction', 0)):.0%}",
+        f"{float(row.get('seconds', 0)):.2f}",
+    ]
+
+
+def step_line(row: Mapping[str, Any], steps: int | None) -> str:
+    """One step as a plain line."""
+    of = f"/{steps}" if steps else ""
+    return (
+        f"step {row['step']}{of}  reward {float(row['reward_mean']):.3f}  {tokens_per_second(row):,.0f} tokens/s  "
+        f"staleness {row.get('staleness_max', 0)}  idle rollout {float(row.get('rollout_idle_fraction', 0)):.0%} "
+        f"trainer {float(row.get('trainer_idle_fraction', 0)):.0%}  {float(row.get('seconds', 0)):.2f} s"
+    )
+
+
+def tokens_per_second(row: Mapping[str, Any]) -> float:
+    """Generated tokens per second of the step; 0 where the step took no time."""
+    seconds = float(row.get("seconds", 0))
+    return float(row.get("tokens_generated", 0)) / seconds if seconds > 0 else 0.0
+
+
+def sparkline(values: list[float]) -> str:
+    """Values as a line of bars, scaled from their least to their greatest (at least 0 to 1)."""
+    low, high = min(0.0, *values), max(1.0, *values)
+    return "".join(
+        _BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)]
+        for value in values
+    )

@@ -1,0 +1,154 @@
+"""Which machines there are: node agents join, are watched, and are chosen for new processes.
+
+    node process ──JoinCluster──▶ Nodes ──watch──▶ gone ─▶ forgotten; its workers are placed elsewhere
+    supervisor   ──choose────────▶ the live node of the wanted kind with the least of its slots in use
+
+The head's own node agent is a node like the others, marked local.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from actors.core.actor import Actor, handles
+from actors.core.message import Message, message
+from actors.core.watch import Down
+from supervisors.errors import NoNode
+from transport.address import ActorAddress
+
+
+@message("nodes.join")
+class JoinCluster(Message):
+    """Ask: a machine offers itself. Answered with Joined. Joining again is harmless."""
+
+    node: str
+    agent: ActorAddress
+    slots: int
+    """Rollout workers that it takes at most."""
+
+
+@message("nodes.joined")
+class Joined(Message):
+    head: str
+
+
+@message("nodes.leave")
+class LeaveCluster(Message):
+    """Ask: the machine takes no further process. Answered with Joined."""
+
+    node: str
+
+
+@dataclass
+class Node:
+    """One machine. ``placed`` holds the names of the processes that were placed on it and have not been released."""
+
+    name: str
+    agent: ActorAddress
+    slots: int
+    local: bool
+    placed: set[str] = field(default_factory=set[str])
+    draining: bool = False
+
+
+class Nodes(Actor):
+    """The register of nodes. ``choose`` is called by code of the same process."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._nodes: dict[str, Node] = {}
+        self._changed = asyncio.Event()
+
+    def add_local(self, name: str, agent: ActorAddress, slots: int) -> None:
+        """The head's own machine."""
+        self._nodes[name] = Node(name, agent, slots, local=True)
+
+    @property
+    def present(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    @property
+    def remote_count(self) -> int:
+        return sum(not node.local for node in self._nodes.values())
+
+    @handles(JoinCluster)
+    async def join(self, message: JoinCluster) -> Joined:
+        known = self._nodes.get(message.node)
+        if known is None or known.agent != message.agent:
+            self.ctx.log.info("node joined", node=message.node, slots=message.slots)
+            self._nodes[message.node] = Node(message.node, message.agent, message.slots, local=False)
+            self.ctx.watch(message.agent)
+        self._signal()
+        return Joined(head=self._head)
+
+    @handles(LeaveCluster)
+    async def leave(self, message: LeaveCluster) -> Joined:
+        self.drain(message.node)
+        return Joined(head=self._head)
+
+    def drain(self, name: str) -> bool:
+        """Place nothing more on ``name``; False if there is no such node."""
+        node = self._nodes.get(name)
+        if node is not None:
+            node.draining = True
+        return node is not None
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        for name, node in list(self._nodes.items()):
+            if node.agent == message.address:
+                self.ctx.log.warning("node lost", node=name, reason=str(message.reason))
+                del self._nodes[name]
+        self._signal()
+
+    async def wait_for_remote(self, count: int, timeout_s: float) -> None:
+        """Wait until ``count`` remote nodes are there.
+
+        Raises:
+            NoNode: fewer came in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.remote_count < count:
+                    await self._next_change()
+        except TimeoutError as error:
+            raise NoNode(
+                f"{self.remote_count} of {count} nodes (cluster.nodes) joined within {timeout_s:g} s; "
+                "start them with headrace node --join ADDR"
+            ) from error
+
+    async def choose(self, process: str, kind: str, timeout_s: float) -> Node:
+        """The node on which ``process`` is to start: ``kind`` is local, remote or spread. Waits for one to join.
+
+        Raises:
+            NoNode: none of that kind came in time.
+        """
+        self.release(process)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (node := self._best(kind)) is None:
+                    await self._next_change()
+        except TimeoutError as error:
+            raise NoNode(f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node") from error
+        node.placed.add(process)
+        return node
+
+    def _best(self, kind: str) -> Node | None:
+        fitting = [n for n in self._nodes.values() if not n.draining and (kind == "spread" or n.local == (kind == "local"))]
+        remote = [n for n in fitting if not n.local]
+        if kind == "spread" and remote:
+            fitting = remote  # the head's machine trains; it generates only when nobody else can
+        return min(fitting, key=lambda n: (len(n.placed) / max(n.slots, 1), n.name), default=None)
+
+    def release(self, process: str) -> None:
+        """``process`` is no longer where it was placed."""
+        for node in self._nodes.values():
+            node.placed.discard(process)
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _signal(self) -> None:
+        self._changed.set()

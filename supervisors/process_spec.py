@@ -1,0 +1,43 @@
+"""What a role process is told on its standard input: one JSON object."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.roles import RoleArgs
+from configs.limits import Limits
+from transport.address import ActorAddress
+
+
+class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Enough to become a peer of the cluster and to host a role's actors."""
+
+    name: str
+    """At the node agent: ``<job>.<actor>``."""
+    peer: str
+    """This process's peer name: ``<node>.<job>.<actor>``."""
+    args: RoleArgs
+    agent: ActorAddress
+    """Who started it, and is told of readiness and progress."""
+    cluster: str
+    listen: str
+    """Endpoint to listen at; a port of 0 or ``*`` takes a free one."""
+    limits: str
+    """``Limits`` as JSON."""
+    seed: int
+    """Of the actor system's random streams."""
+    keys: str = ""
+    """Directory of this node's keys; empty: none, loopback only."""
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> ProcessSpec:
+        """Raises:
+        msgspec.DecodeError: the bytes are no spec; a bug of whoever started the process.
+        """
+        return msgspec.json.decode(data, type=ProcessSpec)
+
+    def parsed_limits(self) -> Limits:
+        return Limits.model_validate_json(self.limits)
