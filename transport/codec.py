@@ -57,7 +57,9 @@ def encode_body(value: object) -> list[Frame]:
     def hook(item: object) -> msgspec.msgpack.Ext:
         if isinstance(item, np.ndarray):
             return _encode_array(cast("np.ndarray[Any, Any]", item), frames)
-        raise TypeError(f"cannot send a {type(item).__name__}: only msgspec structs, plain values and numpy arrays travel")
+        raise TypeError(
+            f"cannot send a {type(item).__name__}: only msgspec structs, plain values and numpy arrays travel"
+        )
 
     frames[0] = msgspec.msgpack.Encoder(enc_hook=hook).encode(value)
     return frames

@@ -70,7 +70,9 @@ def _ipc_path(path: str, *, secure: bool) -> str:
     if path == "*":
         path = str(Path(tempfile.mkdtemp(prefix="headrace-")) / "s")
     if len(path.encode()) + 2 > IPC_PATH_MAX_BYTES:
-        raise ValueError(f"listen ipc://{path}: a socket path has at most {IPC_PATH_MAX_BYTES - 2} bytes; use a shorter directory")
+        raise ValueError(
+            f"listen ipc://{path}: a socket path has at most {IPC_PATH_MAX_BYTES - 2} bytes; use a shorter directory"
+        )
     directory = Path(path).parent
     if not directory.exists():
         directory.mkdir(mode=0o700, parents=True)

@@ -70,7 +70,9 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     tag: Name = ""
     """The message class of the body, see ``actors/core/message.py``; empty where the kind says it all."""
     number: Count = 0
-    """By kind: the offset of a stream item, the items that a credit grants."""
+    """By kind: the offset of a stream item, the items that a credit or the opening of a stream grants."""
+    number_bytes: Count = 0
+    """The bytes that a credit or the opening of a stream grants."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -102,7 +102,9 @@ class Goodbye(msgspec.Struct, array_like=True, frozen=True):
 
 T = TypeVar("T", Hello, Welcome, Confirm, Refusal, Goodbye)
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, Welcome, Confirm, Refusal, Goodbye)}
+_decoders: dict[type, msgspec.msgpack.Decoder[Any]] = {
+    kind: msgspec.msgpack.Decoder(kind) for kind in (Hello, Welcome, Confirm, Refusal, Goodbye)
+}
 
 
 def control(mark: Mark, body: msgspec.Struct | None = None) -> list[Frame]:

@@ -76,6 +76,9 @@ class MemoryNetwork:
         """Called when ``pipe`` has something to carry: sees to it that ``pipe.pump`` runs soon, once."""
         pipe.pump_soon()
 
+    def link_ended(self, link: Link) -> None:
+        """``link`` is down."""
+
     # called by transports
 
     def listen(self, transport: MemoryTransport) -> None:
@@ -113,7 +116,8 @@ class Pipe:
         self.target = target
         self.queues: dict[Lane, deque[list[Frame]]] = {lane: deque() for lane in Lane}
         self.in_flight: dict[Lane, int] = dict.fromkeys(Lane, 0)
-        self.ending = False
+        self.ending: DownReason | None = None
+        """Set once the source has ended the link: it goes down with this reason when all is carried."""
         self._scheduled = False
 
     def offer(self, lane: Lane, frames: list[Frame], bound: int) -> SendOutcome:
@@ -146,8 +150,8 @@ class Pipe:
             return
         if self.next_lane() is not None:
             self.source.network.route(self)
-        elif self.ending and not any(self.in_flight.values()):
-            self.link.stopped_by(self.source)
+        elif self.ending is not None and not any(self.in_flight.values()):
+            self.link.down(self.ending, self.ending)
 
     def next_lane(self) -> Lane | None:
         """The most urgent lane that holds something."""
@@ -181,15 +185,12 @@ class Link:
         """Both directions."""
         return list(self._pipes.values())
 
-    def stopped_by(self, transport: MemoryTransport) -> None:
-        """``transport`` ended the link in good order."""
-        self.down(DownReason.STOPPED, DownReason.STOPPED)
-
     def down(self, near_sees: DownReason | None, far_sees: DownReason | None) -> None:
         """End the link, once. Each end is told in a later turn; None tells that end nothing."""
         if not self.alive:
             return
         self.alive = False
+        self.near.network.link_ended(self)
         self.near.lose(self, self.far.peer, near_sees)
         self.far.lose(self, self.near.peer, far_sees)
 
@@ -238,7 +239,9 @@ class MemoryTransport:
     async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
         """See ``Transport.connect``. Waits for somebody to listen at ``endpoint``."""
         if not endpoint.startswith(SCHEME):
-            raise HandshakeRefused(f"endpoint {endpoint!r}: this process is on a memory network, expected memory://name")
+            raise HandshakeRefused(
+                f"endpoint {endpoint!r}: this process is on a memory network, expected memory://name"
+            )
         if endpoint == self.endpoint:
             raise HandshakeRefused(f"endpoint {endpoint!r} is this process itself; deliver locally instead")
         try:
@@ -264,7 +267,9 @@ class MemoryTransport:
 
     def _welcome(self, other: MemoryTransport) -> None:
         if other.cluster != self.cluster:
-            raise HandshakeRefused(f"{other.peer} belongs to cluster {other.cluster!r}, this process to {self.cluster!r}")
+            raise HandshakeRefused(
+                f"{other.peer} belongs to cluster {other.cluster!r}, this process to {self.cluster!r}"
+            )
         if other.lives.is_fenced(self._peer):
             raise HandshakeRefused(f"{other.peer} has welcomed a newer {self._peer.name}; this one is fenced")
         link = Link(self, other)
@@ -283,15 +288,15 @@ class MemoryTransport:
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """See ``Transport.send``."""
         link = self._links.get(peer)
-        if link is None or link.pipe_from(self).ending:
+        if link is None or link.pipe_from(self).ending is not None:
             return SendOutcome.NO_LINK
         return link.pipe_from(self).offer(lane, list(frames), self._bounds[lane])
 
-    def disconnect(self, peer: PeerId) -> None:
-        """Drop the link once what is queued has been carried; both ends see STOPPED."""
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
+        """Drop the link once what is queued has been carried; both ends see ``reason``."""
         link = self._links.get(peer)
         if link is not None:
-            link.pipe_from(self).ending = True
+            link.pipe_from(self).ending = reason
             self.network.route(link.pipe_from(self))
 
     def peers(self) -> list[PeerId]:
@@ -321,8 +326,9 @@ class MemoryTransport:
                 while self._links:
                     self._unlinked.clear()
                     await self._unlinked.wait()
-        for link in self.links():
-            link.down_seen_from(self, None, DownReason.STOPPED)
+        for peer, link in list(self._links.items()):
+            heard = self.network.reachable(self._peer, peer)
+            link.down_seen_from(self, None, DownReason.STOPPED if heard else DownReason.UNREACHABLE)
 
     def abort(self) -> None:
         """Crash: vanish without flushing or a goodbye. The others see UNREACHABLE, this end sees nothing."""

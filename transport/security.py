@@ -62,10 +62,14 @@ class NodeKeys:
             HandshakeRefused: the endpoint names no key, or one that is not allowed here.
         """
         if server_hex is None:
-            raise HandshakeRefused(f"endpoint {endpoint!r} names no key: use the full endpoint as the listener printed it")
+            raise HandshakeRefused(
+                f"endpoint {endpoint!r} names no key: use the full endpoint as the listener printed it"
+            )
         server = bytes.fromhex(server_hex)
         if not self.allows(server):
-            raise HandshakeRefused(f"the key of {endpoint!r} is not allowed here: add it to allowed/ of the key directory")
+            raise HandshakeRefused(
+                f"the key of {endpoint!r} is not allowed here: add it to allowed/ of the key directory"
+            )
         return Curve(self.public, self.secret, server)
 
 
@@ -120,7 +124,9 @@ def load_keys(directory: Path) -> NodeKeys:
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}; make keys with `headrace keys`") from error
     if mode & 0o077:
-        raise KeyFileError(f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys")
+        raise KeyFileError(
+            f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys"
+        )
     _check(secret, path)
     allowed = [_check(file.read_bytes().strip(), file) for file in sorted((directory / "allowed").glob("*.public"))]
     return NodeKeys(curve_public(secret), secret, frozenset(allowed))

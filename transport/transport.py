@@ -85,8 +85,8 @@ class Transport(Protocol):
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome: ...
 
-    def disconnect(self, peer: PeerId) -> None:
-        """Drop the link to ``peer`` once what is queued has been sent; both ends see STOPPED."""
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
+        """Drop the link to ``peer`` once what is queued has been sent; both ends see ``reason``."""
         ...
 
     def peers(self) -> list[PeerId]: ...

@@ -209,7 +209,9 @@ class ZmqTransport:
         host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self._count_malformed)
         dial = Dial(host, endpoint, address, key, next(self._dial_numbers))
         self._dials[endpoint] = dial
-        dial.done.add_done_callback(lambda _: self._dials.pop(endpoint, None) if self._dials.get(endpoint) is dial else None)
+        dial.done.add_done_callback(
+            lambda _: self._dials.pop(endpoint, None) if self._dials.get(endpoint) is dial else None
+        )
         try:
             dial.start()
         except ValueError as error:
@@ -407,14 +409,16 @@ class ZmqTransport:
         limit = self.limits.message_max_bytes
         for frame in frames:
             if len(frame) > limit:
-                raise ValueError(f"a frame of {len(frame)} bytes, at most {limit} are allowed: send it as a bulk stream")
+                raise ValueError(
+                    f"a frame of {len(frame)} bytes, at most {limit} are allowed: send it as a bulk stream"
+                )
         return link.send(lane, frames)
 
-    def disconnect(self, peer: PeerId) -> None:
-        """Say goodbye behind what is queued; both ends see STOPPED."""
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
+        """Say goodbye behind what is queued; both ends see ``reason``."""
         link = self._links.get(peer)
         if link is not None:
-            self._end(link, DownReason.STOPPED)
+            self._end(link, reason)
 
     def _end(self, link: Link, reason: DownReason) -> None:
         link.end(reason)

@@ -1,0 +1,168 @@
+"""The kinds of network under the transport contract, each with a way to make peers and to run a scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from configs.limits import DEFAULT_LIMITS, Limits
+from transport.address import PeerId, new_peer
+from transport.faults import FaultyTransport
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+from transport.security import NodeKeys, generate_keys
+from transport.sim.loop import run_simulated
+from transport.sim.network import SimNetwork
+from transport.transport import DownReason, Frame, Lane, Transport
+from transport.zmq_transport import ZmqTransport
+
+KINDS = [
+    "memory",
+    "sim",
+    "faulty-sim",
+    "zmq-tcp",
+    "zmq-ipc",
+    "zmq-tcp-curve",
+    "zmq-tcp-uvloop",
+    "zmq-ipc-uvloop",
+    "faulty-zmq-ipc",
+]
+WAIT_S = 5.0
+
+
+class Recorder:
+    """A receiver that keeps everything in order of arrival, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+        self.delivering = 0
+        self._changed = asyncio.Event()
+
+    def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
+        self._add(("frames", peer, lane, [bytes(frame) for frame in frames]))
+
+    def on_peer_up(self, peer: PeerId) -> None:
+        self._add(("up", peer))
+
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
+        self._add(("down", peer, reason))
+
+    def _add(self, event: tuple[Any, ...]) -> None:
+        self.events.append(event)
+        self._changed.set()
+
+    def frames(self, lane: Lane) -> list[list[bytes]]:
+        return [event[3] for event in self.events if event[0] == "frames" and event[2] is lane]
+
+    def ups(self) -> list[PeerId]:
+        return [event[1] for event in self.events if event[0] == "up"]
+
+    def downs(self) -> list[tuple[PeerId, DownReason]]:
+        return [(event[1], event[2]) for event in self.events if event[0] == "down"]
+
+    async def until(self, condition: Callable[[Recorder], bool], timeout_s: float = WAIT_S) -> None:
+        async with asyncio.timeout(timeout_s):
+            while not condition(self):
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class World:
+    """One network of one kind; closes what it made."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.network: MemoryNetwork = SimNetwork(7) if "sim" in kind else MemoryNetwork()
+        self._keys: NodeKeys | None = generate_keys() if "curve" in kind else None
+        self._directory = tempfile.TemporaryDirectory(prefix="hr-")
+        self._transports: list[Transport] = []
+        self._ports: dict[str, int] = {}
+
+    def run(self, scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            try:
+                await scenario(self)
+            finally:
+                for transport in self._transports:
+                    await transport.close(timeout_s=0.5)
+                self._directory.cleanup()
+
+        if "sim" in self.kind:
+            run_simulated(main(), seed=3)
+        else:
+            factory = uvloop.new_event_loop if "uvloop" in self.kind else asyncio.new_event_loop
+            with asyncio.Runner(loop_factory=factory) as runner:
+                runner.run(main())
+
+    async def peer(
+        self,
+        name: str,
+        *,
+        cluster: str = "contract",
+        limits: Limits = DEFAULT_LIMITS,
+        fixed: bool = False,
+        same_life: PeerId | None = None,
+    ) -> tuple[Any, Recorder]:
+        """A started transport and its receiver. ``fixed``: it listens where ``endpoint(name)`` says."""
+        transport = self._make(same_life or new_peer(name), cluster, limits, fixed)
+        if "faulty" in self.kind:
+            transport = FaultyTransport(transport, limits=limits)
+        recorder = Recorder()
+        await transport.start(recorder)
+        self._transports.append(transport)
+        return transport, recorder
+
+    def _make(self, peer: PeerId, cluster: str, limits: Limits, fixed: bool) -> Any:
+        if "zmq" not in self.kind:
+            return MemoryTransport(self.network, peer, cluster=cluster, limits=limits)
+        listen = "tcp://127.0.0.1:*" if "tcp" in self.kind else f"ipc://{self._directory.name}/{peer.incarnation:x}"
+        if fixed:
+            listen = self.endpoint(peer.name).partition("?")[0]
+        return ZmqTransport(peer, listen=listen, cluster=cluster, limits=limits, keys=self._keys)
+
+    def endpoint(self, name: str) -> str:
+        """Where a peer of this name listens, or would listen."""
+        if "zmq" not in self.kind:
+            return f"memory://{name}"
+        if "ipc" in self.kind:
+            return f"ipc://{self._directory.name}/{name}"
+        port = self._ports.setdefault(name, _free_ports())
+        key = "" if self._keys is None else f"?key={self._keys.public_hex}"
+        return f"tcp://127.0.0.1:{port}{key}"
+
+    async def pair(self, limits: Limits = DEFAULT_LIMITS) -> tuple[Any, Recorder, Any, Recorder]:
+        """Two linked peers; the first has dialed."""
+        a, seen_a = await self.peer("a", limits=limits)
+        b, seen_b = await self.peer("b", limits=limits)
+        await a.connect(b.endpoint, timeout_s=WAIT_S)
+        await seen_b.until(lambda r: bool(r.ups()))
+        await seen_a.until(lambda r: bool(r.ups()))
+        return a, seen_a, b, seen_b
+
+    def crash(self, transport: Any) -> None:
+        """End the process of a transport, as SIGKILL would."""
+        self._transports.remove(transport)
+        getattr(transport, "inner", transport).abort()
+
+
+def _free_ports() -> int:
+    """The first of three free ports in a row."""
+    while True:
+        port = random.randrange(20000, 30000)
+        try:
+            for offset in range(3):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port + offset))
+        except OSError:
+            continue
+        return port
+
+
+Scenario = Callable[[World], Awaitable[None]]
+__all__ = ["KINDS", "WAIT_S", "Path", "Recorder", "Scenario", "World"]
