@@ -43,7 +43,7 @@ class Sample:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab=VOCAB)
+    return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab=VOCAB, hidden=64, heads=2, kv_heads=1)
 
 
 @pytest.fixture(params=list(KINDS))

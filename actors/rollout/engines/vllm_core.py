@@ -43,6 +43,8 @@ _KV_CACHE_MAX_BYTES = 1 << 30
 """On a CPU: vLLM zeroes the cache at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32
 """On a CPU blocks are multiples of 32; vLLM's default of 128 loses most of the prefix cache."""
+_GREEDY_BELOW = 1e-5
+"""As in vLLM's sampler."""
 _BATCHED_TOKENS_MIN = 4096
 
 
@@ -90,6 +92,8 @@ class VllmCore:
         self._positions: dict[str, tuple[int, int]] = {}
         """Core id → (noise stream, position of the next token)."""
         self.vocabulary: int = self.model_config.get_vocab_size()
+        self.context_tokens: int = self.model_config.max_model_len
+        """Prompt plus response; less than the spec's where the model knows fewer positions."""
 
     def _build(self, spec: EngineSpec) -> Any:
         from vllm.v1.engine.core import EngineCore
@@ -111,8 +115,8 @@ class VllmCore:
             except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:
                 _forget_failed_core()
                 if _is_about_memory(error):
-                    raise EngineUnavailable(f"vLLM could not get the memory it needs: {error}") from error
-                raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {type(error).__name__}: {error}") from error
+                    raise EngineUnavailable(f"vLLM could not get the memory it needs: {_brief(error)}") from error
+                raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {_brief(error)}") from error
 
     # ------------------------------------------------------------ requests
 
@@ -124,16 +128,18 @@ class VllmCore:
         stream = int(stream_keys(sampling.seed, *origin)[0])
         # vLLM's runner V2 (CUDA) draws by (seed, position) itself, so its seed must not depend on where this call starts.
         seed = noise_seeds([stream], [start if self.on_cpu else 0])[0]
+        temperature = sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0
         parameters = VllmSampling(
-            temperature=sampling.temperature,
+            temperature=min(temperature, 1.0),
             top_p=sampling.top_p,
             top_k=sampling.top_k,
-            seed=None if sampling.temperature == 0 else seed,
+            seed=None if temperature == 0 else seed,
             stop_token_ids=list(sampling.stop_token_ids),
             max_tokens=budget,
             logprobs=0,
             detokenize=False,
         )
+        parameters.temperature = temperature  # vLLM's constructor raises it to 0.01 and refuses more than 2
         request = EngineCoreRequest(
             request_id=core_id,
             prompt_token_ids=token_ids,
@@ -311,7 +317,7 @@ def _engine_config(spec: EngineSpec) -> Any:
         "model": str(spec.model_path),
         "dtype": spec.dtype,
         "seed": spec.seed,
-        "max_model_len": spec.max_context_tokens,
+        "max_model_len": min(spec.max_context_tokens, _positions_of(spec)),
         "max_num_seqs": spec.max_running,
         "logprobs_mode": "processed_logprobs",
         "async_scheduling": False,
@@ -332,12 +338,20 @@ def _engine_config(spec: EngineSpec) -> Any:
     try:
         config = EngineArgs(**(arguments | dict(spec.options))).create_engine_config()
     except (ValueError, OSError, KeyError) as error:
-        raise ModelUnreadable(f"vLLM refuses model.path {str(spec.model_path)!r}: {error}") from error
+        raise ModelUnreadable(f"vLLM refuses model.path {str(spec.model_path)!r}: {_brief(error)}") from error
     if spec.device == "cpu":
         _check_head_size(config.model_config, spec)
     if spec.device == "cpu" and "kv_cache_memory_bytes" not in spec.options:
         config.cache_config.kv_cache_memory_bytes = _kv_cache_bytes(config, spec)
     return config
+
+
+def _positions_of(spec: EngineSpec) -> int:
+    """How many positions the model knows; vLLM refuses to start with a longer context."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(spec.model_path).get_text_config()
+    return int(getattr(config, "max_position_embeddings", None) or spec.max_context_tokens)
 
 
 def _check_head_size(model: Any, spec: EngineSpec) -> None:
@@ -387,3 +401,11 @@ def _forget_failed_core() -> None:
 
 def _is_about_memory(error: Exception) -> bool:
     return any(word in str(error).lower() for word in ("memory", "kv cache", "out of memory"))
+
+
+def _brief(error: Exception) -> str:
+    """What was wrong, without the frame that pydantic puts around it."""
+    text = str(error)
+    start = text.find("Value error, ")
+    text = text[start + len("Value error, ") :].partition(" [type=")[0] if start >= 0 else text
+    return f"{type(error).__name__}: {text.strip()[:500]}"

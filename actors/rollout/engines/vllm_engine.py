@@ -169,8 +169,7 @@ class VllmEngine:
 
     def _budget(self, sequence: _Sequence) -> int:
         """How many tokens this sequence may still get."""
-        assert self._spec is not None
-        return min(sequence.request.sampling.max_tokens - sequence.produced, self._spec.max_context_tokens - len(sequence.tokens))
+        return min(sequence.request.sampling.max_tokens - sequence.produced, self._live_core.context_tokens - len(sequence.tokens))
 
     def abort(self, requests: Sequence[int]) -> None:
         gone = {id(sequence) for number in requests if (sequence := self._sequences.pop(int(number), None)) and self._end_aborted(sequence)}

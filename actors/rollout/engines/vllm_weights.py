@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import safe_open
 
 from actors.core.import_guard import hide_broken_optionals
 from actors.rollout.engine import WeightTensors
@@ -57,7 +58,31 @@ class Expected:
         model.tie_weights()
         every = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
         shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        return cls(shapes=shapes, aliases={name: shape for name, shape in every.items() if name not in shapes}, dtype=dtype)
+        expected = cls(shapes=shapes, aliases={name: shape for name, shape in every.items() if name not in shapes}, dtype=dtype)
+        expected.check_files(model_path)
+        return expected
+
+    def check_files(self, model_path: Path) -> None:
+        """vLLM starts without a word from a checkpoint that lacks a part of a fused matrix, so the names are checked first.
+
+        A checkpoint whose names are not the model's own (an older scheme that the loader renames) is let through.
+
+        Raises:
+            ModelUnreadable: no weights, an unreadable file, or missing parameters.
+        """
+        names: set[str] = set()
+        for file in sorted(model_path.glob("*.safetensors")):
+            try:
+                with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
+                    names |= set(opened.keys())
+            except Exception as error:  # noqa: BLE001  the library raises a class of its own for each kind of damage
+                raise ModelUnreadable(f"model.path: {str(file)!r} is damaged: {error}") from error
+        if not names:
+            raise ModelUnreadable(f"model.path {str(model_path)!r} holds no .safetensors file; save the model with save_pretrained")
+        missing = sorted(self.shapes.keys() - names)
+        tied = len(self.aliases) > 0 and bool(self.aliases.keys() & names)
+        if missing and names <= self.shapes.keys() | self.aliases.keys() and not tied:
+            raise ModelUnreadable(f"model.path {str(model_path)!r} lacks {len(missing)} parameters of its own model, such as {missing[:3]}")
 
     def check(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         """Accept exactly the model's parameters; a tied parameter may also come under its second name.
