@@ -47,6 +47,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module's docstring."""
 
     _ready: deque[asyncio.Handle]
+    virtual_time = True
+    """What others look for: on this loop nothing may bring in real time, threads least of all."""
 
     def __init__(self, seed: int = 0, *, shuffle: bool = True) -> None:
         super().__init__()
