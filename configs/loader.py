@@ -34,15 +34,20 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """
     source = _Source(Path(path), overrides or [])
     job = _resolve_paths(source.job(), Path(path).resolve().parent)
-    problems = [Problem(source.where(field), field, wrong, fix) for field, wrong, fix in check_job(job)]
+    problems = [
+        Problem(source.where(field), field, wrong, fix)
+        for field, wrong, fix in check_job(job)
+    ]
     if problems:
         raise ConfigError(problems)
     return job
 
 
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
-    """As load_job, but without looking at this machine: for a job that another machine will run."""
-    return _Source(Path(path), overrides or []).job()
+    """As load_job, but without the checks of this machine: for a job that another process will check and run."""
+    return _resolve_paths(
+        _Source(Path(path), overrides or []).job(), Path(path).resolve().parent
+    )
 
 
 def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig:
@@ -52,7 +57,9 @@ def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig
         ConfigError: as load_job; ``where`` stands in place of the file's name.
     """
     job = _resolve_paths(_validate(dict(values), lambda _: where), Path.cwd())
-    problems = [Problem(where, field, wrong, fix) for field, wrong, fix in check_job(job)]
+    problems = [
+        Problem(where, field, wrong, fix) for field, wrong, fix in check_job(job)
+    ]
     if problems:
         raise ConfigError(problems)
     return job
@@ -60,7 +67,9 @@ def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig
 
 def dump_job(job: JobConfig) -> str:
     """The resolved job as YAML; ``load_job`` of it gives ``job`` again."""
-    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(
+        job.model_dump(mode="json"), sort_keys=False, allow_unicode=True
+    )
 
 
 class _Source:
@@ -91,18 +100,28 @@ class _Source:
         name, equals, text = override.partition("=")
         at = tuple(name.strip().split("."))
         if not equals or not all(at):
-            raise _bad_override(override, "", "is not of the form a.b=value", "Write --set rollout.workers=4")
+            raise _bad_override(
+                override,
+                "",
+                "is not of the form a.b=value",
+                "Write --set rollout.workers=4",
+            )
         try:
             value = parse_value(text)
         except yaml.YAMLError as error:
-            raise _bad_override(override, name, f"the value is not YAML: {error}", "Quote the value") from error
+            raise _bad_override(
+                override, name, f"the value is not YAML: {error}", "Quote the value"
+            ) from error
         section: dict[str, Any] = self._values
         for depth, key in enumerate(at[:-1]):
             inner = section.setdefault(key, {})
             if not isinstance(inner, dict):
                 outer = ".".join(at[: depth + 1])
                 raise _bad_override(
-                    override, name, f"{outer} is {inner!r}, not a section", f"Set {outer} itself, or mend the file"
+                    override,
+                    name,
+                    f"{outer} is {inner!r}, not a section",
+                    f"Set {outer} itself, or mend the file",
                 )
             section = cast("dict[str, Any]", inner)
         section[at[-1]] = value
@@ -118,13 +137,18 @@ def _validate(values: dict[str, Any], where: Any) -> JobConfig:
         text = json.dumps(values)  # JSON mode: strict types, yet lists stand for tuples
     except (TypeError, ValueError) as error:
         problem = Problem(
-            where(""), "", f"holds something that JSON cannot carry: {error}", "Use plain YAML values and text keys"
+            where(""),
+            "",
+            f"holds something that JSON cannot carry: {error}",
+            "Use plain YAML values and text keys",
         )
         raise ConfigError([problem]) from error
     try:
         return JobConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
-        problems = [_explain(dict(item), where) for item in error.errors(include_url=False)]
+        problems = [
+            _explain(dict(item), where) for item in error.errors(include_url=False)
+        ]
         raise ConfigError(problems) from error
 
 
@@ -139,15 +163,33 @@ def _explain(error: dict[str, Any], where: Any) -> Problem:
         return Problem(where(field), field, "there is no such key", _suggest_key(loc))
     if kind == "missing":
         about = _describe(loc)
-        return Problem(where(field), field, "is missing, and has no default", f"Add it{f': {about}' if about else ''}")
+        return Problem(
+            where(field),
+            field,
+            "is missing, and has no default",
+            f"Add it{f': {about}' if about else ''}",
+        )
     if kind == "literal_error":
-        choices = [str(item) for item in get_args(_annotation(loc))] or [str(context.get("expected"))]
+        choices = [str(item) for item in get_args(_annotation(loc))] or [
+            str(context.get("expected"))
+        ]
         near = difflib.get_close_matches(str(value), choices, n=1)
-        fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
-        return Problem(where(field), field, f"{shown} is not one of {', '.join(choices)}", fix)
-    expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+        fix = (
+            f"Did you mean {near[0]!r}?"
+            if near
+            else f"Use one of: {', '.join(choices)}"
+        )
+        return Problem(
+            where(field), field, f"{shown} is not one of {', '.join(choices)}", fix
+        )
+    expected = (
+        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    )
     return Problem(
-        where(field), field, f"{shown} is not allowed: expected {expected}", _suggest_value(kind, value, loc)
+        where(field),
+        field,
+        f"{shown} is not allowed: expected {expected}",
+        _suggest_value(kind, value, loc),
     )
 
 
@@ -187,7 +229,9 @@ def schema_keys() -> list[str]:
     return [".".join(path) for path in _all_keys(JobConfig)]
 
 
-def _all_keys(model: type[BaseModel], at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def _all_keys(
+    model: type[BaseModel], at: tuple[str, ...] = ()
+) -> list[tuple[str, ...]]:
     keys: list[tuple[str, ...]] = []
     for name, info in model.model_fields.items():
         inner = _section(info)
@@ -227,15 +271,21 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     """Make the paths of local files absolute: from the working directory, else from beside the job file."""
     data, model = job.data, job.model
     if data.path is not None:
-        data = data.model_copy(update={"path": _resolve(data.path, beside)})
-    if model.path is not None and (model.source == "tiny" or _resolve(model.path, beside, None) is not None):
-        model = model.model_copy(update={"path": _resolve(model.path, beside)})
+        data = data.model_copy(
+            update={"path": _resolve(data.path, beside) or data.path}
+        )
+    if model.path is not None:
+        new = (
+            str(Path.cwd() / model.path) if model.source == "tiny" else model.path
+        )  # a tiny model may be made there
+        model = model.model_copy(update={"path": _resolve(model.path, beside) or new})
     return job.model_copy(update={"data": data, "model": model})
 
 
-def _resolve(path: str, beside: Path, default: str | None = "") -> str | None:
+def _resolve(path: str, beside: Path) -> str | None:
     written = Path(path).expanduser()
-    for candidate in (Path.cwd() / written, beside / written):
-        if candidate.exists():
-            return str(candidate.resolve())
-    return str(Path.cwd() / written) if default == "" else default
+    candidates = (Path.cwd() / written, beside / written)
+    return next(
+        (str(candidate.resolve()) for candidate in candidates if candidate.exists()),
+        None,
+    )

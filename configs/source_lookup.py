@@ -17,7 +17,7 @@ _FORM = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 def find_function(name: str) -> tuple[str, str] | None:
     """None if ``package.module:function`` exists, else (what is wrong, what to do).
 
-    The working directory is searched first, as in the processes that will import it.
+    The working directory is searched last, as in the processes that will import it.
     """
     if not _FORM.match(name):
         return f"{name!r} is not of the form package.module:name", "Write it as my_rewards:score"
@@ -41,7 +41,7 @@ def find_function(name: str) -> tuple[str, str] | None:
 
 
 def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    search: list[str] | None = [os.getcwd(), *sys.path]
+    search: list[str] | None = [*sys.path, os.getcwd()]
     spec: importlib.machinery.ModuleSpec | None = None
     parts = module.split(".")
     for depth in range(len(parts)):

@@ -25,7 +25,11 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    first: [
+        (tag, regexp)
+        for tag, regexp in resolvers
+        if tag != "tag:yaml.org,2002:timestamp"
+    ]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
@@ -49,29 +53,53 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _whole(path, "there is no such file", "Check the path; presets lie in configs/") from None
+        raise _whole(
+            path, "there is no such file", "Check the path; presets lie in configs/"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _whole(path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read") from error
-    loader = _Loader(text)
+        raise _whole(
+            path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read"
+        ) from error
     try:
-        node = loader.get_single_node()
-        if not isinstance(node, yaml.MappingNode):
-            found = "nothing" if node is None else f"a {node.id}"
-            raise _whole(path, f"holds {found}, expected a mapping of job keys", "Start from configs/quickstart.yaml")
-        lines: dict[Path_, int] = {}
-        _walk(path, node, (), lines)
-        return loader.construct_document(node), lines  # pyright: ignore[reportUnknownMemberType]
+        return _parse(path, text)
+    except ConfigError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         wrong = f"is not valid YAML: {error.problem or error.context}"
         raise ConfigError(
-            [Problem(where, "", wrong, "Mend the indentation, colons and quotes near that line")]
+            [
+                Problem(
+                    where,
+                    "",
+                    wrong,
+                    "Mend the indentation, colons and quotes near that line",
+                )
+            ]
         ) from error
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise _whole(path, f"is not valid YAML: {error}", "Remove control characters and deep nesting") from error
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        raise _whole(
+            path,
+            f"is not valid YAML: {error}",
+            "Remove control characters, odd keys and deep nesting",
+        ) from error
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int]]:
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        if not isinstance(node, yaml.MappingNode):
+            found = "nothing" if node is None else f"a {node.id}"
+            raise _whole(
+                path,
+                f"holds {found}, expected a mapping of job keys",
+                "Start from configs/quickstart.yaml",
+            )
+        lines: dict[Path_, int] = {}
+        _walk(path, node, (), lines)
+        return loader.construct_document(node), lines  # pyright: ignore[reportUnknownMemberType]
     finally:
         loader.dispose()
 
@@ -83,7 +111,16 @@ def _walk(path: Path, node: yaml.Node, at: Path_, lines: dict[Path_, int]) -> No
             here, line = (*at, name), key.start_mark.line + 1
             if here in lines:
                 wrong = f"the key is given twice (first on line {lines[here]})"
-                raise ConfigError([Problem(f"{path}:{line}", ".".join(here), wrong, "Keep one of the two")])
+                raise ConfigError(
+                    [
+                        Problem(
+                            f"{path}:{line}",
+                            ".".join(here),
+                            wrong,
+                            "Keep one of the two",
+                        )
+                    ]
+                )
             lines[here] = line
             _walk(path, value, here, lines)
     elif isinstance(node, yaml.SequenceNode):

@@ -30,7 +30,13 @@ _Reply = dict[str, Any]
 class ControlClient:
     """One connection. ``async with ControlClient(endpoint) as client: await client.call("jobs")``."""
 
-    def __init__(self, endpoint: str, *, limits: Limits = DEFAULT_LIMITS, curve: Curve | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        curve: Curve | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._limits = limits
         self._curve = curve
@@ -42,7 +48,11 @@ class ControlClient:
 
     async def __aenter__(self) -> Self:
         self._socket = dialer(
-            self._endpoint, self._limits, curve=self._curve, on_event=self._on_event, on_writable=self._writable.set
+            self._endpoint,
+            self._limits,
+            curve=self._curve,
+            on_event=self._on_event,
+            on_writable=self._writable.set,
         )(self._on_frames)
         return self
 
@@ -51,7 +61,13 @@ class ControlClient:
             self._socket.close()
             self._socket = None
 
-    async def call(self, op: str, args: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> Any:
+    async def call(
+        self,
+        op: str,
+        args: dict[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
         """The result of one request.
 
         Raises:
@@ -60,7 +76,9 @@ class ControlClient:
         wait_s = self._limits.control_timeout_s if timeout_s is None else timeout_s
         request_id, replies = self._open()
         try:
-            async with asyncio.timeout(wait_s + 1.0):  # the server's own deadline comes first, and says more
+            async with asyncio.timeout(
+                wait_s + 1.0
+            ):  # the server's own deadline comes first, and says more
                 await self._send(request_id, op, args or {}, wait_s)
                 return _result(await replies.get())
         except TimeoutError:
@@ -81,7 +99,9 @@ class ControlClient:
         ended, taken = False, 0
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                await self._send(request_id, "watch", {**(args or {}), "credit": window}, None)
+                await self._send(
+                    request_id, "watch", {**(args or {}), "credit": window}, None
+                )
             while True:
                 async with asyncio.timeout(silence_s):
                     reply = await replies.get()
@@ -108,12 +128,22 @@ class ControlClient:
     def _open(self) -> tuple[int, asyncio.Queue[_Reply]]:
         self._next_id += 1
         # a server sends no more than the credit and a few control events; the bound catches one that does not keep to it
-        self._replies[self._next_id] = queue = asyncio.Queue[_Reply](self._limits.control_event_queue * 2)
+        self._replies[self._next_id] = queue = asyncio.Queue[_Reply](
+            self._limits.control_event_queue * 2
+        )
         return self._next_id, queue
 
-    async def _send(self, request_id: int, op: str, args: dict[str, Any], timeout_s: float | None) -> None:
+    async def _send(
+        self, request_id: int, op: str, args: dict[str, Any], timeout_s: float | None
+    ) -> None:
         """Send as soon as the socket is connected and has room. The caller holds the deadline."""
-        request = {"v": VERSION, "id": request_id, "op": op, "args": args, "timeout_s": timeout_s}
+        request = {
+            "v": VERSION,
+            "id": request_id,
+            "op": op,
+            "args": args,
+            "timeout_s": timeout_s,
+        }
         frame = _encode(request)
         while True:
             if self._broken:
@@ -129,7 +159,9 @@ class ControlClient:
         """A request whose answer nobody waits for; its reply is dropped as unknown."""
         if self._socket is not None and not self._broken:
             self._next_id += 1
-            self._socket.send([_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})])
+            self._socket.send(
+                [_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})]
+            )
 
     def _on_frames(self, frames: list[bytes], user: str) -> None:
         try:
@@ -149,17 +181,27 @@ class ControlClient:
         for request_id, queue in self._replies.items():
             if not queue.full():
                 error = self._unreachable(0.0)
-                body = {"type": error.kind, "message": error.message, "hint": error.hint}
-                queue.put_nowait({"v": VERSION, "id": request_id, "ok": False, "error": body})
+                body = {
+                    "type": error.kind,
+                    "message": error.message,
+                    "hint": error.hint,
+                }
+                queue.put_nowait(
+                    {"v": VERSION, "id": request_id, "ok": False, "error": body}
+                )
 
     def _unreachable(self, waited_s: float) -> ControlError:
         why = self._broken or f"nothing was heard within {waited_s:g} s"
         hint = "Check the endpoint, and that the run is alive; a run stores its endpoint in RUN_DIR/control.endpoint"
-        return Unreachable(f"no control server answers at {self._endpoint}: {why}", hint)
+        return Unreachable(
+            f"no control server answers at {self._endpoint}: {why}", hint
+        )
 
 
 def _result(reply: _Reply) -> Any:
     if reply.get("ok"):
         return reply.get("result")
     error = cast("dict[str, str]", reply.get("error") or {})
-    raise error_of(str(error.get("type")), str(error.get("message")), str(error.get("hint", "")))
+    raise error_of(
+        str(error.get("type")), str(error.get("message")), str(error.get("hint", ""))
+    )

@@ -186,21 +186,29 @@ def read_request(payload: bytes, *, max_bytes: int) -> Request:
         TooLarge, MalformedRequest, WrongVersion: what the reply's error says.
     """
     if len(payload) > max_bytes:
-        raise TooLarge(f"the request has {len(payload)} bytes, {max_bytes} are allowed", "Split it")
+        raise TooLarge(
+            f"the request has {len(payload)} bytes, {max_bytes} are allowed", "Split it"
+        )
     try:
         request = _request_decoder.decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         version = _field(payload, "v")
-        if isinstance(version, int) and not isinstance(version, bool) and version != VERSION:
+        if (
+            isinstance(version, int)
+            and not isinstance(version, bool)
+            and version != VERSION
+        ):
             raise _wrong_version(version) from error
         raise MalformedRequest(
-            f"this is no request: {error}", "Send a map {v, id, op, args}; see docs/control_protocol.md"
+            f"this is no request: {error}",
+            "Send a map {v, id, op, args}; see docs/control_protocol.md",
         ) from error
     if request.v != VERSION:
         raise _wrong_version(request.v)
     if isinstance(request.id, str) and len(request.id) > ID_CHARACTERS_MAX:
         raise MalformedRequest(
-            f"the id has {len(request.id)} characters, {ID_CHARACTERS_MAX} are allowed", "Shorten it"
+            f"the id has {len(request.id)} characters, {ID_CHARACTERS_MAX} are allowed",
+            "Shorten it",
         )
     return request
 
@@ -208,7 +216,8 @@ def read_request(payload: bytes, *, max_bytes: int) -> Request:
 def _wrong_version(version: int) -> WrongVersion:
     older = "the client" if version < VERSION else "the server"
     return WrongVersion(
-        f"protocol version {version} was asked for, {VERSION} is spoken here", f"Upgrade {older}, it is the older one"
+        f"protocol version {version} was asked for, {VERSION} is spoken here",
+        f"Upgrade {older}, it is the older one",
     )
 
 
@@ -227,7 +236,11 @@ def _field(payload: bytes, name: str) -> object:
         value: object = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return None
-    return cast("dict[object, object]", value).get(name) if isinstance(value, dict) else None
+    return (
+        cast("dict[object, object]", value).get(name)
+        if isinstance(value, dict)
+        else None
+    )
 
 
 def read_args(request: Request) -> Args:
@@ -248,7 +261,10 @@ def read_args(request: Request) -> Args:
         args = msgspec.convert(request.args, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         known = ", ".join(kind.__struct_fields__)
-        raise BadArgs(f"{request.op}: {error}", f"It takes: {known}" if known else "It takes no arguments") from error
+        raise BadArgs(
+            f"{request.op}: {error}",
+            f"It takes: {known}" if known else "It takes no arguments",
+        ) from error
     _check_counts(request.op, args)
     return args
 
@@ -266,12 +282,16 @@ def _check_counts(op: str, args: Args) -> None:
     for name, (low, high) in _COUNTS.items():
         value = getattr(args, name, None)
         if isinstance(value, int) and not low <= value <= high:
-            raise BadArgs(f"{op}: {name} is {value}", f"Give a whole number from {low} to {high}")
+            raise BadArgs(
+                f"{op}: {name} is {value}", f"Give a whole number from {low} to {high}"
+            )
 
 
 def result_frame(request_id: RequestId, result: object) -> bytes:
     """The final reply of a request that worked. Raises TypeError for a result that is no plain value."""
-    return _encoder.encode({"v": VERSION, "id": request_id, "ok": True, "result": result})
+    return _encoder.encode(
+        {"v": VERSION, "id": request_id, "ok": True, "result": result}
+    )
 
 
 def error_frame(request_id: RequestId | None, error: ControlError) -> bytes:

@@ -30,7 +30,11 @@ IPC_PATH_BYTES_MAX = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
 ENDPOINT_FILE = "control.endpoint"
 
-_OUTCOME = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, Sent.GONE: SendOutcome.NO_LINK}
+_OUTCOME = {
+    Sent.SENT: SendOutcome.QUEUED,
+    Sent.FULL: SendOutcome.FULL,
+    Sent.GONE: SendOutcome.NO_LINK,
+}
 
 
 class ControlSocket(Protocol):
@@ -63,7 +67,9 @@ class _Socket:
             on_frames([bytes(frame) for frame in frames], "")
 
         self._context = new_context()
-        self.socket = ZmqSocket(self._context, role, options, receive, on_event, on_writable)
+        self.socket = ZmqSocket(
+            self._context, role, options, receive, on_event, on_writable
+        )
         self.endpoint = ""
         self.unlink: Path | None = None
 
@@ -86,7 +92,9 @@ _FRAME_FACTOR = 4
 """Frames up to this many times the request bound are read, so that their sender can be told; beyond it libzmq cuts it off."""
 
 
-def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> SocketOptions:
+def _options(
+    limits: Limits, curve: Curve | None, max_frame_bytes: int
+) -> SocketOptions:
     return SocketOptions(
         hwm_messages=limits.control_event_queue,
         max_frame_bytes=max_frame_bytes,
@@ -99,7 +107,9 @@ def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> Socke
     )
 
 
-def listener(endpoint: str, limits: Limits, *, curve: Curve | None = None) -> OpenSocket:
+def listener(
+    endpoint: str, limits: Limits, *, curve: Curve | None = None
+) -> OpenSocket:
     """Binds the server's socket when called.
 
     Raises (when called):
@@ -116,7 +126,11 @@ def listener(endpoint: str, limits: Limits, *, curve: Curve | None = None) -> Op
         options = _options(limits, curve, limits.control_request_bytes * _FRAME_FACTOR)
         socket = _Socket(Role.LISTENER, options, on_frames, None, None)
         try:
-            path = Path(endpoint.removeprefix("ipc://")) if endpoint.startswith("ipc://") else None
+            path = (
+                Path(endpoint.removeprefix("ipc://"))
+                if endpoint.startswith("ipc://")
+                else None
+            )
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 path.unlink(missing_ok=True)  # left by a head that was killed
@@ -144,7 +158,11 @@ def dialer(
 
     def open_socket(on_frames: OnFrames) -> ControlSocket:
         socket = _Socket(
-            Role.DIALER, _options(limits, curve, limits.message_max_bytes), on_frames, on_event, on_writable
+            Role.DIALER,
+            _options(limits, curve, limits.message_max_bytes),
+            on_frames,
+            on_event,
+            on_writable,
         )
         try:
             socket.socket.connect(endpoint)

@@ -1,0 +1,69 @@
+"""Control replies as tables for people. ``--json`` bypasses this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, cast
+
+from rich.console import Console
+from rich.table import Table
+
+_FIRST: Final[dict[str, tuple[str, ...]]] = {
+    "jobs": ("job", "state", "step", "steps", "run_dir"),
+    "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
+    "metrics": (
+        "step",
+        "policy_version",
+        "reward_mean",
+        "seconds",
+        "tokens_generated",
+        "staleness_max",
+        "restarts",
+    ),
+}
+"""The columns that a verb's table shows, in order; other keys are for programs."""
+
+
+def print_result(console: Console, op: str, result: Any) -> None:
+    """Print the result of ``op``: rows as a table, lines as lines, a map as one line of ``key value``."""
+    if isinstance(result, list):
+        items = cast("list[Any]", result)
+        if items and all(isinstance(item, dict) for item in items):
+            console.print(table(items, _FIRST.get(op)))
+        elif items:
+            for item in items:
+                console.print(str(item), markup=False, highlight=False, soft_wrap=True)
+        else:
+            console.print(f"no {op}", style="dim")
+    elif isinstance(result, dict):
+        console.print(
+            line(cast("dict[str, Any]", result)) or "done",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+    else:
+        console.print(str(result), markup=False)
+
+
+def table(rows: list[dict[str, Any]], columns: Iterable[str] | None) -> Table:
+    """Rows as a table; without ``columns`` all keys, in order of appearance."""
+    names = list(columns or dict.fromkeys(key for row in rows for key in row))
+    view = Table(box=None, padding=(0, 2), header_style="bold")
+    for name in names:
+        numbers = all(isinstance(row.get(name), int | float) for row in rows)
+        view.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        view.add_row(*(_cell(row.get(name)) for name in names))
+    return view
+
+
+def line(values: Mapping[str, Any]) -> str:
+    """A map as ``key value  key value``."""
+    return "  ".join(f"{key} {_cell(value)}" for key, value in values.items())
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,164 @@
+"""Job files: what is right loads, what is wrong fails with one message that names the field and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.errors import ConfigError
+from configs.loader import dump_job, job_from_mapping, load_job, read_job, schema_keys
+from configs.schema import JobConfig, run_directory
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = CONFIGS / "quickstart.yaml"
+
+
+def fails(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_job(path, list(overrides))
+    return str(caught.value)
+
+
+def test_every_preset_fits_the_schema() -> None:
+    presets = sorted(CONFIGS.glob("*.yaml"))
+    assert {"quickstart", "async", "gpu_qwen", "cluster"} <= {preset.stem for preset in presets}
+    for preset in presets:
+        assert isinstance(read_job(preset), JobConfig)
+
+
+@pytest.mark.parametrize("name", ["quickstart", "async", "cluster"])
+def test_a_preset_for_any_machine_passes_the_checks_of_this_one(name: str) -> None:
+    load_job(CONFIGS / f"{name}.yaml")
+
+
+def test_the_job_keys_of_the_contract_exist() -> None:
+    contract = """name seed steps model.source model.path data.source data.task data.path reward.kind algorithm.name
+        algorithm.group_size algorithm.prompts_per_step rollout.engine rollout.workers rollout.max_tokens
+        rollout.temperature trainer.backend trainer.lr trainer.micro_batch_tokens sync.mode sync.max_staleness
+        checkpoint.every"""
+    assert set(contract.split()) <= set(schema_keys())
+
+
+def test_the_schema_is_frozen() -> None:
+    """A new key is a decision: add it to tests/configs/schema_keys.txt together with its docstring."""
+    frozen = (Path(__file__).parent / "schema_keys.txt").read_text(encoding="utf-8").split()
+    assert [key for key in schema_keys() if not key.startswith("limits.")] == frozen
+
+
+def test_an_override_reaches_its_field_with_its_yaml_type() -> None:
+    job = load_job(QUICKSTART, ["rollout.workers=5", "trainer.lr=3e-5", "rollout.stop=[a, b]", "data.task_args={min_word_len: 3}"])
+    assert job.rollout.workers == 5
+    assert job.trainer.lr == pytest.approx(3e-5)
+    assert job.rollout.stop == ["a", "b"]
+    assert job.data.task_args == {"min_word_len": 3}
+
+
+def test_a_later_override_wins_and_a_section_may_be_new() -> None:
+    job = load_job(QUICKSTART, ["limits.lease_s=3", "limits.lease_s=4.5"])
+    assert job.limits.lease_s == 4.5
+
+
+def test_the_resolved_job_loads_to_itself(tmp_path: Path) -> None:
+    job = load_job(QUICKSTART, ["rollout.workers=3", "sync.mode=async"])
+    (tmp_path / "job.yaml").write_text(dump_job(job))
+    assert load_job(tmp_path / "job.yaml") == job
+
+
+def test_paths_are_taken_from_the_working_directory_or_from_beside_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "jobs").mkdir()
+    rows = '{"prompt": "2+2=", "answer": "4"}\n'
+    (tmp_path / "jobs" / "beside.jsonl").write_text(rows)
+    (tmp_path / "here.jsonl").write_text(rows)
+    job = yaml.safe_load(QUICKSTART.read_text()) | {"reward": {"kind": "exact_match"}}
+    monkeypatch.chdir(tmp_path)
+    for name, found in (("beside.jsonl", tmp_path / "jobs" / "beside.jsonl"), ("here.jsonl", tmp_path / "here.jsonl")):
+        file = tmp_path / "jobs" / "job.yaml"
+        file.write_text(yaml.safe_dump(job | {"data": {"source": "jsonl", "path": name}}))
+        assert load_job(file).data.path == str(found)
+
+
+def test_the_message_names_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(QUICKSTART.read_text().replace("workers: 2", "wokers: 2"))
+    line = file.read_text().splitlines().index("  wokers: 2") + 1
+    assert fails(file).startswith(f"{file}:{line}: rollout.wokers: ")
+
+
+def test_several_problems_are_one_message_with_a_line_each() -> None:
+    message = fails(QUICKSTART, "steps=0", "rollout.wokers=3", "sync.mode=asink")
+    assert len(message.splitlines()) == 3
+    assert "Did you mean 'async'?" in message
+
+
+def test_a_key_in_the_wrong_section_is_sent_home() -> None:
+    assert "Did you mean 'trainer.lr'?" in fails(QUICKSTART, "algorithm.lr=1")
+
+
+def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("name: a\nsteps: 1\nsteps: 2\n")
+    assert "given twice" in fails(file)
+
+
+def test_a_reward_function_beside_the_shell_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_rewards_for_test.py").write_text("raise RuntimeError('never imported')\ndef score(p, r, a): return 1.0\n")
+    monkeypatch.chdir(tmp_path)
+    override = ["reward.kind=function", "reward.function=my_rewards_for_test:score"]
+    assert load_job(QUICKSTART, override).reward.function == "my_rewards_for_test:score"
+    assert "my_rewards_for_test:score?" in fails(QUICKSTART, "reward.kind=function", "reward.function=my_rewards_for_test:scor")
+
+
+def test_an_hf_model_directory_and_data_set_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"features": {"prompt": {}, "answer": {}}}))
+    job = load_job(
+        QUICKSTART,
+        ["model.source=hf", f"model.path={tmp_path}/model", "data.source=hf_dataset", f"data.path={tmp_path}/data",
+         "reward.kind=exact_match"],
+    )  # fmt: skip
+    assert job.model.path == f"{tmp_path}/model"
+    wrong = fails(
+        QUICKSTART, "data.source=hf_dataset", f"data.path={tmp_path}/data", "data.prompt_key=promt", "reward.kind=exact_match"
+    )
+    assert "Did you mean 'prompt'?" in wrong
+
+
+def test_a_job_over_the_socket_is_checked_in_the_same_way() -> None:
+    values = yaml.safe_load(QUICKSTART.read_text())
+    assert job_from_mapping(values).name == "quickstart"
+    with pytest.raises(ConfigError, match=r"request: rollout\.wokers: .*rollout\.workers"):
+        job_from_mapping(values | {"rollout": {"wokers": 1}}, "request")
+
+
+def test_run_directories_do_not_collide(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a-2").mkdir()
+    assert run_directory(tmp_path, "a") == tmp_path / "a-3"
+
+
+@given(st.text(max_size=60))
+def test_any_text_loads_or_fails_with_a_config_error(text: str) -> None:
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8", errors="surrogatepass") as file:
+        file.write(text)
+        file.flush()
+        with pytest.raises(ConfigError):
+            read_job(file.name)
+
+
+@given(st.sampled_from(schema_keys()), st.sampled_from(["null", "-1", "0", "1.5", "true", "x", "[]", "{}", ".nan", "''", "a: b", "99999999999999999999"]))
+def test_any_override_of_any_key_loads_or_fails_with_its_name(key: str, value: str) -> None:
+    try:
+        read_job(QUICKSTART, [f"{key}={value}"])
+    except ConfigError as error:
+        assert key.split(".")[0] in str(error)

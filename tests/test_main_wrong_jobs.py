@@ -1,0 +1,158 @@
+"""Wrong job files: each ends with exit code 2 and one message that names the field and the fix, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from supervisors.command_line import app
+
+QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
+JSONL = {"data.source": "jsonl", "reward.kind": "exact_match"}
+
+CASES: dict[str, tuple[dict[str, object], str, str]] = {
+    "unknown key": ({"rollout.wokers": 2}, "rollout.wokers", "Did you mean 'rollout.workers'?"),
+    "unknown section": ({"rolout": {"workers": 2}}, "rolout", "Did you mean 'rollout'?"),
+    "key at the wrong level": ({"lr": 1.0}, "lr", "Did you mean 'trainer.lr'?"),
+    "text for a number": ({"steps": "many"}, "steps", "without quotes"),
+    "quoted number": ({"steps": "60"}, "steps", "without quotes"),
+    "fraction of a step": ({"steps": 6.5}, "steps", "whole number"),
+    "truth for a number": ({"rollout.workers": True}, "rollout.workers", "expected a valid integer"),
+    "number for a name": ({"name": 7}, "name", 'name: "7"'),
+    "name with a slash": ({"name": "a/b"}, "name", "Use letters"),
+    "value for a section": ({"trainer": 3}, "trainer", "Write it as a section"),
+    "missing field": ({"steps": None}, "steps", "Add it"),
+    "missing section": ({"data": None}, "data", "Add it"),
+    "bad range": ({"algorithm.group_size": 1}, "algorithm.group_size", "Samples per prompt"),
+    "negative": ({"trainer.lr": -1.0}, "trainer.lr", "greater than 0"),
+    "not finite": ({"trainer.lr": float("inf")}, "trainer.lr", "finite"),
+    "limit of nothing": ({"limits.mailbox_messages": 0}, "limits.mailbox_messages", "above 0"),
+    "unknown engine": ({"rollout.engine": "tourch"}, "rollout.engine", "Did you mean 'torch'?"),
+    "unknown algorithm": ({"algorithm.name": "ppo"}, "algorithm.name", "grpo"),
+    "unknown scorer": ({"reward.kind": "math_verifi"}, "reward.kind", "Did you mean 'math_verify'?"),
+    "unknown task": ({"data.task": "spel_backward"}, "data.task", "Did you mean 'spell_backward'?"),
+    "no task": ({"data.task": None}, "data.task", "spell_backward"),
+    "hf model without a path": ({"model.source": "hf"}, "model.path", "Name a Hugging Face directory"),
+    "missing model": ({"model.source": "hf", "model.path": "./nowhere/at/all"}, "model.path", "Name an existing directory"),
+    "model not on a reachable hub": ({"model.source": "hf", "model.path": "nobody/nothing"}, "model.path", "local directory"),
+    "model directory without a model": ({"model.source": "hf", "model.path": "empty"}, "model.path", "from_pretrained"),
+    "data without a path": (JSONL, "data.path", "Name the file"),
+    "missing data": (JSONL | {"data.path": "nowhere.jsonl"}, "data.path", "Check the path"),
+    "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "hf_dataset"),
+    "empty data": (JSONL | {"data.path": "void.jsonl"}, "data.path", "one JSON object a line"),
+    "unreadable data": (JSONL | {"data.path": "binary.jsonl"}, "data.path", "UTF-8"),
+    "broken row": (JSONL | {"data.path": "broken.jsonl"}, "data.path", "line 2"),
+    "row that is no object": (JSONL | {"data.path": "list.jsonl"}, "data.path", "Write rows such as"),
+    "wrong column": (JSONL | {"data.path": "rows.jsonl"}, "data.prompt_key", "Use one of its columns"),
+    "prompt of the wrong type": (JSONL | {"data.path": "numbers.jsonl"}, "data.prompt_key", "expected text"),
+    "not a data set": ({"data.source": "hf_dataset", "data.path": "empty", "reward.kind": "exact_match"}, "data.path", "save_to_disk"),
+    "foreign scorer": (JSONL | {"data.path": "good.jsonl", "reward.kind": "reasoning_gym"}, "reward.kind", "Set data.source"),
+    "function not named": ({"reward.kind": "function"}, "reward.function", "package.module:name"),
+    "function of no form": ({"reward.kind": "function", "reward.function": "score"}, "reward.function", "my_rewards:score"),
+    "function of no module": ({"reward.kind": "function", "reward.function": "nomodule_x:f"}, "reward.function", "Install it"),
+    "function that is not there": ({"reward.kind": "function", "reward.function": "json:lods"}, "reward.function", "json:loads?"),
+    "function unused": ({"reward.function": "json:loads"}, "reward.function", "Set reward.kind to function"),
+    "pattern without a group": ({"reward.answer_pattern": "####"}, "reward.answer_pattern", "one pair of parentheses"),
+    "template without a prompt": ({"data.template": "Q: "}, "data.template", "{prompt}"),
+    "micro-batch too small": ({"trainer.micro_batch_tokens": 100}, "trainer.micro_batch_tokens", "at least 536"),
+    "greedy": ({"rollout.temperature": 0}, "rollout.temperature", "above 0"),
+    "async without staleness": ({"sync": {"mode": "async", "max_staleness": 0}}, "sync.max_staleness", "1 or more"),
+    "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
+    "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with files that are wrong in one way each, on a machine without wandb."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    import configs.checks
+
+    real = configs.checks.installed
+    monkeypatch.setattr(configs.checks, "installed", lambda package: package != "wandb" and real(package))
+    (tmp_path / "empty").mkdir()
+    good = json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n"
+    files = {
+        "good.jsonl": good,
+        "void.jsonl": "\n\n",
+        "broken.jsonl": good + "{oops\n",
+        "list.jsonl": "[1, 2]\n",
+        "rows.jsonl": '{"question": "2+2=", "answer": "4"}\n',
+        "numbers.jsonl": '{"prompt": 4, "answer": "4"}\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\x01")
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_wrong_job_ends_with_code_2_and_one_message_with_field_and_fix(case: str, workplace: Path) -> None:
+    changes, field, fix = CASES[case]
+    job = workplace / "job.yaml"
+    job.write_text(yaml.safe_dump(_changed(changes)))
+    result = CliRunner().invoke(app, ["run", str(job), "--json"])
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    message = result.stderr
+    assert len(message.strip().splitlines()) == 1, message
+    assert "job.yaml" in message
+    assert f": {field}: " in message
+    assert fix in message
+    assert not (workplace / "runs").exists()
+
+
+def _changed(changes: dict[str, object]) -> dict[str, object]:
+    job = yaml.safe_load(QUICKSTART.read_text())
+    for path, value in changes.items():
+        *sections, key = path.split(".")
+        section = job
+        for name in sections:
+            section = section.setdefault(name, {})
+        if value is None:
+            section.pop(key, None)
+        else:
+            section[key] = value
+    return job
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "expected a mapping"),
+        ("- a\n- b\n", "expected a mapping"),
+        ("name: [a\n", "is not valid YAML"),
+        ("name: a\n\tsteps: 1\n", "is not valid YAML"),
+        ("steps: 1\nsteps: 2\n", "given twice"),
+    ],
+)
+def test_a_file_that_is_no_job_ends_with_code_2(text: str, says: str, workplace: Path) -> None:
+    (workplace / "job.yaml").write_text(text)
+    result = CliRunner().invoke(app, ["run", "job.yaml"])
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert "job.yaml" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run"], "no job file was named"),
+        (["run", "nowhere.yaml"], "there is no such file"),
+        (["run", str(QUICKSTART), "--set", "rollout"], "not of the form a.b=value"),
+        (["run", str(QUICKSTART), "--set", "seed.x=1"], "seed is 0, not a section"),
+        (["run", str(QUICKSTART), "--set", "rollout.wokers=1"], "--set rollout.wokers=1: rollout.wokers"),
+        (["run", "--resume", "empty"], "no job.yaml"),
+        (["run", str(QUICKSTART), "--resume", "empty"], "neither a job file nor --dir"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_code_2(arguments: list[str], says: str, workplace: Path) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2, result.output
+    assert says in result.stderr
