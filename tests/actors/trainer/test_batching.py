@@ -17,7 +17,9 @@ from actors.trainer.errors import BadLease
 GRPO = algorithm_named("grpo")
 
 
-def lease(prompt: int, *, step: int = 0, rewards: tuple[float, ...] = (1.0, 0.0), lengths=None, version: int = 0) -> LeaseGroup:
+def lease(
+    prompt: int, *, step: int = 0, rewards: tuple[float, ...] = (1.0, 0.0), lengths=None, version: int = 0
+) -> LeaseGroup:
     g = len(rewards)
     sizes = np.array(lengths or [2 + prompt % 3] * g, dtype=np.int32)
     total = int(sizes.sum())
@@ -30,7 +32,9 @@ def lease(prompt: int, *, step: int = 0, rewards: tuple[float, ...] = (1.0, 0.0)
 
 
 def inbox(*, in_order: bool = True, prompts: int = 8, window: int = 2, step: int = 0) -> Inbox:
-    return Inbox(step=step, expected=range(step * prompts, (step + 1) * prompts), window_prompts=window, in_order=in_order)
+    return Inbox(
+        step=step, expected=range(step * prompts, (step + 1) * prompts), window_prompts=window, in_order=in_order
+    )
 
 
 def prompts_of(windows: list[list[LeaseGroup]]) -> list[list[int]]:
@@ -122,7 +126,9 @@ def test_a_step_that_says_it_sent_more_than_came_has_lost_groups() -> None:
     assert box.complete and not box.has_lost_groups
 
 
-@given(seed=st.integers(0, 10_000), window=st.integers(1, 9), in_order=st.booleans(), dropped=st.sets(st.integers(0, 7)))
+@given(
+    seed=st.integers(0, 10_000), window=st.integers(1, 9), in_order=st.booleans(), dropped=st.sets(st.integers(0, 7))
+)
 def test_whatever_the_order_of_arrival_each_group_is_trained_exactly_once(seed, window, in_order, dropped) -> None:
     """And in order, the sequence of windows is the same for all arrivals."""
     arrivals = [prompt for prompt in range(8) if prompt not in dropped]
@@ -149,7 +155,11 @@ def sample(prompt: int, sibling: int, *, p: int = 3, r: int = 4, advantage: floa
 
 
 def test_a_micro_batch_holds_prompt_response_and_padding_where_it_says() -> None:
-    (batch,) = cut([sample(0, 0, p=2, r=2, advantage=0.5), sample(0, 1, p=2, r=3, advantage=-0.5)], budget_tokens=100, keep_zero=False)
+    (batch,) = cut(
+        [sample(0, 0, p=2, r=2, advantage=0.5), sample(0, 1, p=2, r=3, advantage=-0.5)],
+        budget_tokens=100,
+        keep_zero=False,
+    )
     assert batch.input_ids.tolist() == [[1, 2, 20, 21, 22], [1, 2, 20, 21, 0]]
     assert batch.loss_weight.tolist() == [[0, 0, 1, 1, 1], [0, 0, 1, 1, 0]]
     assert batch.advantages.tolist() == [[0, 0, -0.5, -0.5, -0.5], [0, 0, 0.5, 0.5, 0]]

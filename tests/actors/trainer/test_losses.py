@@ -94,7 +94,9 @@ def test_the_kl_term_joins_the_loss_with_its_coefficient_and_is_reported_without
 
 
 def test_mismatch_is_the_distance_between_trainer_and_engine() -> None:
-    losses = token_losses(column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True]), None, SPEC)
+    losses = token_losses(
+        column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True]), None, SPEC
+    )
     torch.testing.assert_close(losses.mismatch, column(0.5, 1.0))
 
 

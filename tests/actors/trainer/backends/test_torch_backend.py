@@ -62,7 +62,9 @@ def reference_logprobs(path: Path, batch: MicroBatch, temperature: float = 1.0) 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "llama", "gpt2", "opt", "gpt_neox"])
 @pytest.mark.parametrize("tied", [True, False])
-async def test_scores_agree_with_transformers_for_any_architecture(tmp_path: Path, architecture: str, tied: bool) -> None:
+async def test_scores_agree_with_transformers_for_any_architecture(
+    tmp_path: Path, architecture: str, tied: bool
+) -> None:
     path = make_tiny_checkpoint(tmp_path, architecture=architecture, tied=tied)
     backend = await started(path)
     batch = pad(samples())
@@ -128,7 +130,9 @@ async def test_a_step_is_adamw_on_clipped_gradients(model_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2"])
 @pytest.mark.parametrize("tied", [True, False])
-async def test_an_export_holds_the_tensors_that_save_pretrained_stores(tmp_path: Path, architecture: str, tied: bool) -> None:
+async def test_an_export_holds_the_tensors_that_save_pretrained_stores(
+    tmp_path: Path, architecture: str, tied: bool
+) -> None:
     from safetensors.torch import load_file
 
     path = make_tiny_checkpoint(tmp_path / "model", architecture=architecture, tied=tied)
@@ -204,7 +208,9 @@ async def test_a_non_finite_gradient_skips_the_update_and_leaves_the_weights(mod
     await backend.close()
 
 
-async def test_an_exported_checkpoint_is_loaded_by_transformers_with_its_tokenizer(model_path: Path, tmp_path: Path) -> None:
+async def test_an_exported_checkpoint_is_loaded_by_transformers_with_its_tokenizer(
+    model_path: Path, tmp_path: Path
+) -> None:
     backend = await started(model_path, learning_rate=0.01)
     batch = pad(samples())
     await backend.accumulate(batch, LOSS)
