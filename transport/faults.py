@@ -144,7 +144,10 @@ class FaultyTransport:
         """See ``Transport.connect``; a peer that is cut off does not answer."""
         until = self._loop.time() + timeout_s
         while True:
-            peer = await self.inner.connect(endpoint, timeout_s=max(0.001, until - self._loop.time()))
+            try:
+                peer = await self.inner.connect(endpoint, timeout_s=max(0.001, until - self._loop.time()))
+            except LinkTimeout:
+                raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s") from None
             if peer.name not in self._cut and peer not in self._hidden and peer not in self._broken:
                 return peer
             if self._loop.time() + _POLL_S >= until:

@@ -32,6 +32,7 @@ Context = zmq.Context
 _COPY_THRESHOLD_BYTES: Final = 65536
 """Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
 _MONITOR_HWM: Final = 100_000
+_NEVER_RECONNECT_MS: Final = 3_600_000
 _FLAGS: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 
@@ -181,8 +182,10 @@ class ZmqSocket:
         socket.setsockopt(zmq.SNDHWM, options.hwm_messages)
         socket.setsockopt(zmq.RCVHWM, options.hwm_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        # Nothing may outlive its connection, so a dialer must not reconnect. Both official ways to say so (an interval of
+        # -1, IMMEDIATE=1) also throw away what has been received and not yet read; an hour does not.
+        socket.setsockopt(zmq.IMMEDIATE, 0)
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_RECONNECT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_s * 1000))
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.BACKLOG, 1024)
