@@ -1,0 +1,240 @@
+"""The command line: its surface is frozen, every end has its exit code, and --json leaves stdout to programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner, Result
+
+from actors.control.server import ControlServer
+from actors.control.socket import listener, store_endpoint
+from configs.limits import DEFAULT_LIMITS
+from supervisors.command_line import app
+from tests.actors.control.control_fakes import FakeBackend
+from transport.errors import LinkTimeout
+
+ROOT = Path(__file__).parents[1]
+QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
+SUMMARY = {
+    "job": "quickstart", "state": "finished", "steps": 2, "reward_first": 0.4, "reward_last": 0.9, "samples": 512,
+    "tokens": 9000, "seconds": 3.2, "restarts": 0, "prompts_lost": 0, "samples_trained_twice": 0, "policy_version": 2,
+    "checkpoint": "runs/quickstart/checkpoints/step_000002",
+}  # fmt: skip
+ROW = {
+    "step": 1, "reward_mean": 0.5, "seconds": 2.0, "tokens_generated": 9000, "staleness_max": 1,
+    "rollout_idle_fraction": 0.25, "trainer_idle_fraction": 0.5,
+}  # fmt: skip
+
+
+def test_the_command_line_is_frozen() -> None:
+    """A new option is a decision: add it here and to the reference."""
+    assert _surface(typer.main.get_command(app)) == {
+        "run": ["--control", "--dir", "--json", "--resume", "--set", "job"],
+        "head": ["--control", "--dir", "--keys", "--listen"],
+        "node": ["--join", "--keys", "--name", "--slots"],
+        "doctor": ["--json"],
+        "bench": ["name"],
+        "keys": ["--allow", "directory"],
+        "simulate": ["scenario"],
+        "actor": [],
+        "ctl": ["--control", "--json", "--timeout"],
+        "ctl submit": ["--json", "--set", "job"],
+        "ctl jobs": ["--json"],
+        "ctl watch": ["--json", "job"],
+        "ctl pause": ["--json", "job"],
+        "ctl resume": ["--json", "job"],
+        "ctl cancel": ["--json", "job"],
+        "ctl scale": ["--job", "--json", "workers"],
+        "ctl drain": ["--json", "target"],
+        "ctl tree": ["--job", "--json"],
+        "ctl metrics": ["--job", "--json", "--last"],
+        "ctl logs": ["--job", "--json", "--lines", "actor"],
+        "ctl checkpoint": ["--json", "job"],
+    }
+
+
+def _surface(group: Any, prefix: str = "") -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, command in group.commands.items():
+        found[prefix + name] = sorted(option for parameter in command.params for option in parameter.opts if option != "--help")
+        if hasattr(command, "commands"):
+            found |= _surface(command, f"{prefix}{name} ")
+    return found
+
+
+@pytest.fixture
+def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
+    """A stand-in for the running system that ends as it is told."""
+    monkeypatch.chdir(tmp_path)
+    fake = types.SimpleNamespace(end=SUMMARY, seen=[])
+
+    async def run_job(job: Any, run_dir: Path, *, resume: bool, control: str | None, on_progress: Callable[[Any], None]) -> Any:
+        fake.seen.append((job, run_dir, resume, control))
+        on_progress({"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"})
+        on_progress(ROW)
+        await asyncio.sleep(0)
+        if isinstance(fake.end, BaseException):
+            raise fake.end
+        return fake.end
+
+    module = types.ModuleType("supervisors.trees")
+    module.run_job = run_job  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "supervisors.trees", module)
+    return fake
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (SUMMARY, 0),
+        (SUMMARY | {"state": "failed", "error": "the trainer gave up"}, 1),
+        (SUMMARY | {"state": "cancelled"}, 1),
+        (SUMMARY | {"state": "interrupted"}, 130),
+        (LinkTimeout("the head is silent"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_every_end_of_a_run_has_its_exit_code(trees: types.SimpleNamespace, end: Any, code: int) -> None:
+    trees.end = end
+    result = invoke("run", QUICKSTART)
+    assert result.exit_code == code, result.output
+
+
+def test_with_json_stdout_is_the_summary_and_nothing_else(trees: types.SimpleNamespace) -> None:
+    result = invoke("run", QUICKSTART, "--json")
+    assert json.loads(result.stdout) == SUMMARY
+    assert "reward 0.500" in result.stderr
+
+
+def test_a_run_tells_each_step_and_where_its_files_lie(trees: types.SimpleNamespace) -> None:
+    out = invoke("run", QUICKSTART, "--dir", "here").stdout
+    assert "waiting for rollout-0 to start" in out
+    assert "step 1/60  reward 0.500  4,500 tokens/s  staleness 1  idle rollout 25% trainer 50%" in out
+    for path in (SUMMARY["checkpoint"], "here/metrics.jsonl", "here/trace.json"):
+        assert str(path) in out
+
+
+def test_a_run_directory_holds_the_resolved_job_and_can_be_resumed(trees: types.SimpleNamespace, tmp_path: Path) -> None:
+    invoke("run", QUICKSTART, "--set", "rollout.workers=3", "--control", "tcp://127.0.0.1:7000")
+    invoke("run", "--resume", "runs/quickstart", "--set", "steps=90")
+    (first, run_dir, resumed, control), (again, same_dir, resumed_again, _) = trees.seen
+    assert (run_dir, resumed, control) == (Path("runs/quickstart"), False, "tcp://127.0.0.1:7000")
+    assert (same_dir, resumed_again) == (Path("runs/quickstart"), True)
+    assert first.rollout.workers == again.rollout.workers == 3
+    assert (first.steps, again.steps) == (60, 90)
+    assert "directory" not in invoke("run", QUICKSTART).stderr
+    assert (tmp_path / "runs" / "quickstart-2" / "job.yaml").exists()
+
+
+def test_a_run_is_neither_overwritten_nor_changed_in_what_its_journal_tells_of(trees: types.SimpleNamespace) -> None:
+    invoke("run", QUICKSTART, "--dir", "here")
+    again = invoke("run", QUICKSTART, "--dir", "here")
+    assert (again.exit_code, "--resume here" in again.stderr) == (2, True)
+    changed = invoke("run", "--resume", "here", "--set", "algorithm.group_size=4")
+    assert (changed.exit_code, "cannot change in mid-run" in changed.stderr) == (2, True)
+
+
+def test_an_interrupted_run_says_how_to_go_on(trees: types.SimpleNamespace) -> None:
+    trees.end = SUMMARY | {"state": "interrupted"}
+    assert "headrace run --resume here" in invoke("run", QUICKSTART, "--dir", "here").stdout
+
+
+def test_simulate_says_that_it_is_not_built(tmp_path: Path) -> None:
+    result = invoke("simulate", "scenario.yaml")
+    assert (result.exit_code, "not built yet" in result.stderr) == (1, True)
+
+
+def test_an_unknown_benchmark_is_told_what_there_is() -> None:
+    result = invoke("bench", "nothing-of-that-name", "--json")
+    assert (result.exit_code, "no benchmark 'nothing-of-that-name'" in result.stderr) == (2, True)
+
+
+def test_keys_are_made_once_and_shown(tmp_path: Path) -> None:
+    first = invoke("keys", str(tmp_path / "a"))
+    other = invoke("keys", str(tmp_path / "b"))
+    again = invoke("keys", str(tmp_path / "a"), "--allow", f"b={other.stdout.strip()}")
+    assert first.exit_code == again.exit_code == 0, first.output + again.output
+    assert first.stdout == again.stdout
+    assert len(first.stdout.strip()) == 40
+    assert "1 other nodes are allowed" in again.stderr
+    assert invoke("keys", str(tmp_path / "a"), "--allow", "b=short").exit_code == 2
+
+
+def test_help_loads_neither_torch_nor_vllm_nor_zmq() -> None:
+    program = (
+        "import sys\n"
+        "from supervisors.command_line import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'vllm', 'transformers', 'zmq', 'numpy'} & set(sys.modules)))"
+    )
+    out = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines()[-1] == "[]"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[Path]:
+    """A control server in another thread, as ``ctl`` has its own loop."""
+    started, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        backend = FakeBackend()
+        server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", DEFAULT_LIMITS), limits=DEFAULT_LIMITS)
+        await server.start()
+        store_endpoint(tmp_path, server.endpoint)
+        backend.events.put_nowait({"kind": "step", "step": 1})
+        backend.events.put_nowait(None)
+        started.set()
+        await asyncio.to_thread(stop.wait, 60)
+        await server.stop()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    assert started.wait(10)
+    yield tmp_path
+    stop.set()
+    thread.join(10)
+
+
+def test_ctl_speaks_every_verb_in_tables_and_in_json(run_dir: Path) -> None:
+    def ctl(*arguments: str) -> Result:
+        return invoke("ctl", "--control", str(run_dir), *arguments)
+
+    tree = json.loads(ctl("tree", "--json").stdout)
+    assert {"name", "role", "node", "pid", "state", "incarnation", "restarts"} <= set(tree[0])
+    assert json.loads(invoke("ctl", "--control", str(run_dir), "--json", "tree").stdout) == tree
+    assert "rollout-0" in ctl("tree").stdout
+    assert "demo" in ctl("jobs").stdout
+    assert "state paused" in ctl("pause").stdout
+    assert "state running" in ctl("resume", "demo").stdout
+    assert "workers 4" in ctl("scale", "4", "--job", "demo").stdout
+    assert "node-1" in ctl("drain", "node-1").stdout
+    assert "0.2" in ctl("metrics", "--last", "2").stdout
+    assert "trainer: line 0" in ctl("logs", "trainer").stdout
+    assert "step_000003" in ctl("checkpoint").stdout
+    assert json.loads(ctl("watch", "--json").stdout) == {"kind": "step", "step": 1}
+    assert "job quickstart" in ctl("submit", QUICKSTART, "--set", "steps=3").stdout
+    assert "cancelled" in ctl("cancel", "quickstart").stdout
+
+
+def test_ctl_says_no_with_the_reason_and_an_exit_code(run_dir: Path) -> None:
+    gone = invoke("ctl", "--control", str(run_dir), "pause", "nobody")
+    assert (gone.exit_code, gone.stderr) == (1, "headrace ctl: there is no job 'nobody'. Look with jobs\n")
+    silent = invoke("ctl", "--control", f"ipc://{run_dir}/other.sock", "jobs")
+    assert (silent.exit_code, "no control server answers" in silent.stderr) == (1, True)
+    assert invoke("ctl", "--control", str(run_dir / "nowhere"), "jobs").exit_code == 2
+    wrong = invoke("ctl", "--control", str(run_dir), "submit", QUICKSTART, "--set", "rollout.wokers=1")
+    assert (wrong.exit_code, "rollout.workers" in wrong.stderr) == (2, True)
