@@ -153,7 +153,7 @@ class Link:
         if seq < expected:
             self.counters.duplicates += 1
         elif seq > expected:
-            self.counters.gaps += 1
+            self.counters.gaps += self.state is LinkState.LIVE
             self.end(DownReason.UNREACHABLE)
             self.on_broken(self)
         elif self.state is not LinkState.DYING or lane not in self._goodbyes:
