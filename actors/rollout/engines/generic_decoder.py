@@ -126,7 +126,10 @@ class GenericDecoder:
         output = self._model(
             input_ids=self._tensor(ids), attention_mask=self._tensor(mask.astype(np.int64)), past_key_values=cache, use_cache=True, **extra
         )
-        return output.logits[:, -1], [(layer.keys, layer.values) for layer in cache.layers]
+        layers: list[Any] = cache.layers
+        if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
+            raise ModelUnreadable(f"{type(self._model).__name__} keeps a state that is not keys and values: the torch engine cannot hold it")
+        return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)

@@ -42,7 +42,7 @@ def load_model(path: Path, dtype: str, device: torch.device) -> Any:
 
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], local_files_only=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise ModelUnreadable(f"{path} cannot be loaded as a causal language model: {error}") from error
     model = model.to(device).eval().requires_grad_(False)

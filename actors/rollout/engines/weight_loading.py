@@ -19,7 +19,8 @@ from torch import Tensor
 from actors.rollout.engine import WeightTensors
 from actors.rollout.errors import WeightsMismatch
 
-_NUMPY_OF = {"float32": "float32", "float16": "float16", "bfloat16": "uint16", "float64": "float64"}
+_NUMPY_OF = {"bfloat16": "uint16"}
+"""dtypes that numpy lacks, and the words in which they travel."""
 
 
 def verify_weights(model: torch.nn.Module, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
@@ -28,11 +29,12 @@ def verify_weights(model: torch.nn.Module, tensors: WeightTensors, dtypes: Mappi
     Raises:
         WeightsMismatch: naming up to three culprits of the first kind found.
     """
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = _tensors_of(model)
     if unknown := [name for name in tensors if name not in named]:
         raise WeightsMismatch(f"{len(unknown)} tensors are not parameters of this model: {_some(unknown)}")
     given = {id(named[name]) for name in tensors}
-    if missing := [name for name, parameter in named.items() if id(parameter) not in given]:
+    parameters = model.named_parameters(remove_duplicate=False)
+    if missing := [name for name, parameter in parameters if id(parameter) not in given]:
         raise WeightsMismatch(f"{len(missing)} parameters are missing from the version: {_some(missing)}")
     for name, array in tensors.items():
         parameter = named[name]
@@ -40,16 +42,21 @@ def verify_weights(model: torch.nn.Module, tensors: WeightTensors, dtypes: Mappi
         if tuple(array.shape) != tuple(parameter.shape):
             raise WeightsMismatch(f"{name} has shape {tuple(array.shape)}, the model's is {tuple(parameter.shape)}")
         have = dtypes.get(name, str(array.dtype))
-        if have != want or array.dtype.name != _NUMPY_OF.get(want):
+        if have != want or array.dtype.name != _NUMPY_OF.get(want, want):
             raise WeightsMismatch(f"{name} is {have} in {array.dtype} words, the model's is {want}: train and serve in one dtype")
 
 
 def copy_weights(model: torch.nn.Module, tensors: WeightTensors) -> None:
     """Copy verified ``tensors`` into ``model`` in place."""
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = _tensors_of(model)
     with torch.no_grad():
         for name, array in tensors.items():
             named[name].copy_(_as_tensor(array, named[name].dtype))
+
+
+def _tensors_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Parameters, which a version must hold, and buffers, which it may hold, under all their names."""
+    return dict(model.named_buffers()) | dict(model.named_parameters(remove_duplicate=False))
 
 
 def _as_tensor(array: np.ndarray[Any, Any], dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,387 @@
+"""The rollout worker against a scheduler and a weight server played by fakes, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.system import ActorSystem
+from actors.metrics.messages import Span, Spans
+from actors.roles import RoleArgs
+from actors.rollout.engines.simulated_engine import SimulatedEngine
+from actors.rollout.messages import Assign, Drain, PromptWork, PullVersion, Revoke, SampleWork, SamplingParams
+from actors.rollout.worker import RolloutWorker
+from actors.scheduler.messages import (
+    AssignmentsFailed,
+    FailureKind,
+    FinishReason,
+    Leaving,
+    Registered,
+    RegisterWorker,
+    TokenDelta,
+    WorkerVersion,
+)
+from actors.weights.manifest import chunk_bounds, hash_chunks, layout
+from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply
+from configs.limits import DEFAULT_LIMITS
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+from transport.sim.loop import run_simulated
+
+JOB = "tale"
+STEP_S = 0.1
+
+
+class FakeScheduler(Actor):
+    """Notes everything in order of arrival."""
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+        self.epoch, self.version = 1, -1
+        self.weights: ActorAddress | None = None
+        self._changed = asyncio.Condition()
+
+    @handles(RegisterWorker)
+    @idempotent
+    async def register(self, message: RegisterWorker) -> Registered:
+        await self.note(message)
+        return Registered(epoch=self.epoch, lease_s=10, policy_version=self.version, weights=self.weights)
+
+    @handles(TokenDelta, WorkerVersion, AssignmentsFailed, Leaving)
+    async def note(self, message: Any) -> None:
+        self.heard.append(message)
+        async with self._changed:
+            self._changed.notify_all()
+
+    def all(self, kind: type[Any]) -> list[Any]:
+        return [message for message in self.heard if isinstance(message, kind)]
+
+    async def until(self, happened: Callable[[], bool], within_s: float = 60.0) -> None:
+        async with asyncio.timeout(within_s), self._changed:
+            await self._changed.wait_for(happened)
+
+    async def finished(self, *assignments: int) -> dict[int, tuple[list[int], FinishReason]]:
+        """Wait until all of ``assignments`` have ended; their tokens and reasons."""
+        await self.until(lambda: set(assignments) <= {n for n, (_, reason) in self.samples().items() if reason})
+        return {n: sample for n, sample in self.samples().items() if n in assignments}
+
+    def samples(self) -> dict[int, tuple[list[int], FinishReason]]:
+        samples: dict[int, tuple[list[int], FinishReason]] = {}
+        for number, delta in enumerate(self.all(TokenDelta)):
+            assert delta.sequence == number, "a delta is missing or out of order"
+            start = 0
+            for row, count, code in zip(delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True):
+                tokens, _ = samples.get(row, ([], FinishReason.RUNNING))
+                samples[row] = (tokens + delta.tokens[start : start + count].tolist(), FinishReason(code))
+                start += count
+        return samples
+
+
+class FakeWeights(Actor):
+    """Serves versions over the wire; ``gate`` holds chunks back."""
+
+    def __init__(self) -> None:
+        self.versions: dict[int, tuple[Manifest, bytes]] = {}
+        self.asked: list[int] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    def publish(self, version: int, rows: int = 4) -> None:
+        entries, total = layout([("weight", "float32", (rows, 8))])
+        data = np.full((rows, 8), version, np.float32).tobytes().ljust(total, b"\0")
+        manifest = Manifest(job=JOB, policy_version=version, parent=version - 1, total_bytes=total, chunk_bytes=64,
+                            chunk_hashes=hash_chunks(data, 64), tensors=entries)  # fmt: skip
+        self.versions[version] = (manifest, data)
+
+    @handles(GetManifest)
+    @idempotent
+    async def manifest(self, message: GetManifest) -> ManifestReply:
+        self.asked.append(message.policy_version)
+        version = message.policy_version if message.policy_version >= 0 else max(self.versions, default=-1)
+        manifest, _ = self.versions.get(version, (None, b""))
+        return ManifestReply(manifest=manifest, host="another host", path="")
+
+    @handles(GetChunks)
+    @concurrent
+    async def chunks(self, message: GetChunks) -> AsyncIterator[Chunk]:
+        await self.gate.wait()
+        manifest, data = self.versions[message.policy_version]
+        for index in message.chunks.tolist():
+            start, end = chunk_bounds(manifest, index)
+            yield Chunk(policy_version=message.policy_version, index=index, data=np.frombuffer(data[start:end], np.uint8))
+
+
+class FakeMetrics(Actor):
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+
+    @handles(Spans)
+    async def take(self, message: Spans) -> None:
+        assert message.track == "rollout-0"
+        self.spans += message.spans
+
+
+class Stage:
+    """One head with the fakes, one worker, a network between them."""
+
+    def __init__(self) -> None:
+        self.network = MemoryNetwork()
+        self.scheduler, self.weights, self.metrics = FakeScheduler(), FakeWeights(), FakeMetrics()
+        self.engine = SimulatedEngine()
+
+    def _system(self, name: str, incarnation: int, **limits: Any) -> ActorSystem:
+        chosen = DEFAULT_LIMITS.model_copy(update=limits)
+        return ActorSystem(MemoryTransport(self.network, PeerId(name, incarnation), limits=chosen), limits=chosen)
+
+    async def __aenter__(self) -> Stage:
+        self.head = self._system("head", 1)
+        await self.head.start()
+        self.scheduler_ref = await self.head.spawn("scheduler", self.scheduler)
+        self.weights_address = (await self.head.spawn("weights", self.weights)).address
+        await self.head.spawn("metrics", self.metrics)
+        self.scheduler.weights = self.weights_address
+        return self
+
+    async def start_worker(self, slots: int = 8, **limits: Any) -> None:
+        job = {
+            "name": JOB, "steps": 1, "model": {"source": "tiny"}, "data": {"source": "jsonl", "path": "x.jsonl"},
+            "reward": {"kind": "exact_match"},
+            "rollout": {"engine": "simulated", "max_running": slots, "engine_options": {"base_s": STEP_S, "load_s": 0.0}},
+        }  # fmt: skip
+        args = RoleArgs(role="rollout", name="rollout-0", node="n", job=json.dumps(job), model_path="", run_dir="",
+                        scheduler=self.head.address("scheduler"), metrics=self.head.address("metrics"))  # fmt: skip
+        self.host = self._system("n.tale.rollout-0", 2, **limits)
+        await self.host.start()
+        self.worker = RolloutWorker(args, self.engine)
+        address = (await self.host.spawn("rollout-0", self.worker)).address
+        self.worker_ref = self.head.ref(address)
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.host.stop()
+        await self.head.stop()
+
+    async def have_version(self, version: int) -> None:
+        self.weights.publish(version)
+        self.worker_ref.tell(PullVersion(job=JOB, epoch=self.scheduler.epoch, policy_version=version, weights=self.weights_address))
+        await self.scheduler.until(lambda: any(m.policy_version == version for m in self.scheduler.all(WorkerVersion)))
+
+    def assign(self, *assignments: int, tokens: int = 5, epoch: int = 1, min_version: int = -1, generated: tuple[int, ...] = (),
+               prompt_ids: tuple[int, ...] = (1, 2, 3)) -> None:  # fmt: skip
+        samples = [SampleWork(assignment=n, sibling=n, generated=np.array(generated, np.int32)) for n in assignments]
+        work = PromptWork(step=0, prompt=0, prompt_ids=np.array(prompt_ids, np.int32), samples=samples)
+        sampling = SamplingParams(max_tokens=tokens)
+        self.worker_ref.tell(Assign(job=JOB, epoch=epoch, min_policy_version=min_version, sampling=sampling, work=[work]))
+
+
+Scene = Callable[[Stage], Coroutine[Any, Any, None]]
+
+
+def in_virtual_time(scene: Scene) -> Callable[[], None]:
+    @functools.wraps(scene)
+    def test() -> None:
+        async def play() -> None:
+            async with Stage() as stage:
+                await scene(stage)
+
+        run_simulated(play())
+
+    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the scene's arguments
+    return test
+
+
+@in_virtual_time
+async def test_a_worker_registers_with_its_slots_and_streams_every_token_in_order(stage: Stage) -> None:
+    await stage.start_worker(slots=8)
+    registered = stage.scheduler.all(RegisterWorker)[0]
+    assert (registered.engine, registered.slots, registered.policy_version) == ("simulated", 8, -1)
+    stage.assign(1, 2, tokens=5)
+    stage.assign(3, tokens=7)
+    ended = await stage.scheduler.finished(1, 2, 3)
+    assert {n: (len(tokens), reason) for n, (tokens, reason) in ended.items()} == {
+        1: (5, FinishReason.LENGTH), 2: (5, FinishReason.LENGTH), 3: (7, FinishReason.LENGTH),
+    }  # fmt: skip
+    assert len(stage.scheduler.all(TokenDelta)) == 7, "one message an engine step"
+
+
+@in_virtual_time
+async def test_a_version_that_exists_at_registration_is_pulled_and_announced_when_it_is_loaded(stage: Stage) -> None:
+    stage.weights.publish(3)
+    stage.scheduler.version = 3
+    await stage.start_worker()
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(WorkerVersion)))
+    assert stage.scheduler.all(WorkerVersion)[0].policy_version == stage.engine.policy_version == 3
+    stage.assign(1, min_version=3)
+    await stage.scheduler.finished(1)
+    assert {delta.policy_version for delta in stage.scheduler.all(TokenDelta)} == {3}
+
+
+@in_virtual_time
+async def test_work_for_a_newer_version_than_is_held_fails_as_infrastructure(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(2)
+    stage.assign(1, 2, min_version=3)
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(AssignmentsFailed)))
+    failed = stage.scheduler.all(AssignmentsFailed)[0]
+    assert (failed.assignments.tolist(), failed.failure.kind) == ([1, 2], FailureKind.INFRASTRUCTURE)
+    assert "version 3" in failed.failure.message
+    assert not stage.engine.has_work
+
+
+@in_virtual_time
+async def test_generation_goes_on_while_a_version_is_fetched_and_the_swap_falls_between_two_steps(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.weights.gate.clear()
+    stage.weights.publish(1)
+    stage.assign(1, tokens=20)
+    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=1, weights=stage.weights_address))
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 6)
+    stage.weights.gate.set()
+    await stage.scheduler.finished(1)
+    versions = [delta.policy_version for delta in stage.scheduler.all(TokenDelta)]
+    assert versions == sorted(versions)
+    assert versions[:6] == [0] * 6
+    assert versions[-1] == 1
+
+
+@in_virtual_time
+async def test_the_newest_of_several_announced_versions_wins(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.weights.gate.clear()
+    for version in (1, 2, 3):
+        stage.weights.publish(version)
+        stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=version, weights=stage.weights_address))
+        await asyncio.sleep(0.1)
+    stage.weights.gate.set()
+    await stage.scheduler.until(lambda: stage.engine.policy_version == 3)
+    assert stage.weights.asked == [1, 3], "version 2 was never fetched"
+
+
+@in_virtual_time
+async def test_a_version_that_has_been_retired_is_replaced_by_the_newest(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.weights.publish(9)
+    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=4, weights=stage.weights_address))
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(WorkerVersion)))
+    assert stage.engine.policy_version == 9
+
+
+@in_virtual_time
+async def test_a_pull_is_repeated_until_the_server_answers(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=1, weights=stage.weights_address))
+    await asyncio.sleep(5)
+    assert not stage.scheduler.all(WorkerVersion)
+    stage.weights.publish(1)
+    await stage.scheduler.until(lambda: stage.engine.policy_version == 1)
+
+
+@in_virtual_time
+async def test_revoked_work_ends_aborted_with_the_tokens_that_it_has(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, 2, tokens=30)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 4)
+    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([2, 99])))
+    ended = await stage.scheduler.finished(1, 2)
+    assert (len(ended[1][0]), ended[1][1]) == (30, FinishReason.LENGTH)
+    assert 4 <= len(ended[2][0]) < 10
+    assert ended[2][1] == FinishReason.ABORTED
+    stage.assign(3, tokens=30, generated=tuple(ended[2][0]))
+    assert len((await stage.scheduler.finished(3))[3][0]) == 30 - len(ended[2][0])
+
+
+@in_virtual_time
+async def test_commands_of_an_older_epoch_are_refused_and_a_newer_epoch_voids_what_is_held(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, tokens=50)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 2)
+    stage.assign(2, tokens=5, epoch=4)
+    ended = await stage.scheduler.finished(1, 2)
+    assert ended[1][1] == FinishReason.ABORTED
+    assert ended[2][1] == FinishReason.LENGTH
+    stage.assign(3, tokens=5, epoch=3)
+    await asyncio.sleep(10)
+    assert 3 not in stage.scheduler.samples()
+    assert stage.scheduler.all(TokenDelta)[-1].epoch == 4
+
+
+@in_virtual_time
+async def test_a_prompt_that_the_engine_refuses_fails_alone_as_data(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, prompt_ids=(1, 2, 100_000))
+    stage.assign(2)
+    await stage.scheduler.finished(2)
+    failed = stage.scheduler.all(AssignmentsFailed)[0]
+    assert (failed.assignments.tolist(), failed.failure.kind) == ([1], FailureKind.DATA)
+    assert "100000" in failed.failure.message
+
+
+@in_virtual_time
+async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, 2, tokens=500)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="preempted by the provider"))
+    stage.assign(3)
+    exit = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert (exit.reason, exit.error) == ("preempted", None)
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)))
+    assert {reason for _, reason in stage.scheduler.samples().values()} == {FinishReason.ABORTED}
+    assert stage.scheduler.all(AssignmentsFailed)[0].assignments.tolist() == [3]
+    assert isinstance(stage.scheduler.heard[-1], Leaving), "nothing comes after the goodbye"
+
+
+@in_virtual_time
+async def test_a_cut_link_loses_no_delta_and_the_worker_registers_anew(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, tokens=60)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    stage.network.break_link("head", "n.tale.rollout-0")
+    ended = await stage.scheduler.finished(1)
+    assert len(ended[1][0]) == 60
+    assert len(stage.scheduler.all(RegisterWorker)) == 2
+
+
+@in_virtual_time
+async def test_without_its_scheduler_a_worker_generates_until_the_outbox_is_full_and_stops_after_the_grace(stage: Stage) -> None:
+    await stage.start_worker(outbox_messages=10, orphan_grace_s=20.0, ask_timeout_s=1.0)
+    stage.assign(1, tokens=500)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.head.stop()
+    exit = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
+    assert exit.reason == "orphaned"
+    assert 10 <= stage.engine.stats().tokens_total <= 15
+
+
+@in_virtual_time
+async def test_idle_time_is_accounted_and_spans_tell_idle_generate_and_pull(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(1)
+    await asyncio.sleep(20)
+    stage.assign(1, tokens=30)
+    await stage.scheduler.finished(1)
+    stats = stage.scheduler.all(TokenDelta)[-1].stats
+    assert stats.idle_s_total == pytest.approx(20, abs=0.5)
+    assert stats.busy_s_total == pytest.approx(3, abs=0.1)
+    await asyncio.sleep(3)
+    assert {span.name for span in stage.metrics.spans} == {"idle", "generate", "pull"}
+
+
+@in_virtual_time
+async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
+    await stage.start_worker()
+
+    async def broken() -> Any:
+        raise RuntimeError("the device is gone")
+
+    stage.engine.step = broken  # type: ignore[method-assign]
+    stage.assign(1)
+    exit = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert exit.reason == "crashed"
+    assert "the device is gone" in str(exit.error)
