@@ -17,7 +17,6 @@ import asyncio
 import gc
 import logging
 import os
-import secrets
 import signal
 import sys
 from pathlib import Path
@@ -30,14 +29,12 @@ from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_STAR
 from supervisors.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
-    from actors.core.system import ActorSystem
-
     from actors.core.cell import ActorExit
+    from actors.core.system import ActorSystem
 
 log = structlog.get_logger("headrace.process")
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
-_INCARNATION_BITS = 63
 
 
 def run_child() -> None:
@@ -87,18 +84,16 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 async def _host(spec: ProcessSpec) -> int:
     from actors.core.system import ActorSystem
-
-    from transport.address import PeerId
+    from transport.address import new_peer
     from transport.security import load_keys
     from transport.zmq_transport import ZmqTransport
 
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
-    peer = PeerId(spec.peer, secrets.randbits(_INCARNATION_BITS))
     keys = load_keys(Path(spec.keys)) if spec.keys else None
     transport = ZmqTransport(
-        peer, listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
+        new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )
     system = ActorSystem(transport, limits=limits, seed=spec.seed)
     await system.start()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
+from actors.core.ref import ActorRef
 from actors.roles import RoleArgs
 from supervisors.errors import ChildStartFailed
 from supervisors.messages import SpawnProcess, SpawnReply, StopProcess, StopReply
@@ -22,10 +23,9 @@ from transport.address import ActorAddress
 if TYPE_CHECKING:
     from actors.core.actor import Actor
     from actors.core.context import Context
-    from actors.core.ref import ActorRef
 
-AgentChoice = Callable[[], "ActorRef"]
-"""Names the node agent for the next start: a replacement may go to another machine."""
+AgentChoice = Callable[[], "ActorAddress | Awaitable[ActorAddress]"]
+"""Names the node agent for the next start: a replacement may go to another machine. May wait for one to join."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def actor_child(
 
 def process_child(
     args: RoleArgs,
-    agent: ActorRef | AgentChoice,
+    agent: ActorRef | ActorAddress | AgentChoice,
     *,
     job: str,
     restart: RestartPolicy = RestartPolicy.PERMANENT,
@@ -104,7 +104,7 @@ def process_child(
     process = f"{job}.{args.name}"
 
     async def start(context: Context) -> Running:
-        chosen = agent() if callable(agent) else agent
+        chosen = await _choose(agent)
         order = SpawnProcess(
             name=process,
             args=args,
@@ -112,12 +112,21 @@ def process_child(
             beacon_budget_s=beacon_budget_s or context.limits.beacon_budget_s,
             env=env or {},
         )
-        running = await _start_process(context, chosen.address, order)
+        running = await _start_process(context, chosen, order)
         if on_ready is not None:
             on_ready(running)
         return running
 
     return ChildSpec(args.name, start, args.role, restart, shutdown_s, significant, ready_s)
+
+
+async def _choose(agent: ActorRef | ActorAddress | AgentChoice) -> ActorAddress:
+    if isinstance(agent, ActorAddress):
+        return agent
+    if isinstance(agent, ActorRef):
+        return agent.address
+    chosen = agent()
+    return chosen if isinstance(chosen, ActorAddress) else await chosen
 
 
 async def _start_actor(context: Context, name: str, actor: Actor, node: str) -> Running:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -25,13 +24,13 @@ import msgspec
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.watch import Down, Gone
 from supervisors.failure_detector import DetectorLimits, FailureDetector, Health
+from supervisors.managed_process import Managed, NodeOptions, beside
 from supervisors.messages import (
     AdoptProcesses,
     ListProcesses,
     ProcessBeacon,
     ProcessExited,
     ProcessFailure,
-    ProcessInfo,
     ProcessList,
     ProcessReady,
     ProcessStarted,
@@ -42,57 +41,15 @@ from supervisors.messages import (
     StopProcess,
     StopReply,
 )
-from supervisors.process import (
-    ChildProcess,
-    Launch,
-    ProcessExit,
-    is_stopped_by_signal,
-    launch,
-    role_command,
-)
+from supervisors.process import Launch, ProcessExit, is_stopped_by_signal, launch
 from supervisors.process_log import last_lines, trim
 from supervisors.process_spec import ProcessSpec
 from supervisors.restart_budget import ExitCause
 from transport.address import ActorAddress
 
+__all__ = ["NodeAgent", "NodeOptions"]
+
 _LOG_TRIM_S = 5.0
-
-
-@dataclass
-class _Managed:
-    """A process and all that is known of it."""
-
-    order: SpawnProcess
-    owner: ActorAddress
-    process: ChildProcess
-    detector: FailureDetector
-    log_path: Path
-    started_s: float
-    ready: asyncio.Future[ProcessReady | None]
-    """None: it ended first."""
-    contact: ActorAddress | None = None
-    """The actor in it that speaks for it, once it is ready."""
-    report: ProcessReady | None = None
-    verdict: str = ""
-    end: ProcessExit | None = None
-    loop_lag_s: float = 0.0
-    link_lost: bool = False
-
-
-@dataclass
-class NodeOptions:
-    """What a node agent is given by its process."""
-
-    cluster: str
-    listen: str = ""
-    """Endpoint of role processes, ``{name}`` filled in; empty: derived from the agent's own endpoint."""
-    log_dir: Path | None = None
-    """Default: ``logs`` in the run directory of the job."""
-    run_dir: str = ""
-    """Replaces the job's run directory on a machine that does not share the head's disk."""
-    command: list[str] = field(default_factory=role_command)
-    keys: str = ""
-    seed: int = 0
 
 
 class NodeAgent(Actor):
@@ -101,7 +58,7 @@ class NodeAgent(Actor):
     def __init__(self, node: str, options: NodeOptions) -> None:
         self._node = node
         self._options = options
-        self._managed: dict[str, _Managed] = {}
+        self._managed: dict[str, Managed] = {}
         self._starts = 0
         self._orphaned_s: dict[ActorAddress, float] = {}
         self._watched: set[ActorAddress] = set()
@@ -111,12 +68,17 @@ class NodeAgent(Actor):
         self.ctx.start_task(self._trim_logs(), "trim-logs")
 
     async def on_stop(self) -> None:
-        """Stop every process, all at once, each with most of our own stop deadline; then kill."""
+        """Stop every process, all at once, each with most of our own stop deadline; then kill.
+
+        To their owners this is a preemption: the machine goes away in good order.
+        """
         deadline_s = 0.8 * self.ctx.limits.stop_timeout_s
         try:
             async with asyncio.TaskGroup() as group:
                 for managed in self._managed.values():
-                    group.create_task(managed.process.stop(deadline_s))
+                    group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
+            for managed in list(self._managed.values()):
+                self._ended(managed, await managed.process.exited)
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -129,8 +91,9 @@ class NodeAgent(Actor):
         owner = self.ctx.sender
         if owner is None:
             return _failed(ExitCause.CRASHED, "a process needs an owner: ask from within an actor")
-        if message.name in self._managed:
-            return _failed(ExitCause.CRASHED, f"{message.name} runs here already; stop it first")
+        if not await self._make_room(message.name, owner):
+            other = self._managed[message.name].owner
+            return _failed(ExitCause.CRASHED, f"{message.name} runs here already for {other}")
         try:
             managed = self._launch(message, owner)
         except OSError as error:
@@ -150,7 +113,19 @@ class NodeAgent(Actor):
             return SpawnReply(failure=self._failure(managed))
         return SpawnReply(started=self._started(managed, report))
 
-    def _launch(self, order: SpawnProcess, owner: ActorAddress) -> _Managed:
+    async def _make_room(self, name: str, owner: ActorAddress) -> bool:
+        """An owner that asks again has lost track of its process, and one that is gone needs none: kill that life."""
+        old = self._managed.get(name)
+        if old is None:
+            return True
+        if old.owner != owner and old.owner not in self._orphaned_s:
+            return False
+        old.verdict = "replaced by a new start"
+        old.process.kill(ExitCause.STOPPED)
+        self._ended(old, await asyncio.shield(old.process.exited))
+        return True
+
+    def _launch(self, order: SpawnProcess, owner: ActorAddress) -> Managed:
         limits = self.ctx.limits
         args = msgspec.structs.replace(order.args, node=self._node)
         if self._options.run_dir:
@@ -169,7 +144,7 @@ class NodeAgent(Actor):
         )
         log_path = (self._options.log_dir or Path(args.run_dir) / "logs") / f"{order.args.name}.log"
         now_s = self.ctx.now()
-        managed = _Managed(
+        managed = Managed(
             order=order,
             owner=owner,
             process=launch(Launch(self._options.command, log_path, spec.encode(), order.env)),
@@ -196,7 +171,7 @@ class NodeAgent(Actor):
         template = self._options.listen or beside(self.ctx.self_address.endpoint)
         return template.replace("{name}", f"{name[-24:]}.{self._starts}")
 
-    def _started(self, managed: _Managed, report: ProcessReady) -> ProcessStarted:
+    def _started(self, managed: Managed, report: ProcessReady) -> ProcessStarted:
         return ProcessStarted(
             name=managed.order.name,
             node=self._node,
@@ -206,7 +181,7 @@ class NodeAgent(Actor):
             seconds=self.ctx.now() - managed.started_s,
         )
 
-    def _failure(self, managed: _Managed) -> ProcessFailure:
+    def _failure(self, managed: Managed) -> ProcessFailure:
         end = managed.end or managed.process.exited.result()
         return ProcessFailure(
             cause=end.cause if end.cause is not ExitCause.COMPLETED else ExitCause.CRASHED,
@@ -230,9 +205,14 @@ class NodeAgent(Actor):
 
     # exits
 
-    async def _follow(self, managed: _Managed) -> None:
+    async def _follow(self, managed: Managed) -> None:
         """Wait for the end of one process; the failure detector is the deadline."""
-        end = await asyncio.shield(managed.process.exited)
+        self._ended(managed, await asyncio.shield(managed.process.exited))
+
+    def _ended(self, managed: Managed, end: ProcessExit) -> None:
+        """Forget the process and tell whoever must know. Once per process."""
+        if managed.end is not None:
+            return
         managed.end = end
         managed.detector.saw_exit()
         name = managed.order.name
@@ -247,17 +227,18 @@ class NodeAgent(Actor):
         detail = f"{managed.verdict}; {end}" if managed.verdict else str(end)
         log = self.ctx.log.info if end.cause in (ExitCause.STOPPED, ExitCause.COMPLETED) else self.ctx.log.warning
         log("process ended", process=name, pid=end.pid, cause=str(end.cause), detail=detail)
-        news = ProcessExited(
-            name=name,
-            node=self._node,
-            pid=end.pid,
-            incarnation=managed.report.incarnation,
-            cause=end.cause,
-            exit_code=end.code,
-            detail=detail,
-            log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
+        self.ctx.ref(managed.owner).tell(
+            ProcessExited(
+                name=name,
+                node=self._node,
+                pid=end.pid,
+                incarnation=managed.report.incarnation,
+                cause=end.cause,
+                exit_code=end.code,
+                detail=detail,
+                log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
+            )
         )
-        self.ctx.ref(managed.owner).tell(news)
 
     @handles(StopProcess)
     @concurrent
@@ -332,21 +313,7 @@ class NodeAgent(Actor):
 
     def _list(self) -> ProcessList:
         now_s = self.ctx.now()
-        return ProcessList(
-            node=self._node,
-            processes=[
-                ProcessInfo(
-                    name=name,
-                    role=managed.order.args.role,
-                    pid=managed.process.pid,
-                    incarnation=managed.report.incarnation if managed.report else 0,
-                    health=str(managed.detector.health(now_s)),
-                    addresses=managed.report.addresses if managed.report else {},
-                    loop_lag_s=managed.loop_lag_s,
-                )
-                for name, managed in self._managed.items()
-            ],
-        )
+        return ProcessList(node=self._node, processes=[managed.info(now_s) for managed in self._managed.values()])
 
     def _watch(self, owner: ActorAddress) -> None:
         self._orphaned_s.pop(owner, None)
@@ -364,7 +331,7 @@ class NodeAgent(Actor):
                     managed.verdict = f"its owner {owner} has been gone for {now_s - since_s:.0f} s"
                     self.ctx.start_task(self._stop_orphan(managed), f"orphan-{managed.order.name}")
 
-    async def _stop_orphan(self, managed: _Managed) -> None:
+    async def _stop_orphan(self, managed: Managed) -> None:
         await managed.process.stop(self.ctx.limits.stop_timeout_s)
 
     async def _trim_logs(self) -> None:
@@ -374,19 +341,9 @@ class NodeAgent(Actor):
                 with contextlib.suppress(OSError):
                     await self.ctx.run_blocking(trim, managed.log_path, self.ctx.limits.process_log_max_bytes)
 
-    def _of(self, name: str, pid: int) -> _Managed | None:
+    def _of(self, name: str, pid: int) -> Managed | None:
         managed = self._managed.get(name)
         return managed if managed is not None and managed.process.pid == pid else None
-
-
-def beside(endpoint: str) -> str:
-    """Where a process may listen whose agent is reached at ``endpoint``; ``{name}`` stands for the process."""
-    address = endpoint.partition("?")[0]
-    if address.startswith("ipc://"):
-        return f"{address.rpartition('/')[0]}/{{name}}"
-    if address.startswith("tcp://"):
-        return f"{address.rpartition(':')[0]}:*"
-    return "tcp://127.0.0.1:*"
 
 
 def _failed(cause: ExitCause, detail: str) -> SpawnReply:

@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from supervisors.fate import PARENT_PID_VARIABLE
 from supervisors.process_log import open_log
 from supervisors.restart_budget import ExitCause
@@ -195,10 +193,11 @@ def is_stopped_by_signal(pid: int) -> bool:
     """Whether the operating system shows the process in SIGSTOP's state. False when it is gone."""
     if sys.platform == "linux":
         try:
-            with open(f"/proc/{pid}/stat", "rb") as stat:
-                return stat.read().rpartition(b") ")[2][:1] == b"T"
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
         except (FileNotFoundError, ProcessLookupError):
             return False
+    import psutil  # 30 ms that a role process on Linux need not spend
+
     try:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
@@ -207,7 +206,7 @@ def is_stopped_by_signal(pid: int) -> bool:
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
     """Ours, plus the way to our own code first and the working directory last (a job may name functions there)."""
-    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), os.getcwd()]
+    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path.cwd())]
     own = {
         "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
         "PYTHONUNBUFFERED": "1",

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
+from supervisors.child_record import Child, Recovery, SupervisionEvent
 from supervisors.children import ChildSpec, Running
 from supervisors.errors import ChildStartFailed, SupervisorGaveUp
 from supervisors.messages import (
@@ -38,50 +38,12 @@ from supervisors.restart_budget import (
     RestartBudget,
     counts,
 )
-from supervisors.strategies import ChildView, Strategy, decide
+from supervisors.strategies import Strategy, decide
 from transport.address import ActorAddress
 
+__all__ = ["SupervisionEvent", "Supervisor"]
+
 _EARLY_EXITS_MAX = 64
-
-
-@dataclass(frozen=True)
-class SupervisionEvent:
-    """Something that people and metrics want to know. ``at_s`` is the supervisor's clock."""
-
-    kind: str
-    """started, start_failed, exited, restarting, stopped, ended, gave_up."""
-    supervisor: str
-    child: str
-    at_s: float
-    cause: ExitCause | None = None
-    detail: str = ""
-    restarts: int = 0
-    incarnation: int = 0
-
-
-class _Child:
-    """One child's record."""
-
-    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
-        self.spec = spec
-        self.backoff = backoff
-        self.state = "pending"
-        self.running: Running | None = None
-        self.starting = False
-        self.idle = asyncio.Event()
-        """No start is under way."""
-        self.idle.set()
-        self.restarts = 0
-        self.failed_starts = 0
-        self.ready_s = 0.0
-        self.detail = ""
-        self.start_scope: asyncio.Timeout | None = None
-        self.settled = asyncio.Event()
-        """Running, or not to be started any more."""
-
-    def view(self) -> ChildView:
-        up = self.running is not None or self.starting
-        return ChildView(self.spec.name, self.spec.restart, up, self.spec.significant)
 
 
 class Supervisor(Actor):
@@ -105,10 +67,11 @@ class Supervisor(Actor):
         self._specs = list(children)
         self._on_event = on_event
         self._together = strategy is Strategy.ONE_FOR_ONE if start_together is None else start_together
-        self._children: dict[str, _Child] = {}
-        self._pending: _Recovery | None = None
+        self._children: dict[str, Child] = {}
+        self._pending: Recovery | None = None
         self._recovering = False
         self._ending = False
+        self._restarts = 0
         self._early_exits: dict[tuple[str, int], ProcessExited] = {}
         self._agents: dict[ActorAddress, None] = {}
         self._gave_up: SupervisorGaveUp | None = None
@@ -122,7 +85,7 @@ class Supervisor(Actor):
         self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
         for spec in self._specs:
             self._adopt(spec)
-        self._request(_Recovery(start=[spec.name for spec in self._specs]))
+        self._request(Recovery(start=[spec.name for spec in self._specs]))
 
     async def on_stop(self) -> None:
         await self.shutdown()
@@ -160,7 +123,7 @@ class Supervisor(Actor):
             ValueError: a child of that name exists.
         """
         self._adopt(spec)
-        self._request(_Recovery(start=[spec.name]))
+        self._request(Recovery(start=[spec.name]))
 
     async def wait_ready(self, name: str, timeout_s: float) -> Running | None:
         """Wait until ``name`` is ready; None when it ended for good instead."""
@@ -183,12 +146,12 @@ class Supervisor(Actor):
 
     @property
     def restarts(self) -> int:
-        """Restarts of all present children since the start."""
-        return sum(child.restarts for child in self._children.values())
+        """Restarts of all children, present and past."""
+        return self._restarts
 
     def snapshot(self) -> list[ChildInfo]:
         """All children in start order."""
-        return [self._info(child) for child in self._children.values()]
+        return [child.info(self._name) for child in self._children.values()]
 
     @handles(GetChildren)
     async def children(self, message: GetChildren) -> Children:
@@ -227,15 +190,16 @@ class Supervisor(Actor):
             kept = await still_has(self.ctx, agent)
         if kept:
             self._watch_agent(agent)
+        cause = ExitCause.PREEMPTED if message.reason is Gone.STOPPED else ExitCause.UNREACHABLE
         for name in names:
             child = self._children.get(name)
             running = child.running if child is not None else None
             if child is not None and running is not None and running.agent == agent and running.pid not in kept:
-                self._on_exit(child, ExitCause.UNREACHABLE, f"its node agent is {message.reason}: {message.detail}")
+                self._on_exit(child, cause, f"its node agent is {message.reason}: {message.detail}")
 
     # judgement
 
-    def _on_exit(self, child: _Child, cause: ExitCause, detail: str) -> None:
+    def _on_exit(self, child: Child, cause: ExitCause, detail: str) -> None:
         running, child.running = child.running, None
         lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
         child.state, child.detail = str(cause), detail
@@ -261,9 +225,9 @@ class Supervisor(Actor):
         delay_s = child.backoff.after(cause, lived_s=lived_s, rng=self._rng)
         child.state = "backoff"
         self._tell("restarting", child, cause, f"in {delay_s:.2f} s")
-        self._request(_Recovery(list(plan.stop), list(plan.start), delay_s))
+        self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
 
-    async def _give_up(self, child: _Child, within_budget: bool) -> None:
+    async def _give_up(self, child: Child, within_budget: bool) -> None:
         limits = self.ctx.limits
         why = f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up"
         if within_budget:
@@ -279,7 +243,7 @@ class Supervisor(Actor):
 
     # recovery
 
-    def _request(self, recovery: _Recovery) -> None:
+    def _request(self, recovery: Recovery) -> None:
         if self._strategy is Strategy.ONE_FOR_ONE:
             self.ctx.start_task(self._recover(recovery), f"start {','.join(recovery.start)}")
             return
@@ -294,11 +258,11 @@ class Supervisor(Actor):
                 recovery, self._pending = self._pending, None
                 left = await self._recover(recovery)
                 if left and self._pending is not None:
-                    self._pending = self._pending.joined(_Recovery(start=left))
+                    self._pending = self._pending.joined(Recovery(start=left))
         finally:
             self._recovering = False
 
-    async def _recover(self, recovery: _Recovery) -> list[str]:
+    async def _recover(self, recovery: Recovery) -> list[str]:
         """Stop, wait, start. Returns the names that were not started because another end came in between."""
         for name in self._in_order(recovery.stop, reverse=True):
             await self._stop(self._children[name])
@@ -324,7 +288,7 @@ class Supervisor(Actor):
         present = [name for name in self._children if name in set(names)]
         return present[::-1] if reverse else present
 
-    async def _start(self, child: _Child) -> None:
+    async def _start(self, child: Child) -> None:
         """Start one child to ready. A failure is an end like any other."""
         if self._ending or child.starting or child.running is not None:
             return
@@ -349,6 +313,7 @@ class Supervisor(Actor):
         child.running, child.state, child.failed_starts = running, "running", 0
         child.ready_s = self.ctx.now()
         child.restarts += again
+        self._restarts += again
         if self._ending or self._children.get(spec.name) is not child:
             await self._stop(child)
             child.settled.set()
@@ -371,7 +336,7 @@ class Supervisor(Actor):
             self._agents[agent] = None
             self.ctx.watch(agent)
 
-    async def _stop(self, child: _Child, cause: ExitCause = ExitCause.STOPPED) -> None:
+    async def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> None:
         running, child.running = child.running, None
         if running is None:
             return
@@ -388,45 +353,17 @@ class Supervisor(Actor):
     def _adopt(self, spec: ChildSpec) -> None:
         if spec.name in self._children:
             raise ValueError(f"{self._name} has a child named {spec.name!r} already")
-        self._children[spec.name] = _Child(spec, Backoff(self._policy))
+        self._children[spec.name] = Child(spec, Backoff(self._policy))
 
-    def _info(self, child: _Child) -> ChildInfo:
-        running = child.running
-        return ChildInfo(
-            name=child.spec.name,
-            role=child.spec.role,
-            node=running.node if running else "",
-            pid=running.pid if running else 0,
-            state=child.state,
-            incarnation=running.incarnation if running else 0,
-            restarts=child.restarts,
-            supervisor=self._name,
-            detail=child.detail,
-        )
-
-    def _tell(self, kind: str, child: _Child, cause: ExitCause | None, detail: str, incarnation: int = 0) -> None:
-        log = self.ctx.log.warning if kind in ("start_failed", "gave_up") or (cause and counts(cause)) else self.ctx.log.info
+    def _tell(self, kind: str, child: Child, cause: ExitCause | None, detail: str, incarnation: int = 0) -> None:
+        bad = kind in ("start_failed", "gave_up") or (cause is not None and counts(cause))
+        log = self.ctx.log.warning if bad else self.ctx.log.info
         log(f"child {kind}", supervisor=self._name, child=child.spec.name, cause=cause and str(cause), detail=detail)
         if self._on_event is not None:
             now_s = self.ctx.now()
             self._on_event(
                 SupervisionEvent(kind, self._name, child.spec.name, now_s, cause, detail, child.restarts, incarnation)
             )
-
-
-@dataclass
-class _Recovery:
-    """One round: stop these, wait, start those."""
-
-    stop: list[str]
-    start: list[str]
-    delay_s: float
-
-    def __init__(self, stop: Sequence[str] = (), start: Sequence[str] = (), delay_s: float = 0.0) -> None:
-        self.stop, self.start, self.delay_s = list(stop), list(start), delay_s
-
-    def joined(self, other: _Recovery) -> _Recovery:
-        return _Recovery(self.stop + other.stop, self.start + other.start, max(self.delay_s, other.delay_s))
 
 
 def _same_process(running: Running, news: ProcessExited) -> bool:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Self
 
 import psutil
 import pytest
@@ -39,7 +40,7 @@ from transport.zmq_transport import ZmqTransport
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
-import probe_child  # noqa: E402
+import probe_child
 
 LIMITS = Limits(backoff_first_s=0.01, restart_max=3, orphan_grace_s=0.5, stop_timeout_s=5.0)
 NOWHERE = ActorAddress("nobody", PeerId("nowhere", 1))
@@ -59,7 +60,7 @@ class Head:
         self.events: list[SupervisionEvent] = []
         self._arrival = asyncio.Event()
 
-    async def __aenter__(self) -> Head:
+    async def __aenter__(self) -> Self:
         transport = ZmqTransport(PeerId("head", 11), listen="ipc://*", cluster="test", limits=self.limits)
         self.system = ActorSystem(transport, limits=self.limits, seed=1)
         await self.system.start()
@@ -226,11 +227,27 @@ async def test_a_process_that_is_not_ready_in_time_is_a_typed_failure_and_is_gon
     assert await head.processes() == {}
 
 
-async def test_a_name_is_taken_while_its_process_runs(head):
+async def test_a_name_is_taken_while_its_process_runs_for_another_owner_and_replaced_for_the_same(head):
+    owner, other = Owner(head.agent.address), Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    await head.system.spawn("other", other)
+    first = (await owner.spawn(role_args("p0", head.run_dir))).started
+    assert "runs here already" in (await other.spawn(role_args("p0", head.run_dir))).failure.detail
+    second = (await owner.spawn(role_args("p0", head.run_dir))).started
+    assert second.pid != first.pid and not psutil.pid_exists(first.pid)
+    async with asyncio.timeout(5):
+        news = await owner.news.get()
+    assert (news.pid, news.cause) == (first.pid, ExitCause.STOPPED)
+
+
+async def test_an_agent_that_stops_in_good_order_tells_the_owners_of_a_preemption(head):
     owner = Owner(head.agent.address)
     await head.system.spawn("owner", owner)
-    assert (await owner.spawn(role_args("p0", head.run_dir))).started is not None
-    assert "runs here already" in (await owner.spawn(role_args("p0", head.run_dir))).failure.detail
+    await owner.spawn(role_args("p0", head.run_dir))
+    await head.system.stop_actor("node")
+    async with asyncio.timeout(5):
+        news = await owner.news.get()
+    assert (news.name, news.cause) == ("j.p0", ExitCause.PREEMPTED)
 
 
 async def test_a_stubborn_process_is_killed_after_the_deadline_and_reported_as_stopped(head):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Self
 
 import pytest
 
@@ -64,7 +65,7 @@ class House:
         options = {"restart": RestartPolicy.PERMANENT, **self.options.get(name, {})}
         return actor_child(name, lambda: Worker(name, self.diary), node="here", role="worker", **options)
 
-    async def __aenter__(self) -> House:
+    async def __aenter__(self) -> Self:
         transport = MemoryTransport(MemoryNetwork(), PeerId("here", 7))
         self.system = ActorSystem(transport, limits=LIMITS, seed=1)
         await self.system.start()
