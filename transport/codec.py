@@ -66,12 +66,12 @@ def encode_body(value: object) -> list[Frame]:
 
 
 def _encode_array(array: np.ndarray[Any, Any], frames: list[Frame]) -> msgspec.msgpack.Ext:
+    shape = list(array.shape)  # ascontiguousarray gives a scalar one dimension
     array = np.ascontiguousarray(array)
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
     array = array.astype(dtype, copy=False)
     if dtype.str not in _DTYPES:
         raise TypeError(f"cannot send an array of dtype {dtype}: use one of {sorted(_DTYPES)}")
-    shape = list(array.shape)
     if array.nbytes < INLINE_ARRAY_BYTES:
         return msgspec.msgpack.Ext(INLINE_ARRAY, _plain.encode(_InlineArray(dtype.str, shape, array.tobytes())))
     frames.append(array.reshape(-1).view(np.uint8).data)

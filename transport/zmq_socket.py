@@ -93,6 +93,8 @@ class SocketOptions:
     heartbeat_interval_s: float | None = None
     heartbeat_timeout_s: float | None = None
     zero_copy_receive: bool = False
+    with_user: bool = False
+    """Put the user that the allow-list named for the sender's key before the frames, empty where there are no keys."""
     routing_id: bytes | None = None
     curve: Curve | None = None
     ipv6: bool = False
@@ -305,6 +307,8 @@ class ZmqSocket:
 
     def _receive(self) -> list[Frame] | None:
         try:
+            if self._options.with_user:
+                return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
             if not self._options.zero_copy_receive:
                 return list(self._socket.recv_multipart(_FLAGS))
             parts = self._socket.recv_multipart(_FLAGS, copy=False)
@@ -348,6 +352,14 @@ class ZmqSocket:
             self._monitor.close(linger=0)
             self._monitor = None
         self._socket.close(linger=int(linger_s * 1000))
+
+
+def _with_user(parts: Sequence[zmq.Frame]) -> list[Frame]:
+    try:
+        user = parts[0].get("User-Id")
+    except zmq.ZMQError:  # a connection without keys has no such property
+        user = ""
+    return [str(user).encode(), *(part.bytes for part in parts)]
 
 
 async def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
