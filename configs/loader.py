@@ -34,10 +34,7 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """
     source = _Source(Path(path), overrides or [])
     job = _resolve_paths(source.job(), Path(path).resolve().parent)
-    problems = [
-        Problem(source.where(field), field, wrong, fix)
-        for field, wrong, fix in check_job(job)
-    ]
+    problems = [Problem(source.where(field), field, wrong, fix) for field, wrong, fix in check_job(job)]
     if problems:
         raise ConfigError(problems)
     return job
@@ -45,9 +42,7 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
 
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """As load_job, but without the checks of this machine: for a job that another process will check and run."""
-    return _resolve_paths(
-        _Source(Path(path), overrides or []).job(), Path(path).resolve().parent
-    )
+    return _resolve_paths(_Source(Path(path), overrides or []).job(), Path(path).resolve().parent)
 
 
 def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig:
@@ -57,9 +52,7 @@ def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig
         ConfigError: as load_job; ``where`` stands in place of the file's name.
     """
     job = _resolve_paths(_validate(dict(values), lambda _: where), Path.cwd())
-    problems = [
-        Problem(where, field, wrong, fix) for field, wrong, fix in check_job(job)
-    ]
+    problems = [Problem(where, field, wrong, fix) for field, wrong, fix in check_job(job)]
     if problems:
         raise ConfigError(problems)
     return job
@@ -67,9 +60,7 @@ def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig
 
 def dump_job(job: JobConfig) -> str:
     """The resolved job as YAML; ``load_job`` of it gives ``job`` again."""
-    return yaml.safe_dump(
-        job.model_dump(mode="json"), sort_keys=False, allow_unicode=True
-    )
+    return yaml.safe_dump(job.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 class _Source:
@@ -109,9 +100,7 @@ class _Source:
         try:
             value = parse_value(text)
         except yaml.YAMLError as error:
-            raise _bad_override(
-                override, name, f"the value is not YAML: {error}", "Quote the value"
-            ) from error
+            raise _bad_override(override, name, f"the value is not YAML: {error}", "Quote the value") from error
         section: dict[str, Any] = self._values
         for depth, key in enumerate(at[:-1]):
             inner = section.setdefault(key, {})
@@ -146,9 +135,7 @@ def _validate(values: dict[str, Any], where: Any) -> JobConfig:
     try:
         return JobConfig.model_validate_json(text, strict=True)
     except ValidationError as error:
-        problems = [
-            _explain(dict(item), where) for item in error.errors(include_url=False)
-        ]
+        problems = [_explain(dict(item), where) for item in error.errors(include_url=False)]
         raise ConfigError(problems) from error
 
 
@@ -170,21 +157,11 @@ def _explain(error: dict[str, Any], where: Any) -> Problem:
             f"Add it{f': {about}' if about else ''}",
         )
     if kind == "literal_error":
-        choices = [str(item) for item in get_args(_annotation(loc))] or [
-            str(context.get("expected"))
-        ]
+        choices = [str(item) for item in get_args(_annotation(loc))] or [str(context.get("expected"))]
         near = difflib.get_close_matches(str(value), choices, n=1)
-        fix = (
-            f"Did you mean {near[0]!r}?"
-            if near
-            else f"Use one of: {', '.join(choices)}"
-        )
-        return Problem(
-            where(field), field, f"{shown} is not one of {', '.join(choices)}", fix
-        )
-    expected = (
-        str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
-    )
+        fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
+        return Problem(where(field), field, f"{shown} is not one of {', '.join(choices)}", fix)
+    expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
     return Problem(
         where(field),
         field,
@@ -229,9 +206,7 @@ def schema_keys() -> list[str]:
     return [".".join(path) for path in _all_keys(JobConfig)]
 
 
-def _all_keys(
-    model: type[BaseModel], at: tuple[str, ...] = ()
-) -> list[tuple[str, ...]]:
+def _all_keys(model: type[BaseModel], at: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     keys: list[tuple[str, ...]] = []
     for name, info in model.model_fields.items():
         inner = _section(info)
@@ -271,13 +246,9 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     """Make the paths of local files absolute: from the working directory, else from beside the job file."""
     data, model = job.data, job.model
     if data.path is not None:
-        data = data.model_copy(
-            update={"path": _resolve(data.path, beside) or data.path}
-        )
+        data = data.model_copy(update={"path": _resolve(data.path, beside) or data.path})
     if model.path is not None:
-        new = (
-            str(Path.cwd() / model.path) if model.source == "tiny" else model.path
-        )  # a tiny model may be made there
+        new = str(Path.cwd() / model.path) if model.source == "tiny" else model.path  # a tiny model may be made there
         model = model.model_copy(update={"path": _resolve(model.path, beside) or new})
     return job.model_copy(update={"data": data, "model": model})
 

@@ -6,7 +6,6 @@ import ast
 import difflib
 import importlib.machinery
 import importlib.util
-import os
 import re
 import sys
 from pathlib import Path
@@ -41,7 +40,7 @@ def find_function(name: str) -> tuple[str, str] | None:
 
 
 def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:
-    search: list[str] | None = [*sys.path, os.getcwd()]
+    search: list[str] | None = [*sys.path, str(Path.cwd())]
     spec: importlib.machinery.ModuleSpec | None = None
     parts = module.split(".")
     for depth in range(len(parts)):

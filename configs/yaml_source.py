@@ -25,11 +25,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regexp)
-        for tag, regexp in resolvers
-        if tag != "tag:yaml.org,2002:timestamp"
-    ]
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
@@ -53,13 +49,9 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _whole(
-            path, "there is no such file", "Check the path; presets lie in configs/"
-        ) from None
+        raise _whole(path, "there is no such file", "Check the path; presets lie in configs/") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _whole(
-            path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read"
-        ) from error
+        raise _whole(path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read") from error
     try:
         return _parse(path, text)
     except ConfigError:

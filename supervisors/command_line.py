@@ -56,21 +56,15 @@ Json = Annotated[
 ]
 Control = Annotated[
     str | None,
-    typer.Option(
-        help="Control endpoint, such as tcp://127.0.0.1:7000. Default: in the run directory."
-    ),
+    typer.Option(help="Control endpoint, such as tcp://127.0.0.1:7000. Default: in the run directory."),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="a.b=c", help="Override a key of the job file; repeatable."
-    ),
+    typer.Option("--set", metavar="a.b=c", help="Override a key of the job file; repeatable."),
 ]
 Keys = Annotated[
     Path | None,
-    typer.Option(
-        help="Key directory, made with headrace keys; needed beyond this machine."
-    ),
+    typer.Option(help="Key directory, made with headrace keys; needed beyond this machine."),
 ]
 
 
@@ -83,14 +77,10 @@ def headrace() -> None:
 def run(
     job: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="JOB.yaml", help="The job file; presets lie in configs/."
-        ),
+        typer.Argument(metavar="JOB.yaml", help="The job file; presets lie in configs/."),
     ] = None,
     set_: Overrides = None,
-    dir_: Annotated[
-        Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME.")
-    ] = None,
+    dir_: Annotated[Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME.")] = None,
     control: Control = None,
     json_: Json = False,
     resume: Annotated[
@@ -128,9 +118,7 @@ def run(
     from supervisors.trees import run_job
 
     console = Console(stderr=json_, highlight=False)
-    console.print(
-        f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}", soft_wrap=True
-    )
+    console.print(f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}", soft_wrap=True)
     with ProgressView(console) as view:
         summary = _finish(
             lambda: run_job(
@@ -147,9 +135,7 @@ def run(
     raise typer.Exit(_EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
 
 
-def _check_resume(
-    job: Path | None, dir_: Path | None, resume: Path, overrides: list[str]
-) -> None:
+def _check_resume(job: Path | None, dir_: Path | None, resume: Path, overrides: list[str]) -> None:
     def wrong(what: str, fix: str) -> ConfigError:
         return ConfigError([Problem(f"--resume {resume}", "", what, fix)])
 
@@ -165,10 +151,7 @@ def _check_resume(
         )
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if not any(
-            key == may or (may.endswith(".") and key.startswith(may))
-            for may in RESUME_MAY_SET
-        ):
+        if not any(key == may or (may.endswith(".") and key.startswith(may)) for may in RESUME_MAY_SET):
             raise wrong(
                 f"{key} cannot change in mid-run",
                 f"Only these can: {', '.join(RESUME_MAY_SET)}",
@@ -228,13 +211,9 @@ def _figure(value: object) -> str:
 
 @app.command()
 def head(
-    listen: Annotated[
-        str, typer.Option(help="Where nodes join.")
-    ] = "tcp://127.0.0.1:7001",
+    listen: Annotated[str, typer.Option(help="Where nodes join.")] = "tcp://127.0.0.1:7001",
     control: Control = None,
-    dir_: Annotated[
-        Path, typer.Option("--dir", help="Where run directories are made.")
-    ] = RUN_ROOT,
+    dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
     keys: Keys = None,
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
@@ -245,9 +224,7 @@ def head(
 
 @app.command()
 def node(
-    join: Annotated[
-        str, typer.Option(metavar="ADDR", help="The head's address, as it printed it.")
-    ],
+    join: Annotated[str, typer.Option(metavar="ADDR", help="The head's address, as it printed it.")],
     name: Annotated[
         str | None,
         typer.Option(help="This node's name. Default: the host's name and a number."),
@@ -289,9 +266,7 @@ def bench(
 ) -> None:
     """Measure. Everything after NAME goes to the benchmark."""
     folder = Path(__file__).resolve().parent.parent / "benchmarks"
-    known = sorted(
-        file.stem for file in folder.glob("*.py") if not file.stem.startswith("_")
-    )
+    known = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     if name not in known:
         have = (
             f"there are: {', '.join(known)}"
@@ -309,18 +284,18 @@ def bench(
 def keys(
     directory: Annotated[
         Path,
-        typer.Argument(
-            help="Key directory of this node; made, with a new pair, if it is not there."
-        ),
+        typer.Argument(help="Key directory of this node; made, with a new pair, if it is not there."),
     ],
     allow: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=PUBLIC", help="Let whoever has this public key connect.")
+    ] = None,
+    read_only: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=PUBLIC", help="Let a node with this public key connect."
-        ),
+        typer.Option(metavar="NAME=PUBLIC", help="For a control socket: let this key look, not touch."),
     ] = None,
 ) -> None:
     """Make this node's keys, show its public key, and choose who may connect."""
+    from actors.control.keys import allow_read_only
     from transport import security
 
     try:
@@ -329,12 +304,15 @@ def keys(
         for entry in allow or []:
             name, _, public = entry.partition("=")
             security.allow(directory, name, public.encode())
+        for entry in read_only or []:
+            name, _, public = entry.partition("=")
+            allow_read_only(directory, name, public.encode())
         loaded = security.load_keys(directory)
     except (HeadraceError, ValueError, OSError) as error:
         _fail(str(error), EXIT_BAD_CONFIG)
     print(loaded.public.decode())
     print(
-        f"{len(loaded.allowed)} other nodes are allowed; add one with --allow NAME=PUBLIC",
+        f"{len(loaded.allowed)} others are allowed; add one with --allow NAME=PUBLIC",
         file=sys.stderr,
     )
 

@@ -33,11 +33,7 @@ class ProgressView:
         self._now: dict[str, Any] = {}
         self._rows: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS)
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
-        self._live = (
-            Live(console=console, auto_refresh=False, transient=False)
-            if console.is_terminal
-            else None
-        )
+        self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -150,7 +146,4 @@ def tokens_per_second(row: Mapping[str, Any]) -> float:
 def sparkline(values: list[float]) -> str:
     """Values as a line of bars, scaled from their least to their greatest (at least 0 to 1)."""
     low, high = min(0.0, *values), max(1.0, *values)
-    return "".join(
-        _BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)]
-        for value in values
-    )
+    return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)

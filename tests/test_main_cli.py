@@ -17,7 +17,7 @@ import typer.main
 from typer.testing import CliRunner, Result
 
 from actors.control.server import ControlServer
-from actors.control.socket import listener, store_endpoint
+from actors.control.socket import open_control_socket, store_endpoint
 from configs.limits import DEFAULT_LIMITS
 from supervisors.command_line import app
 from tests.actors.control.control_fakes import FakeBackend
@@ -44,10 +44,10 @@ def test_the_command_line_is_frozen() -> None:
         "node": ["--join", "--keys", "--name", "--slots"],
         "doctor": ["--json"],
         "bench": ["name"],
-        "keys": ["--allow", "directory"],
+        "keys": ["--allow", "--read-only", "directory"],
         "simulate": ["scenario"],
         "actor": [],
-        "ctl": ["--control", "--json", "--timeout"],
+        "ctl": ["--control", "--json", "--keys", "--timeout"],
         "ctl submit": ["--json", "--set", "job"],
         "ctl jobs": ["--json"],
         "ctl watch": ["--json", "job"],
@@ -66,7 +66,9 @@ def test_the_command_line_is_frozen() -> None:
 def _surface(group: Any, prefix: str = "") -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, command in group.commands.items():
-        found[prefix + name] = sorted(option for parameter in command.params for option in parameter.opts if option != "--help")
+        found[prefix + name] = sorted(
+            option for parameter in command.params for option in parameter.opts if option != "--help"
+        )
         if hasattr(command, "commands"):
             found |= _surface(command, f"{prefix}{name} ")
     return found
@@ -78,7 +80,9 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
     monkeypatch.chdir(tmp_path)
     fake = types.SimpleNamespace(end=SUMMARY, seen=[])
 
-    async def run_job(job: Any, run_dir: Path, *, resume: bool, control: str | None, on_progress: Callable[[Any], None]) -> Any:
+    async def run_job(
+        job: Any, run_dir: Path, *, resume: bool, control: str | None, on_progress: Callable[[Any], None]
+    ) -> Any:
         fake.seen.append((job, run_dir, resume, control))
         on_progress({"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"})
         on_progress(ROW)
@@ -128,7 +132,9 @@ def test_a_run_tells_each_step_and_where_its_files_lie(trees: types.SimpleNamesp
         assert str(path) in out
 
 
-def test_a_run_directory_holds_the_resolved_job_and_can_be_resumed(trees: types.SimpleNamespace, tmp_path: Path) -> None:
+def test_a_run_directory_holds_the_resolved_job_and_can_be_resumed(
+    trees: types.SimpleNamespace, tmp_path: Path
+) -> None:
     invoke("run", QUICKSTART, "--set", "rollout.workers=3", "--control", "tcp://127.0.0.1:7000")
     invoke("run", "--resume", "runs/quickstart", "--set", "steps=90")
     (first, run_dir, resumed, control), (again, same_dir, resumed_again, _) = trees.seen
@@ -170,7 +176,7 @@ def test_keys_are_made_once_and_shown(tmp_path: Path) -> None:
     assert first.exit_code == again.exit_code == 0, first.output + again.output
     assert first.stdout == again.stdout
     assert len(first.stdout.strip()) == 40
-    assert "1 other nodes are allowed" in again.stderr
+    assert "1 others are allowed" in again.stderr
     assert invoke("keys", str(tmp_path / "a"), "--allow", "b=short").exit_code == 2
 
 
@@ -192,7 +198,9 @@ def run_dir(tmp_path: Path) -> Iterator[Path]:
 
     async def serve() -> None:
         backend = FakeBackend()
-        server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", DEFAULT_LIMITS), limits=DEFAULT_LIMITS)
+        server = ControlServer(
+            backend, open_control_socket(f"ipc://{tmp_path}/c.sock", DEFAULT_LIMITS), limits=DEFAULT_LIMITS
+        )
         await server.start()
         store_endpoint(tmp_path, server.endpoint)
         backend.events.put_nowait({"kind": "step", "step": 1})

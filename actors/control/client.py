@@ -16,10 +16,11 @@ import msgspec
 
 from actors.control.errors import ControlError, Unreachable, error_of
 from actors.control.protocol import VERSION
-from actors.control.socket import ControlSocket, dialer
+from actors.control.socket import ControlSocket, dial_control_socket
 from configs.limits import DEFAULT_LIMITS, Limits
+from transport.security import NodeKeys
 from transport.transport import SendOutcome
-from transport.zmq_socket import Curve, SocketEvent
+from transport.zmq_socket import SocketEvent
 
 SILENCE_FACTOR = 4
 
@@ -35,11 +36,11 @@ class ControlClient:
         endpoint: str,
         *,
         limits: Limits = DEFAULT_LIMITS,
-        curve: Curve | None = None,
+        keys: NodeKeys | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._limits = limits
-        self._curve = curve
+        self._keys = keys
         self._socket: ControlSocket | None = None
         self._next_id = 0
         self._replies: dict[int, asyncio.Queue[_Reply]] = {}
@@ -47,10 +48,10 @@ class ControlClient:
         self._broken: str = ""
 
     async def __aenter__(self) -> Self:
-        self._socket = dialer(
+        self._socket = dial_control_socket(
             self._endpoint,
             self._limits,
-            curve=self._curve,
+            keys=self._keys,
             on_event=self._on_event,
             on_writable=self._writable.set,
         )(self._on_frames)
@@ -76,9 +77,7 @@ class ControlClient:
         wait_s = self._limits.control_timeout_s if timeout_s is None else timeout_s
         request_id, replies = self._open()
         try:
-            async with asyncio.timeout(
-                wait_s + 1.0
-            ):  # the server's own deadline comes first, and says more
+            async with asyncio.timeout(wait_s + 1.0):  # the server's own deadline comes first, and says more
                 await self._send(request_id, op, args or {}, wait_s)
                 return _result(await replies.get())
         except TimeoutError:
@@ -99,9 +98,7 @@ class ControlClient:
         ended, taken = False, 0
         try:
             async with asyncio.timeout(self._limits.connect_timeout_s):
-                await self._send(
-                    request_id, "watch", {**(args or {}), "credit": window}, None
-                )
+                await self._send(request_id, "watch", {**(args or {}), "credit": window}, None)
             while True:
                 async with asyncio.timeout(silence_s):
                     reply = await replies.get()
@@ -128,14 +125,10 @@ class ControlClient:
     def _open(self) -> tuple[int, asyncio.Queue[_Reply]]:
         self._next_id += 1
         # a server sends no more than the credit and a few control events; the bound catches one that does not keep to it
-        self._replies[self._next_id] = queue = asyncio.Queue[_Reply](
-            self._limits.control_event_queue * 2
-        )
+        self._replies[self._next_id] = queue = asyncio.Queue[_Reply](self._limits.control_event_queue * 2)
         return self._next_id, queue
 
-    async def _send(
-        self, request_id: int, op: str, args: dict[str, Any], timeout_s: float | None
-    ) -> None:
+    async def _send(self, request_id: int, op: str, args: dict[str, Any], timeout_s: float | None) -> None:
         """Send as soon as the socket is connected and has room. The caller holds the deadline."""
         request = {
             "v": VERSION,
@@ -159,9 +152,7 @@ class ControlClient:
         """A request whose answer nobody waits for; its reply is dropped as unknown."""
         if self._socket is not None and not self._broken:
             self._next_id += 1
-            self._socket.send(
-                [_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})]
-            )
+            self._socket.send([_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})])
 
     def _on_frames(self, frames: list[bytes], user: str) -> None:
         try:
@@ -186,22 +177,16 @@ class ControlClient:
                     "message": error.message,
                     "hint": error.hint,
                 }
-                queue.put_nowait(
-                    {"v": VERSION, "id": request_id, "ok": False, "error": body}
-                )
+                queue.put_nowait({"v": VERSION, "id": request_id, "ok": False, "error": body})
 
     def _unreachable(self, waited_s: float) -> ControlError:
         why = self._broken or f"nothing was heard within {waited_s:g} s"
         hint = "Check the endpoint, and that the run is alive; a run stores its endpoint in RUN_DIR/control.endpoint"
-        return Unreachable(
-            f"no control server answers at {self._endpoint}: {why}", hint
-        )
+        return Unreachable(f"no control server answers at {self._endpoint}: {why}", hint)
 
 
 def _result(reply: _Reply) -> Any:
     if reply.get("ok"):
         return reply.get("result")
     error = cast("dict[str, str]", reply.get("error") or {})
-    raise error_of(
-        str(error.get("type")), str(error.get("message")), str(error.get("hint", ""))
-    )
+    raise error_of(str(error.get("type")), str(error.get("message")), str(error.get("hint", "")))

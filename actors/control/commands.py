@@ -17,20 +17,15 @@ import typer
 from rich.console import Console
 
 from configs.errors import ConfigError
+from transport.errors import HeadraceError
 
 EXIT_REFUSED = 1
 EXIT_BAD_REQUEST = 2
 
-ctl = typer.Typer(
-    no_args_is_help=True, help="Look at and steer a run through its control socket."
-)
+ctl = typer.Typer(no_args_is_help=True, help="Look at and steer a run through its control socket.")
 
-Json = Annotated[
-    bool, typer.Option("--json", help="JSON on stdout instead of a table.")
-]
-Job = Annotated[
-    str | None, typer.Argument(help="The job's name; not needed if there is only one.")
-]
+Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
+Job = Annotated[str | None, typer.Argument(help="The job's name; not needed if there is only one.")]
 JobOption = Annotated[
     str | None,
     typer.Option("--job", help="The job's name; not needed if there is only one."),
@@ -42,6 +37,7 @@ class _Options:
     control: str | None
     json: bool
     timeout_s: float | None
+    keys: Path | None = None
 
 
 _options = _Options(None, False, None)
@@ -57,12 +53,13 @@ def options(
         ),
     ] = None,
     json_: Json = False,
-    timeout_s: Annotated[
-        float | None, typer.Option("--timeout", help="Seconds to wait for an answer.")
+    timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds to wait for an answer.")] = None,
+    keys: Annotated[
+        Path | None, typer.Option(envvar="HEADRACE_CONTROL_KEYS", help="Directory of this client's keys.")
     ] = None,
 ) -> None:
     """Look at and steer a run through its control socket."""
-    _options.control, _options.json, _options.timeout_s = control, json_, timeout_s
+    _options.control, _options.json, _options.timeout_s, _options.keys = control, json_, timeout_s, keys
 
 
 @ctl.command()
@@ -148,9 +145,7 @@ def metrics(
 
 @ctl.command()
 def logs(
-    actor: Annotated[
-        str | None, typer.Argument(help="An actor's name; all if left out.")
-    ] = None,
+    actor: Annotated[str | None, typer.Argument(help="An actor's name; all if left out.")] = None,
     job: JobOption = None,
     lines: Annotated[int, typer.Option(min=1, help="Lines.")] = 100,
     json_: Json = False,
@@ -178,7 +173,7 @@ def _call(op: str, args: dict[str, Any], json_: bool) -> None:
 async def _ask(op: str, args: dict[str, Any]) -> Any:
     from actors.control.client import ControlClient
 
-    async with ControlClient(_endpoint()) as client:
+    async with ControlClient(_endpoint(), keys=_keys()) as client:
         return await client.call(op, args, timeout_s=_options.timeout_s)
 
 
@@ -186,7 +181,7 @@ async def _watch(job: str | None, json_: bool) -> None:
     from actors.control.client import ControlClient
     from actors.control.tables import line
 
-    async with ControlClient(_endpoint()) as client:
+    async with ControlClient(_endpoint(), keys=_keys()) as client:
         async for event in client.watch({"job": job}):
             print(json.dumps(event) if json_ else line(event), flush=True)
 
@@ -199,11 +194,15 @@ def _endpoint() -> str:
     if where is None:
         stored = sorted(Path("runs").glob(f"*/{ENDPOINT_FILE}"), key=os.path.getmtime)
         if not stored:
-            raise FileNotFoundError(
-                "no run was found under runs/: name its endpoint or run directory with --control"
-            )
+            raise FileNotFoundError("no run was found under runs/: name its endpoint or run directory with --control")
         where = str(stored[-1])
     return read_endpoint(where)
+
+
+def _keys() -> Any:
+    from transport.security import load_keys
+
+    return load_keys(_options.keys) if _options.keys is not None else None
 
 
 def _run(work: Any) -> Any:
@@ -215,7 +214,7 @@ def _run(work: Any) -> Any:
         _fail(_sentence(error), EXIT_BAD_REQUEST)
     except ControlError as error:
         _fail(_sentence(error), EXIT_REFUSED)
-    except (FileNotFoundError, ValueError) as error:
+    except (FileNotFoundError, ValueError, HeadraceError) as error:
         _fail(str(error), EXIT_BAD_REQUEST)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

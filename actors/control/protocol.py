@@ -48,32 +48,32 @@ class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     streams: ClassVar[bool] = False
 
 
-class Ping(Args):
+class Ping(Args, frozen=True):
     """Whether the server is there."""
 
 
-class Version(Args):
+class Version(Args, frozen=True):
     """The protocol version and the verbs."""
 
 
-class Jobs(Args):
+class Jobs(Args, frozen=True):
     """Every job with its state and step."""
 
 
-class Tree(Args):
+class Tree(Args, frozen=True):
     """Every actor with name, role, node, pid, state, incarnation and restarts."""
 
     job: str | None = None
 
 
-class Metrics(Args):
+class Metrics(Args, frozen=True):
     """The last rows of metrics.jsonl."""
 
     job: str | None = None
     last: int = 1
 
 
-class Logs(Args):
+class Logs(Args, frozen=True):
     """The last log lines of an actor, or of all."""
 
     job: str | None = None
@@ -81,7 +81,7 @@ class Logs(Args):
     lines: int = 100
 
 
-class Watch(Args):
+class Watch(Args, frozen=True):
     """Events as they happen: a stream. ``credit`` is how many may be sent before more is granted."""
 
     streams = True
@@ -89,48 +89,48 @@ class Watch(Args):
     credit: int = 64
 
 
-class Credit(Args):
+class Credit(Args, frozen=True):
     """Grant an open watch more events."""
 
     watch: RequestId
     events: int = 64
 
 
-class Unwatch(Args):
+class Unwatch(Args, frozen=True):
     """End an open watch."""
 
     watch: RequestId
 
 
-class Submit(Args):
+class Submit(Args, frozen=True):
     """Start a job: ``job`` is a job file's content as a map."""
 
     writes = True
     job: dict[str, Any]
 
 
-class Pause(Args):
+class Pause(Args, frozen=True):
     """Stop generating and training after the samples under way; nothing is lost."""
 
     writes = True
     job: str | None = None
 
 
-class Resume(Args):
+class Resume(Args, frozen=True):
     """Go on after a pause."""
 
     writes = True
     job: str | None = None
 
 
-class Cancel(Args):
+class Cancel(Args, frozen=True):
     """End a job for good, after a checkpoint."""
 
     writes = True
     job: str | None = None
 
 
-class Scale(Args):
+class Scale(Args, frozen=True):
     """Set how many rollout workers a job has."""
 
     writes = True
@@ -138,14 +138,14 @@ class Scale(Args):
     job: str | None = None
 
 
-class Drain(Args):
+class Drain(Args, frozen=True):
     """Take a node or a worker out of service in good order; its samples go on elsewhere."""
 
     writes = True
     target: str
 
 
-class Checkpoint(Args):
+class Checkpoint(Args, frozen=True):
     """Write a checkpoint after the step under way."""
 
     writes = True
@@ -186,18 +186,12 @@ def read_request(payload: bytes, *, max_bytes: int) -> Request:
         TooLarge, MalformedRequest, WrongVersion: what the reply's error says.
     """
     if len(payload) > max_bytes:
-        raise TooLarge(
-            f"the request has {len(payload)} bytes, {max_bytes} are allowed", "Split it"
-        )
+        raise TooLarge(f"the request has {len(payload)} bytes, {max_bytes} are allowed", "Split it")
     try:
         request = _request_decoder.decode(payload)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         version = _field(payload, "v")
-        if (
-            isinstance(version, int)
-            and not isinstance(version, bool)
-            and version != VERSION
-        ):
+        if isinstance(version, int) and not isinstance(version, bool) and version != VERSION:
             raise _wrong_version(version) from error
         raise MalformedRequest(
             f"this is no request: {error}",
@@ -236,11 +230,7 @@ def _field(payload: bytes, name: str) -> object:
         value: object = msgspec.msgpack.decode(payload)
     except (msgspec.DecodeError, ValueError, TypeError, RecursionError):
         return None
-    return (
-        cast("dict[object, object]", value).get(name)
-        if isinstance(value, dict)
-        else None
-    )
+    return cast("dict[object, object]", value).get(name) if isinstance(value, dict) else None
 
 
 def read_args(request: Request) -> Args:
@@ -282,16 +272,12 @@ def _check_counts(op: str, args: Args) -> None:
     for name, (low, high) in _COUNTS.items():
         value = getattr(args, name, None)
         if isinstance(value, int) and not low <= value <= high:
-            raise BadArgs(
-                f"{op}: {name} is {value}", f"Give a whole number from {low} to {high}"
-            )
+            raise BadArgs(f"{op}: {name} is {value}", f"Give a whole number from {low} to {high}")
 
 
 def result_frame(request_id: RequestId, result: object) -> bytes:
     """The final reply of a request that worked. Raises TypeError for a result that is no plain value."""
-    return _encoder.encode(
-        {"v": VERSION, "id": request_id, "ok": True, "result": result}
-    )
+    return _encoder.encode({"v": VERSION, "id": request_id, "ok": True, "result": result})
 
 
 def error_frame(request_id: RequestId | None, error: ControlError) -> bytes:

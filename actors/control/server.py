@@ -35,6 +35,7 @@ from actors.control.errors import (
     ReadOnly,
     TimedOut,
 )
+from actors.control.keys import READ_ONLY_USER
 from actors.control.protocol import RequestId
 from actors.control.socket import ControlSocket, OpenSocket
 from actors.control.watches import WatchStream
@@ -42,9 +43,6 @@ from actors.core.errors import AskError
 from configs.errors import ConfigError
 from configs.limits import Limits
 from transport.transport import SendOutcome
-
-READ_ONLY_USER = "read-only"
-"""What the socket calls a client that showed a key of the read-only role."""
 
 
 @dataclass
@@ -83,17 +81,13 @@ _WatchKey = tuple[bytes, RequestId]
 class ControlServer:
     """Serves ``backend`` on one ROUTER socket. ``start`` and ``stop`` on the same loop."""
 
-    def __init__(
-        self, backend: ControlBackend, open_socket: OpenSocket, *, limits: Limits
-    ) -> None:
+    def __init__(self, backend: ControlBackend, open_socket: OpenSocket, *, limits: Limits) -> None:
         self._backend = backend
         self._open_socket = open_socket
         self._limits = limits
         self._socket: ControlSocket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watches: dict[
-            _WatchKey, tuple[WatchStream, asyncio.Task[bytes | None]]
-        ] = {}
+        self._watches: dict[_WatchKey, tuple[WatchStream, asyncio.Task[bytes | None]]] = {}
         self._malformed_of: OrderedDict[bytes, int] = OrderedDict()
         self._ticker: asyncio.TimerHandle | None = None
         self._log = logging.getLogger("headrace.control")
@@ -149,9 +143,7 @@ class ControlServer:
         try:
             request = protocol.read_request(payload, max_bytes=limit)
         except ControlError as error:
-            self._answer_malformed(
-                sender, protocol.request_id_of(payload, max_bytes=limit), error
-            )
+            self._answer_malformed(sender, protocol.request_id_of(payload, max_bytes=limit), error)
             return
         self.counters.requests += 1
         try:
@@ -160,24 +152,18 @@ class ControlServer:
             self.counters.refused += 1
             self._reply(sender, protocol.error_frame(request.id, error))
 
-    def _answer_malformed(
-        self, sender: _Sender, request_id: RequestId | None, error: ControlError
-    ) -> None:
+    def _answer_malformed(self, sender: _Sender, request_id: RequestId | None, error: ControlError) -> None:
         self.counters.malformed += 1
         count = self._malformed_of.pop(sender.identity, 0) + 1
         self._malformed_of[sender.identity] = count
         if len(self._malformed_of) > self._limits.control_peers:
             self._malformed_of.popitem(last=False)
         if count == 1:
-            self._log.warning(
-                "a control client sent a malformed frame: %s", error.message
-            )
+            self._log.warning("a control client sent a malformed frame: %s", error.message)
         if count <= self._limits.malformed_max:
             self._reply(sender, protocol.error_frame(request_id, error))
 
-    def _dispatch(
-        self, sender: _Sender, request: protocol.Request, args: protocol.Args
-    ) -> None:
+    def _dispatch(self, sender: _Sender, request: protocol.Request, args: protocol.Args) -> None:
         """Start the work of a well-formed request, or raise ControlError."""
         if args.writes and sender.user == READ_ONLY_USER:
             raise ReadOnly(
@@ -209,9 +195,7 @@ class ControlServer:
                 self._open_watch(sender, request.id, args)
             case _:
                 if len(self._tasks) >= self._limits.control_requests:
-                    raise Busy(
-                        f"{len(self._tasks)} requests are under way", "Retry later"
-                    )
+                    raise Busy(f"{len(self._tasks)} requests are under way", "Retry later")
                 self._start(self._run(sender, request, args), f"control {request.op}")
 
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -219,14 +203,10 @@ class ControlServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _run(
-        self, sender: _Sender, request: protocol.Request, args: protocol.Args
-    ) -> None:
+    async def _run(self, sender: _Sender, request: protocol.Request, args: protocol.Args) -> None:
         longest = self._limits.control_timeout_max_s
         timeout_s = min(
-            self._limits.control_timeout_s
-            if request.timeout_s is None
-            else request.timeout_s,
+            self._limits.control_timeout_s if request.timeout_s is None else request.timeout_s,
             longest,
         )
         deadline = asyncio.timeout(max(timeout_s, 0.0))
@@ -238,23 +218,17 @@ class ControlServer:
                 if not deadline.expired():
                     raise
                 fix = "Look with jobs or tree whether it took effect; a longer timeout_s may help"
-                raise TimedOut(
-                    f"{request.op} gave no answer within {timeout_s:g} s", fix
-                ) from None
+                raise TimedOut(f"{request.op} gave no answer within {timeout_s:g} s", fix) from None
         except ControlError as error:
             self.counters.failed += 1
             frame = protocol.error_frame(request.id, error)
         except AskError as error:
             self.counters.failed += 1
             hint = "Something it needs is away; look with tree and try again"
-            frame = protocol.error_frame(
-                request.id, NotNow(f"{request.op}: {error}", hint)
-            )
+            frame = protocol.error_frame(request.id, NotNow(f"{request.op}: {error}", hint))
         except ConfigError as error:
             self.counters.failed += 1
-            frame = protocol.error_frame(
-                request.id, BadConfig(str(error), "Mend the job file")
-            )
+            frame = protocol.error_frame(request.id, BadConfig(str(error), "Mend the job file"))
         except Exception as error:  # noqa: BLE001  our bug must not end the server
             frame = protocol.error_frame(request.id, self._bug(request.op, error))
         self._reply(sender, frame)
@@ -304,9 +278,7 @@ class ControlServer:
             case _:
                 raise AssertionError(f"no backend method for {type(args).__name__}")
 
-    def _open_watch(
-        self, sender: _Sender, request_id: RequestId, args: protocol.Watch
-    ) -> None:
+    def _open_watch(self, sender: _Sender, request_id: RequestId, args: protocol.Watch) -> None:
         key = (sender.identity, request_id)
         credit = min(args.credit, self._limits.control_event_queue)
         stream = WatchStream(
@@ -315,9 +287,7 @@ class ControlServer:
             credit=credit,
             queue_max=self._limits.control_event_queue,
         )
-        task = asyncio.get_running_loop().create_task(
-            self._watch(stream, args.job), name="control watch"
-        )
+        task = asyncio.get_running_loop().create_task(self._watch(stream, args.job), name="control watch")
         self._watches[key] = (stream, task)
         task.add_done_callback(lambda task: self._close_watch(sender, stream, task))
 
@@ -341,21 +311,15 @@ class ControlServer:
             return protocol.error_frame(stream.request_id, self._bug("watch", error))
         return None
 
-    def _close_watch(
-        self, sender: _Sender, stream: WatchStream, task: asyncio.Task[bytes | None]
-    ) -> None:
+    def _close_watch(self, sender: _Sender, stream: WatchStream, task: asyncio.Task[bytes | None]) -> None:
         """The final reply, however the watch ended: by itself, by unwatch before or after it began, or by stop."""
         self._watches.pop((sender.identity, stream.request_id), None)
         frame = None if task.cancelled() else task.result()
         result = {"events": stream.sent, "missed": stream.missed}
         if not stream.gone:
-            self._reply(
-                sender, frame or protocol.result_frame(stream.request_id, result)
-            )
+            self._reply(sender, frame or protocol.result_frame(stream.request_id, result))
 
-    def _watch_of(
-        self, key: _WatchKey
-    ) -> tuple[WatchStream, asyncio.Task[bytes | None]]:
+    def _watch_of(self, key: _WatchKey) -> tuple[WatchStream, asyncio.Task[bytes | None]]:
         found = self._watches.get(key)
         if found is None:
             raise NotFound(
@@ -366,22 +330,16 @@ class ControlServer:
 
     def _grant(self, key: _WatchKey, events: int) -> dict[str, int]:
         stream, _ = self._watch_of(key)
-        return {
-            "credit": stream.grant(events, credit_max=self._limits.control_event_queue)
-        }
+        return {"credit": stream.grant(events, credit_max=self._limits.control_event_queue)}
 
     def _tick(self) -> None:
-        self._ticker = asyncio.get_running_loop().call_later(
-            self._limits.control_alive_s, self._tick
-        )
+        self._ticker = asyncio.get_running_loop().call_later(self._limits.control_alive_s, self._tick)
         for stream, task in list(self._watches.values()):
             stream.tick()
             if stream.gone:
                 task.cancel()
 
-    def _reply_result(
-        self, sender: _Sender, request_id: RequestId, result: object
-    ) -> None:
+    def _reply_result(self, sender: _Sender, request_id: RequestId, result: object) -> None:
         self._reply(sender, protocol.result_frame(request_id, result))
 
     def _reply(self, sender: _Sender, frame: bytes) -> None:
@@ -391,9 +349,5 @@ class ControlServer:
     def _send(self, sender: _Sender, frame: bytes) -> SendOutcome:
         if self._socket is None:
             return SendOutcome.NO_LINK
-        frames: Sequence[bytes] = (
-            (sender.identity, b"", frame)
-            if sender.delimited
-            else (sender.identity, frame)
-        )
+        frames: Sequence[bytes] = (sender.identity, b"", frame) if sender.delimited else (sender.identity, frame)
         return self._socket.send(frames)

@@ -1,7 +1,8 @@
 """The control plane's sockets: ROUTER for the server, DEALER for the client, over ``transport/zmq_socket.py``.
 
-``ControlSocket`` is all that server and client lean on, so tests may bring a fake. Nothing here blocks: a send says what
-became of it, and received messages come through a callback on the loop.
+``ControlSocket`` is all that server and client lean on, so tests may bring a fake. Nothing here blocks: a send says
+what became of it, and received messages come through a callback on the loop. A server that others than this machine
+can reach has keys and an allow-list, or it is refused.
 """
 
 from __future__ import annotations
@@ -9,32 +10,28 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
+from actors.control.keys import ControlKeys
 from configs.limits import Limits
+from transport.endpoints import is_loopback, split_key
 from transport.errors import InsecureBind
+from transport.security import NodeKeys, ZapAllowList
 from transport.transport import Frame, SendOutcome
-from transport.zmq_socket import (
-    Curve,
-    Role,
-    Sent,
-    SocketEvent,
-    SocketOptions,
-    ZmqSocket,
-    new_context,
-)
+from transport.zmq_socket import Curve, Role, Sent, SocketEvent, SocketOptions, ZmqSocket, new_context
 
-IPC_PATH_BYTES_MAX = 100
+IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
-ENDPOINT_FILE = "control.endpoint"
+ENDPOINT_FILE: Final = "control.endpoint"
 
-_OUTCOME = {
-    Sent.SENT: SendOutcome.QUEUED,
-    Sent.FULL: SendOutcome.FULL,
-    Sent.GONE: SendOutcome.NO_LINK,
-}
+_LINGER_S: Final = 0.2
+"""Last words to a client on the same machine; more would hold up the end of a run."""
+_FRAME_FACTOR: Final = 4
+"""Up to this many times the request bound a frame is read, so that its sender can be told; beyond it libzmq hangs up."""
+_OUTCOME: Final = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, Sent.GONE: SendOutcome.NO_LINK}
 
 
 class ControlSocket(Protocol):
@@ -42,7 +39,7 @@ class ControlSocket(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """Where it is bound or connected; a wildcard port is resolved."""
+        """Where clients connect, or where this one is connected; a wildcard port is resolved."""
         ...
 
     def send(self, frames: Sequence[bytes]) -> SendOutcome:
@@ -53,48 +50,83 @@ class ControlSocket(Protocol):
 
 
 OnFrames = Callable[[list[bytes], str], None]
-"""One message's frames, and the user that the client's keys name (empty without keys)."""
+"""One message's frames, and the role that the client's key has (empty: may do everything)."""
 OpenSocket = Callable[[OnFrames], ControlSocket]
 """Binds or connects on the running loop."""
 
 
-class _Socket:
-    """A ZmqSocket with a context of its own."""
+class _Server:
+    """A ROUTER with a context, and an allow-list if there are keys, of its own."""
 
-    def __init__(self, role: Role, options: SocketOptions, on_frames: OnFrames, on_event: Callable[[SocketEvent], None] | None,
-                 on_writable: Callable[[], None] | None) -> None:  # fmt: skip
+    def __init__(self, options: SocketOptions, on_frames: OnFrames, keys: ControlKeys | None, limits: Limits) -> None:
+        def receive(frames: list[Frame]) -> None:
+            key = bytes(frames[0]).decode("ascii", "replace")
+            on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "")
+
+        self.endpoint = ""
+        self._context = new_context()
+        self._allow_list = ZapAllowList(self._context, keys.for_allow_list(), limits) if keys else None
+        self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive)
+        self._file: Path | None = None
+
+    def bind(self, endpoint: str, key_hex: str | None) -> None:
+        """Listen at ``endpoint``; a Unix socket is for its owner only. Raises OSError."""
+        if endpoint.startswith("ipc://"):
+            self._file = Path(endpoint.removeprefix("ipc://"))
+            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file.unlink(missing_ok=True)  # left by a head that was killed
+        bound = self._socket.bind(endpoint)
+        if self._file is not None:
+            self._file.chmod(0o600)
+        self.endpoint = f"{bound}?key={key_hex}" if key_hex else bound
+
+    def send(self, frames: Sequence[bytes]) -> SendOutcome:
+        return _OUTCOME[self._socket.try_send(frames)]
+
+    def close(self) -> None:
+        if self._socket.closed:
+            return
+        self._socket.close(linger_s=_LINGER_S)
+        if self._allow_list is not None:
+            self._allow_list.close()
+        self._context.destroy(linger=int(_LINGER_S * 1000))
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.unlink()
+
+
+class _Client:
+    """A DEALER with a context of its own."""
+
+    def __init__(
+        self,
+        options: SocketOptions,
+        on_frames: OnFrames,
+        on_event: Callable[[SocketEvent], None] | None,
+        on_writable: Callable[[], None] | None,
+    ) -> None:
         def receive(frames: list[Frame]) -> None:
             on_frames([bytes(frame) for frame in frames], "")
 
-        self._context = new_context()
-        self.socket = ZmqSocket(
-            self._context, role, options, receive, on_event, on_writable
-        )
         self.endpoint = ""
-        self.unlink: Path | None = None
+        self._context = new_context()
+        self._socket = ZmqSocket(self._context, Role.DIALER, options, receive, on_event, on_writable)
+
+    def connect(self, endpoint: str) -> None:
+        """Begin to connect. Raises ValueError for an endpoint that is none."""
+        self._socket.connect(endpoint)
+        self.endpoint = endpoint
 
     def send(self, frames: Sequence[bytes]) -> SendOutcome:
-        return _OUTCOME[self.socket.try_send(frames)]
+        return _OUTCOME[self._socket.try_send(frames)]
 
     def close(self) -> None:
-        if self.socket.closed:
-            return
-        self.socket.close(linger_s=_LINGER_S)
-        self._context.destroy(linger=int(_LINGER_S * 1000))
-        if self.unlink is not None:
-            with contextlib.suppress(OSError):
-                self.unlink.unlink()
+        if not self._socket.closed:
+            self._socket.close(linger_s=_LINGER_S)
+            self._context.destroy(linger=int(_LINGER_S * 1000))
 
 
-_LINGER_S = 0.2
-"""Last words to a client on the same machine; more would hold up the end of a run."""
-_FRAME_FACTOR = 4
-"""Frames up to this many times the request bound are read, so that their sender can be told; beyond it libzmq cuts it off."""
-
-
-def _options(
-    limits: Limits, curve: Curve | None, max_frame_bytes: int
-) -> SocketOptions:
+def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> SocketOptions:
     return SocketOptions(
         hwm_messages=limits.control_event_queue,
         max_frame_bytes=max_frame_bytes,
@@ -107,9 +139,7 @@ def _options(
     )
 
 
-def listener(
-    endpoint: str, limits: Limits, *, curve: Curve | None = None
-) -> OpenSocket:
+def open_control_socket(endpoint: str, limits: Limits, *, keys: ControlKeys | None = None) -> OpenSocket:
     """Binds the server's socket when called.
 
     Raises (when called):
@@ -118,59 +148,51 @@ def listener(
     """
 
     def open_socket(on_frames: OnFrames) -> ControlSocket:
-        if curve is None and not _is_local(endpoint):
+        if keys is None and not _is_local(endpoint):
             raise InsecureBind(
                 f"the control socket at {endpoint} would be open to the network without keys: "
                 "bind it to tcp://127.0.0.1 or ipc://, or make keys with headrace keys and hand them in"
             )
-        options = _options(limits, curve, limits.control_request_bytes * _FRAME_FACTOR)
-        socket = _Socket(Role.LISTENER, options, on_frames, None, None)
+        curve = keys.pair.for_listener() if keys else None
+        server = _Server(_options(limits, curve, limits.control_request_bytes * _FRAME_FACTOR), on_frames, keys, limits)
         try:
-            path = (
-                Path(endpoint.removeprefix("ipc://"))
-                if endpoint.startswith("ipc://")
-                else None
-            )
-            if path is not None:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                path.unlink(missing_ok=True)  # left by a head that was killed
-            socket.endpoint = socket.socket.bind(endpoint)
-            if path is not None:
-                path.chmod(0o600)
-                socket.unlink = path
+            server.bind(endpoint, keys.pair.public_hex if keys else None)
         except OSError:
-            socket.close()
+            server.close()
             raise
-        return socket
+        return server
 
     return open_socket
 
 
-def dialer(
+def dial_control_socket(
     endpoint: str,
     limits: Limits,
     *,
-    curve: Curve | None = None,
+    keys: NodeKeys | None = None,
     on_event: Callable[[SocketEvent], None] | None = None,
     on_writable: Callable[[], None] | None = None,
 ) -> OpenSocket:
-    """Begins to connect a client's socket when called. Raises ValueError for an endpoint that is none."""
+    """Begins to connect a client's socket when called. ``endpoint`` names the server's key as ``…?key=<hex>``.
+
+    Raises (when called):
+        ValueError: the endpoint is none, or it names a key and we have none.
+    """
 
     def open_socket(on_frames: OnFrames) -> ControlSocket:
-        socket = _Socket(
-            Role.DIALER,
-            _options(limits, curve, limits.message_max_bytes),
-            on_frames,
-            on_event,
-            on_writable,
-        )
+        address, server_hex = split_key(endpoint)
+        if server_hex is not None and keys is None:
+            raise ValueError(
+                f"{address} wants keys: make a pair with headrace keys, have it allowed, and name it with --keys"
+            )
+        curve = Curve(keys.public, keys.secret, bytes.fromhex(server_hex)) if keys and server_hex else None
+        client = _Client(_options(limits, curve, limits.message_max_bytes), on_frames, on_event, on_writable)
         try:
-            socket.socket.connect(endpoint)
+            client.connect(address)
         except ValueError:
-            socket.close()
+            client.close()
             raise
-        socket.endpoint = endpoint
-        return socket
+        return client
 
     return open_socket
 
@@ -178,12 +200,11 @@ def dialer(
 def _is_local(endpoint: str) -> bool:
     if not endpoint.startswith("tcp://"):
         return True
-    host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    return host in ("localhost", "::1", "lo") or host.startswith("127.")
+    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
 
 
 def default_endpoint(run_dir: Path) -> str:
-    """``control.sock`` in the run directory, or in a private temporary directory if that path is too long for a socket."""
+    """``control.sock`` in the run directory, or in a private temporary one if that path is too long for a socket."""
     path = run_dir.resolve() / "control.sock"
     if len(str(path).encode()) > IPC_PATH_BYTES_MAX:
         digest = blake2b(str(path).encode(), digest_size=6).hexdigest()

@@ -26,9 +26,7 @@ Send = Callable[[bytes], SendOutcome]
 class WatchStream:
     """The server's side of one open watch. No I/O of its own: it is told what happened and calls ``send``."""
 
-    def __init__(
-        self, request_id: RequestId, send: Send, *, credit: int, queue_max: int
-    ) -> None:
+    def __init__(self, request_id: RequestId, send: Send, *, credit: int, queue_max: int) -> None:
         self.request_id = request_id
         self.sent = 0
         self.missed = 0
@@ -61,11 +59,7 @@ class WatchStream:
         self._changed.set()
         while self._queue and self._credit > 0 and not self.gone:
             if self._gap:
-                if not self._deliver(
-                    event_frame(
-                        self.request_id, {"kind": "lagged", "missed": self._gap}
-                    )
-                ):
+                if not self._deliver(event_frame(self.request_id, {"kind": "lagged", "missed": self._gap})):
                     return
                 self._gap = 0
             if not self._deliver(self._queue[0]):

@@ -51,7 +51,9 @@ def test_the_schema_is_frozen() -> None:
 
 
 def test_an_override_reaches_its_field_with_its_yaml_type() -> None:
-    job = load_job(QUICKSTART, ["rollout.workers=5", "trainer.lr=3e-5", "rollout.stop=[a, b]", "data.task_args={min_word_len: 3}"])
+    job = load_job(
+        QUICKSTART, ["rollout.workers=5", "trainer.lr=3e-5", "rollout.stop=[a, b]", "data.task_args={min_word_len: 3}"]
+    )
     assert job.rollout.workers == 5
     assert job.trainer.lr == pytest.approx(3e-5)
     assert job.rollout.stop == ["a", "b"]
@@ -108,11 +110,15 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_reward_function_beside_the_shell_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "my_rewards_for_test.py").write_text("raise RuntimeError('never imported')\ndef score(p, r, a): return 1.0\n")
+    (tmp_path / "my_rewards_for_test.py").write_text(
+        "raise RuntimeError('never imported')\ndef score(p, r, a): return 1.0\n"
+    )
     monkeypatch.chdir(tmp_path)
     override = ["reward.kind=function", "reward.function=my_rewards_for_test:score"]
     assert load_job(QUICKSTART, override).reward.function == "my_rewards_for_test:score"
-    assert "my_rewards_for_test:score?" in fails(QUICKSTART, "reward.kind=function", "reward.function=my_rewards_for_test:scor")
+    assert "my_rewards_for_test:score?" in fails(
+        QUICKSTART, "reward.kind=function", "reward.function=my_rewards_for_test:scor"
+    )
 
 
 def test_an_hf_model_directory_and_data_set_are_accepted(tmp_path: Path) -> None:
@@ -127,7 +133,11 @@ def test_an_hf_model_directory_and_data_set_are_accepted(tmp_path: Path) -> None
     )  # fmt: skip
     assert job.model.path == f"{tmp_path}/model"
     wrong = fails(
-        QUICKSTART, "data.source=hf_dataset", f"data.path={tmp_path}/data", "data.prompt_key=promt", "reward.kind=exact_match"
+        QUICKSTART,
+        "data.source=hf_dataset",
+        f"data.path={tmp_path}/data",
+        "data.prompt_key=promt",
+        "reward.kind=exact_match",
     )
     assert "Did you mean 'prompt'?" in wrong
 
@@ -156,7 +166,10 @@ def test_any_text_loads_or_fails_with_a_config_error(text: str) -> None:
             read_job(file.name)
 
 
-@given(st.sampled_from(schema_keys()), st.sampled_from(["null", "-1", "0", "1.5", "true", "x", "[]", "{}", ".nan", "''", "a: b", "99999999999999999999"]))
+@given(
+    st.sampled_from(schema_keys()),
+    st.sampled_from(["null", "-1", "0", "1.5", "true", "x", "[]", "{}", ".nan", "''", "a: b", "99999999999999999999"]),
+)
 def test_any_override_of_any_key_loads_or_fails_with_its_name(key: str, value: str) -> None:
     try:
         read_job(QUICKSTART, [f"{key}={value}"])

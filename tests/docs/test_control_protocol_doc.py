@@ -17,7 +17,7 @@ import pytest
 from actors.control import protocol
 from actors.control.errors import ERROR_TYPES
 from actors.control.server import ControlServer
-from actors.control.socket import listener
+from actors.control.socket import open_control_socket
 from configs.limits import DEFAULT_LIMITS
 from tests.actors.control.control_fakes import FakeBackend
 
@@ -62,7 +62,9 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 async def server(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", DEFAULT_LIMITS), limits=DEFAULT_LIMITS)
+    server = ControlServer(
+        backend, open_control_socket(f"ipc://{tmp_path}/c.sock", DEFAULT_LIMITS), limits=DEFAULT_LIMITS
+    )
     await server.start()
     yield server
     await server.stop()

@@ -15,11 +15,13 @@ import zmq.asyncio
 
 from actors.control import errors, protocol
 from actors.control.client import ControlClient
-from actors.control.server import READ_ONLY_USER, ControlServer
-from actors.control.socket import default_endpoint, listener, read_endpoint, store_endpoint
+from actors.control.keys import allow_read_only, load_control_keys
+from actors.control.server import ControlServer
+from actors.control.socket import default_endpoint, open_control_socket, read_endpoint, store_endpoint
 from configs.limits import Limits
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
+from transport.security import allow, generate_keys, write_keys
 
 LIMITS = Limits(control_event_queue=16, malformed_max=8)
 
@@ -31,7 +33,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 async def server(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[ControlServer]:
-    server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", LIMITS), limits=LIMITS)
+    server = ControlServer(backend, open_control_socket(f"ipc://{tmp_path}/c.sock", LIMITS), limits=LIMITS)
     await server.start()
     yield server
     await server.stop()
@@ -68,7 +70,9 @@ async def raw(server: ControlServer) -> AsyncIterator[RawClient]:
     client.close()
 
 
-async def test_every_verb_reaches_the_backend_and_its_result_comes_back(server: ControlServer, backend: FakeBackend) -> None:
+async def test_every_verb_reaches_the_backend_and_its_result_comes_back(
+    server: ControlServer, backend: FakeBackend
+) -> None:
     async with ControlClient(server.endpoint, limits=LIMITS) as client:
         assert await client.call("ping") == {}
         assert (await client.call("version"))["version"] == protocol.VERSION
@@ -209,7 +213,7 @@ async def test_a_bug_behind_the_socket_is_an_internal_error_and_the_server_lives
 
 async def test_one_request_too_many_is_told_busy(backend: FakeBackend, tmp_path: Path) -> None:
     limits = LIMITS.model_copy(update={"control_requests": 1})
-    server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", limits), limits=limits)
+    server = ControlServer(backend, open_control_socket(f"ipc://{tmp_path}/c.sock", limits), limits=limits)
     await server.start()
     raw = RawClient(server.endpoint)
     try:
@@ -235,9 +239,7 @@ async def test_watch_streams_events_and_ends_with_a_result(server: ControlServer
     assert steps[-1] == 39
 
 
-async def test_a_watch_without_credit_is_told_once_how_much_it_missed(
-    raw: RawClient, backend: FakeBackend
-) -> None:
+async def test_a_watch_without_credit_is_told_once_how_much_it_missed(raw: RawClient, backend: FakeBackend) -> None:
     await raw.send(msgpack.packb({"v": 1, "id": "w", "op": "watch", "args": {"credit": 1}}))
     for step in range(1 + 16 + 5):  # one is paid for, sixteen are kept, five are lost
         backend.events.put_nowait({"kind": "step", "step": step})
@@ -265,7 +267,7 @@ async def test_a_quiet_watch_hears_that_the_server_lives_and_a_vanished_watcher_
     backend: FakeBackend, tmp_path: Path
 ) -> None:
     limits = LIMITS.model_copy(update={"control_alive_s": 0.05})
-    server = ControlServer(backend, listener(f"ipc://{tmp_path}/c.sock", limits), limits=limits)
+    server = ControlServer(backend, open_control_socket(f"ipc://{tmp_path}/c.sock", limits), limits=limits)
     await server.start()
     raw = RawClient(server.endpoint)
     try:
@@ -280,30 +282,34 @@ async def test_a_quiet_watch_hears_that_the_server_lives_and_a_vanished_watcher_
         await server.stop()
 
 
-async def test_read_only_keys_may_look_and_not_touch(server: ControlServer) -> None:
-    sent: list[bytes] = []
-
-    class Socket:
-        endpoint = "fake"
-
-        def send(self, frames: list[bytes]) -> Any:
-            sent.append(frames[-1])
-            from transport.transport import SendOutcome
-
-            return SendOutcome.QUEUED
-
-        def close(self) -> None: ...
-
-    looking = ControlServer(FakeBackend(), lambda on_frames: Socket(), limits=LIMITS)
-    await looking.start()
-    for op in ("pause", "jobs"):
-        looking.on_frames([b"me", msgpack.packb({"v": 1, "id": op, "op": op})], READ_ONLY_USER)
-    while len(sent) < 2:
-        await asyncio.sleep(0)
-    await looking.stop()
-    replies = {reply["id"]: reply for reply in map(msgpack.unpackb, sent)}
-    assert replies["pause"]["error"]["type"] == "read_only"
-    assert replies["jobs"]["ok"] is True
+async def test_with_keys_an_operator_steers_a_reader_looks_and_a_stranger_is_kept_out(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    """The real thing: CURVE, the allow-list and the roles, over a TCP port."""
+    directory = tmp_path / "keys"
+    operator, reader, stranger = generate_keys(), generate_keys(), generate_keys()
+    write_keys(generate_keys(), directory)
+    allow(directory, "operator", operator.public)
+    allow_read_only(directory, "reader", reader.public)
+    open_socket = open_control_socket("tcp://127.0.0.1:0", LIMITS, keys=load_control_keys(directory))
+    server = ControlServer(backend, open_socket, limits=LIMITS)
+    await server.start()
+    try:
+        async with ControlClient(server.endpoint, limits=LIMITS, keys=operator) as client:
+            assert (await client.call("pause"))["state"] == "paused"
+        async with ControlClient(server.endpoint, limits=LIMITS, keys=reader) as client:
+            assert (await client.call("jobs"))[0]["state"] == "paused"
+            with pytest.raises(errors.ReadOnly, match="may only look"):
+                await client.call("resume")
+        async with ControlClient(server.endpoint, limits=LIMITS, keys=stranger) as client:
+            with pytest.raises(errors.Unreachable):
+                await client.call("jobs", timeout_s=2)
+        with pytest.raises(ValueError, match="headrace keys"):
+            async with ControlClient(server.endpoint, limits=LIMITS):
+                pass
+        assert backend.states == {"demo": "paused"}
+    finally:
+        await server.stop()
 
 
 async def test_a_client_learns_at_once_that_nobody_listens(tmp_path: Path) -> None:
@@ -313,13 +319,13 @@ async def test_a_client_learns_at_once_that_nobody_listens(tmp_path: Path) -> No
 
 
 async def test_a_network_endpoint_without_keys_is_refused_with_what_to_do(backend: FakeBackend) -> None:
-    server = ControlServer(backend, listener("tcp://0.0.0.0:0", LIMITS), limits=LIMITS)
+    server = ControlServer(backend, open_control_socket("tcp://0.0.0.0:0", LIMITS), limits=LIMITS)
     with pytest.raises(InsecureBind, match="headrace keys"):
         await server.start()
 
 
 async def test_a_loopback_port_is_resolved(backend: FakeBackend) -> None:
-    server = ControlServer(backend, listener("tcp://127.0.0.1:0", LIMITS), limits=LIMITS)
+    server = ControlServer(backend, open_control_socket("tcp://127.0.0.1:0", LIMITS), limits=LIMITS)
     await server.start()
     assert not server.endpoint.endswith(":0")
     await server.stop()

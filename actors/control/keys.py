@@ -1,0 +1,73 @@
+"""The control socket's own keys: who may steer, and who may only look.
+
+A control key directory is a key directory (``transport/security.py``) of its own, with one folder more::
+
+    node.secret  node.public      the server's pair, or a client's
+    allowed/<name>.public         clients that may do everything
+    read-only/<name>.public       clients that may look; a key in both folders may only look
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from transport.security import KeyFileError, NodeKeys, load_keys
+
+READ_ONLY_USER: Final = "read-only"
+"""What the server calls a client that showed a key of the read-only role."""
+READ_ONLY_FOLDER: Final = "read-only"
+KEY_CHARACTERS: Final = 40
+
+
+@dataclass(frozen=True)
+class ControlKeys:
+    """A server's pair and the public keys of its clients, Z85."""
+
+    pair: NodeKeys
+    read_only: frozenset[bytes] = frozenset()
+
+    def for_allow_list(self) -> NodeKeys:
+        """Everybody who may connect, in whichever role."""
+        return NodeKeys(self.pair.public, self.pair.secret, self.pair.allowed | self.read_only)
+
+    def role_of(self, public: str) -> str:
+        """READ_ONLY_USER, or empty for a client that may do everything."""
+        return READ_ONLY_USER if public.encode() in self.read_only else ""
+
+
+def load_control_keys(directory: Path) -> ControlKeys:
+    """Read a control key directory.
+
+    Raises:
+        KeyFileError: a file is missing, is no key, or the secret is readable by others.
+    """
+    files = sorted((directory / READ_ONLY_FOLDER).glob("*.public"))
+    return ControlKeys(load_keys(directory), frozenset(_read(file) for file in files))
+
+
+def allow_read_only(directory: Path, name: str, public: bytes) -> None:
+    """Let a client with this public key look, from the next load on.
+
+    Raises:
+        ValueError: the name cannot be a file name.
+        KeyFileError: the key is none.
+    """
+    if not name or Path(name).name != name:
+        raise ValueError(f"client name {name!r}: expected a plain file name")
+    folder = directory / READ_ONLY_FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    file = folder / f"{name}.public"
+    _check(public, file)
+    file.write_bytes(public + b"\n")
+
+
+def _read(file: Path) -> bytes:
+    return _check(file.read_bytes().strip(), file)
+
+
+def _check(key: bytes, file: Path) -> bytes:
+    if len(key) != KEY_CHARACTERS or not key.isascii():
+        raise KeyFileError(f"{file}: expected a key of {KEY_CHARACTERS} characters, got {len(key)}")
+    return key
