@@ -6,8 +6,9 @@
 Invariants
 - Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
   second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them.
-- A row's logits do not depend on its neighbours: every matmul has at least ``MIN_ROWS`` rows, because BLAS takes
-  another kernel below that, and masked positions contribute exact zeros.
+- On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch: matmuls
+  have at least ``MIN_ROWS`` rows (BLAS takes another kernel below that), prefill widths are multiples of
+  ``LENGTH_BUCKET`` (so does attention for a ragged last block), and masked positions contribute exact zeros.
 
 The reason for its existence: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
 """
@@ -29,7 +30,11 @@ from actors.rollout.engines.kv_cache import KvCache
 MIN_ROWS: Final = 4
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
-_LENGTH_BUCKET: Final = 16
+LENGTH_BUCKET: Final = 16
+
+
+def _bucket(length: int) -> int:
+    return -(-length // LENGTH_BUCKET) * LENGTH_BUCKET
 
 
 def why_not_fused(model: Any, max_tokens: int) -> str:
@@ -100,7 +105,7 @@ class FusedDecoder:
         self._layers = [_Layer(layer, self._head_dim) for layer in body.layers]
         self._prefill_tokens = prefill_tokens
         self._scale = self._head_dim**-0.5
-        positions = torch.arange(max_tokens, device=self._embed.device).unsqueeze(0)
+        positions = torch.arange(_bucket(max_tokens), device=self._embed.device).unsqueeze(0)
         cos, sin = body.rotary_emb(self._embed, positions)
         half = self._head_dim // 2
         # rotate_half(x) * sin equals the half-swapped x times a sin whose first half is negated
@@ -151,7 +156,7 @@ class FusedDecoder:
         self, sequences: list[NDArray[np.int32]], targets: Tensor, chosen: Tensor, logits: Tensor, places: Tensor
     ) -> None:
         """Compute ``sequences`` once; cache row ``targets[j]`` and ``logits[places[j]]`` get those of sequence ``chosen[j]``."""
-        n, width = len(sequences), max(MIN_ROWS, max(len(sequence) for sequence in sequences))
+        n, width = len(sequences), _bucket(max(len(sequence) for sequence in sequences))
         ids = np.zeros((n, width), np.int64)
         for i, sequence in enumerate(sequences):
             ids[i, : len(sequence)] = sequence
@@ -177,7 +182,7 @@ class FusedDecoder:
             lengths = np.concatenate([lengths, np.ones(MIN_ROWS - n, np.int64)])
         longest = int(lengths.max())
         self._cache.reserve(len(tokens), longest, used_rows=n)
-        span = min(-(-longest // _LENGTH_BUCKET) * _LENGTH_BUCKET, self._cache.width)
+        span = min(_bucket(longest), self._cache.width)
         positions = self._index(lengths - 1)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
         hidden = F.embedding(self._index(tokens), self._embed)
