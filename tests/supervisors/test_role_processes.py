@@ -272,6 +272,41 @@ async def test_processes_whose_owner_is_gone_are_stopped_after_the_grace(head):
     await asyncio.to_thread(psutil.Process(pid).wait, 5)
 
 
+async def test_an_agent_behind_a_tcp_link_serves_a_supervisor_and_its_processes_end_when_the_head_is_gone(tmp_path):
+    command = [sys.executable, "-P", str(HERE / "probe_child.py")]
+    node = ActorSystem(
+        ZmqTransport(PeerId("n2", 21), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+    )
+    await node.start()
+    agent = await node.spawn("agent", NodeAgent("n2", NodeOptions(cluster="test", command=command)))
+    head = ActorSystem(
+        ZmqTransport(PeerId("head", 22), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+    )
+    await head.start()
+    events: asyncio.Queue[SupervisionEvent] = asyncio.Queue(maxsize=64)
+    spec = process_child(role_args("p0", tmp_path), agent.address, job="j")
+    supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, [spec], on_event=events.put_nowait)
+    await head.spawn("fleet", supervisor)
+    await supervisor.ready(30)
+    pid = supervisor.running("p0").pid
+    assert (supervisor.running("p0").node, supervisor.running("p0").address.endpoint[:16]) == ("n2", "tcp://127.0.0.1:")
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while (await events.get()).kind != "exited":
+            pass
+        await supervisor.ready(20)
+    second = psutil.Process(supervisor.running("p0").pid)
+    assert second.pid != pid
+    supervisor.remove_child = supervisor.shutdown = _nothing  # the head dies without a word to its children
+    await head.stop()
+    await asyncio.to_thread(second.wait, 10)
+    await node.stop()
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
 AGENT_PROCESS = """
 import asyncio, sys
 from pathlib import Path
