@@ -15,86 +15,137 @@ class Limits(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     # transport: queues
-    signal_queue_frames: int = Field(256, description="a Down notice must never wait behind more than this")
-    message_queue_frames: int = Field(4096, description="about a second of control traffic")
-    bulk_queue_frames: int = Field(16, description="16 chunks of 4 MiB are enough to keep a link busy")
-    message_max_bytes: int = Field(64 << 20, description="one message; larger things are bulk streams")
-    bulk_chunk_bytes: int = Field(2 << 20, description="1-4 MiB gave the best single-stream bandwidth (transport.md 6)")
-    drain_max_messages: int = Field(128, description="one turn of the receive drain, so that the loop stays fair")
-    drain_max_ms: float = Field(2.0, description="the same in time")
-    malformed_max: int = Field(64, description="a peer that sends this many unreadable messages is cut off")
+    signal_queue_frames: int = Field(default=256, description="a Down notice must never wait behind more than this")
+    message_queue_frames: int = Field(default=4096, description="about a second of control traffic")
+    bulk_queue_frames: int = Field(default=16, description="16 chunks of 4 MiB are enough to keep a link busy")
+    message_max_bytes: int = Field(default=64 << 20, description="one message; larger things are bulk streams")
+    bulk_chunk_bytes: int = Field(
+        default=2 << 20, description="1-4 MiB gave the best single-stream bandwidth (transport.md 6)"
+    )
+    drain_max_messages: int = Field(
+        default=128, description="one turn of the receive drain, so that the loop stays fair"
+    )
+    drain_max_ms: float = Field(default=2.0, description="the same in time")
+    malformed_max: int = Field(default=64, description="a peer that sends this many unreadable messages is cut off")
     # transport: time
-    connect_timeout_s: float = Field(10.0, description="a process that starts on a busy machine needs seconds")
-    heartbeat_interval_s: float = Field(0.5, description="ZMTP heartbeat; runs in libzmq's own thread")
-    heartbeat_timeout_s: float = Field(1.5, description="a stopped process is unreachable within 2 s")
-    close_timeout_s: float = Field(1.0, description="flush and goodbye")
+    connect_timeout_s: float = Field(default=10.0, description="a process that starts on a busy machine needs seconds")
+    heartbeat_interval_s: float = Field(default=0.5, description="ZMTP heartbeat; runs in libzmq's own thread")
+    heartbeat_timeout_s: float = Field(default=1.5, description="a stopped process is unreachable within 2 s")
+    close_timeout_s: float = Field(default=1.0, description="flush and goodbye")
     # actors
-    mailbox_messages: int = Field(4096, description="beyond it the sender is told Refused")
-    concurrent_handlers: int = Field(1024, description="messages that one actor works on at once (@concurrent)")
-    pending_asks: int = Field(65536, description="open questions per process")
-    ask_timeout_s: float = Field(10.0, description="a question whose handler computes nothing long")
-    result_cache_entries: int = Field(4096, description="answers kept for repeats of idempotent asks")
-    result_cache_s: float = Field(60.0, description="and for how long")
-    stream_credit_items: int = Field(64, description="default window of a stream")
-    stream_credit_bytes: int = Field(64 << 20, description="the same in bytes")
-    loop_lag_warn_s: float = Field(0.25, description="a handler that blocks the loop longer is reported")
+    mailbox_messages: int = Field(default=4096, description="beyond it the sender is told Refused")
+    concurrent_handlers: int = Field(default=1024, description="messages that one actor works on at once (@concurrent)")
+    pending_asks: int = Field(default=65536, description="open questions per process")
+    ask_timeout_s: float = Field(default=10.0, description="a question whose handler computes nothing long")
+    result_cache_entries: int = Field(default=4096, description="answers kept for repeats of idempotent asks")
+    result_cache_s: float = Field(default=60.0, description="and for how long")
+    stream_credit_items: int = Field(default=64, description="default window of a stream")
+    stream_credit_bytes: int = Field(default=64 << 20, description="the same in bytes")
+    loop_lag_warn_s: float = Field(default=0.25, description="a handler that blocks the loop longer is reported")
     # supervision
-    ready_timeout_s: float = Field(180.0, description="process start to ready; a large model loads in minutes")
-    stop_timeout_s: float = Field(10.0, description="orderly stop before SIGKILL")
-    restart_max: int = Field(10, description="restarts per supervisor within restart_window_s before it gives up")
-    restart_window_s: float = Field(120.0, description="the window of restart_max")
-    backoff_first_s: float = Field(0.1, description="delay before the first restart")
-    backoff_max_s: float = Field(10.0, description="the delay doubles up to this")
-    start_attempts_max: int = Field(3, description="a child that was never ready is not tried more often in a row")
-    spawn_overhead_s: float = Field(5.0, description="an ask's deadline above that of the process start or stop it asks for")
-    health_check_s: float = Field(0.25, description="how often a node agent judges its processes")
-    stopped_grace_s: float = Field(0.8, description="a process stopped by a signal for longer is hung; with the check < 2 s")
-    link_grace_s: float = Field(3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer")
-    beacon_interval_s: float = Field(1.0, description="a role process says that its event loop turns")
-    beacon_budget_s: float = Field(120.0, description="and may be silent for this long: longer than any blocking call")
-    orphan_grace_s: float = Field(30.0, description="processes whose owner is gone may be adopted for this long")
-    process_log_max_bytes: int = Field(16 << 20, description="stdout and stderr of one process; the older half goes")
-    exit_log_lines: int = Field(20, description="last lines of the log that go with the news of an exit")
-    unreachable_grace_s: float = Field(2.0, description="how long a cut-off process may come back before it is fenced")
+    ready_timeout_s: float = Field(default=180.0, description="process start to ready; a large model loads in minutes")
+    stop_timeout_s: float = Field(default=10.0, description="orderly stop before SIGKILL")
+    restart_max: int = Field(
+        default=10, description="restarts per supervisor within restart_window_s before it gives up"
+    )
+    restart_window_s: float = Field(default=120.0, description="the window of restart_max")
+    backoff_first_s: float = Field(default=0.1, description="delay before the first restart")
+    backoff_max_s: float = Field(default=10.0, description="the delay doubles up to this")
+    start_attempts_max: int = Field(
+        default=3, description="a child that was never ready is not tried more often in a row"
+    )
+    spawn_overhead_s: float = Field(
+        default=5.0, description="an ask's deadline above that of the process start or stop it asks for"
+    )
+    health_check_s: float = Field(default=0.25, description="how often a node agent judges its processes")
+    stopped_grace_s: float = Field(
+        default=0.8, description="a process stopped by a signal for longer is hung; with the check < 2 s"
+    )
+    link_grace_s: float = Field(
+        default=3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer"
+    )
+    model_preparation_timeout_s: float = Field(default=1800.0, description="making and warm-starting a tiny model")
+    beacon_interval_s: float = Field(default=1.0, description="a role process says that its event loop turns")
+    beacon_budget_s: float = Field(
+        default=120.0, description="and may be silent for this long: longer than any blocking call"
+    )
+    orphan_grace_s: float = Field(
+        default=30.0, description="processes whose owner is gone may be adopted for this long"
+    )
+    process_log_max_bytes: int = Field(
+        default=16 << 20, description="stdout and stderr of one process; the older half goes"
+    )
+    exit_log_lines: int = Field(default=20, description="last lines of the log that go with the news of an exit")
+    rejoin_patience_s: float = Field(default=30.0, description="a node asks for a head that is gone for this long")
+    unreachable_grace_s: float = Field(
+        default=2.0, description="how long a cut-off process may come back before it is fenced"
+    )
     # scheduler
-    lease_s: float = Field(10.0, description="a worker that has not been heard for this long fences itself")
-    assign_max_samples: int = Field(1024, description="samples in one Assign message")
-    infrastructure_retries: int = Field(100, description="a sample may move this often before it is dropped")
-    data_retries: int = Field(2, description="a prompt that fails this often is set aside")
-    score_retries: int = Field(2, description="repeats of a verifier that gave no result")
-    score_batch_samples: int = Field(256, description="samples in one Score message")
-    journal_flush_s: float = Field(0.05, description="group commit of the journal's write-behind lane")
-    journal_queue_events: int = Field(65536, description="events that wait for the disk before the scheduler waits too")
-    journal_stall_s: float = Field(30.0, description="a disk that confirms nothing for this long has failed")
-    score_requests: int = Field(8, description="Score requests in flight; more samples per request instead of more of them")
-    pull_patience_s: float = Field(2.0, description="work is kept for a worker that is loading a version for this long")
-    scheduler_tick_s: float = Field(0.5, description="how often the scheduler looks for what no message will tell it")
-    stall_report_s: float = Field(5.0, description="nothing has moved for this long: say who waits for whom")
+    lease_s: float = Field(default=10.0, description="a worker that has not been heard for this long fences itself")
+    assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
+    infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
+    data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
+    score_retries: int = Field(default=2, description="repeats of a verifier that gave no result")
+    score_batch_samples: int = Field(default=256, description="samples in one Score message")
+    journal_flush_s: float = Field(default=0.05, description="group commit of the journal's write-behind lane")
+    journal_queue_events: int = Field(
+        default=65536, description="events that wait for the disk before the scheduler waits too"
+    )
+    journal_stall_s: float = Field(default=30.0, description="a disk that confirms nothing for this long has failed")
+    next_batch_s: float = Field(
+        default=5.0, description="a commit's answer waits this long to learn whether data goes on"
+    )
+    score_requests: int = Field(
+        default=8, description="Score requests in flight; more samples per request instead of more of them"
+    )
+    pull_patience_s: float = Field(
+        default=2.0, description="work is kept for a worker that is loading a version for this long"
+    )
+    scheduler_tick_s: float = Field(
+        default=0.5, description="how often the scheduler looks for what no message will tell it"
+    )
+    stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
     # rollout
-    outbox_messages: int = Field(1024, description="deltas that wait for an unreachable scheduler; then the engine waits")
-    span_interval_s: float = Field(1.0, description="how often a worker sends its spans of the trace")
+    outbox_messages: int = Field(
+        default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"
+    )
+    span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
-    score_timeout_s: float = Field(10.0, description="one verifier call")
+    score_timeout_s: float = Field(default=10.0, description="one verifier call")
     # weights
-    versions_held: int = Field(4, description="versions that the weight server keeps")
-    pull_timeout_s: float = Field(120.0, description="one version, all of it")
-    chunk_retries: int = Field(4, description="rounds of fetching chunks that are missing or corrupt")
-    publish_timeout_s: float = Field(120.0, description="one version, all of it")
+    versions_held: int = Field(default=4, description="versions that the weight server keeps")
+    pull_timeout_s: float = Field(default=120.0, description="one version, all of it")
+    chunk_retries: int = Field(default=4, description="rounds of fetching chunks that are missing or corrupt")
+    publish_timeout_s: float = Field(default=120.0, description="one version, all of it")
     # trainer
-    train_step_timeout_s: float = Field(3600.0, description="one micro-batch; first calls may compile")
-    checkpoint_timeout_s: float = Field(600.0, description="one checkpoint")
-    trainer_patience_s: float = Field(60.0, description="repeats of one question to the scheduler or weight server")
-    open_step_repeat_s: float = Field(120.0, description="a step without news for this long is opened again")
-    diverged_steps: int = Field(10, description="steps in a row with a non-finite gradient before the trainer gives up")
+    train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
+    checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
+    trainer_patience_s: float = Field(
+        default=60.0, description="repeats of one question to the scheduler or weight server"
+    )
+    open_step_repeat_s: float = Field(default=120.0, description="a step without news for this long is opened again")
+    diverged_steps: int = Field(
+        default=10, description="steps in a row with a non-finite gradient before the trainer gives up"
+    )
     # control
-    control_request_bytes: int = Field(1 << 20, description="one request of the control socket")
-    control_timeout_s: float = Field(30.0, description="one request, unless it names its own deadline")
-    control_event_queue: int = Field(1024, description="events kept for a slow watcher before it is told that it lags")
-    control_requests: int = Field(64, description="requests of the control socket under way at once; more are refused")
-    control_watches: int = Field(64, description="open event streams; each keeps a queue of events")
-    control_timeout_max_s: float = Field(3600.0, description="the longest deadline that a control request may name")
-    control_alive_s: float = Field(5.0, description="a quiet event stream says that it lives; finds watchers that are gone")
-    control_peers: int = Field(1024, description="clients of the control socket whose malformed frames are counted apart")
+    control_request_bytes: int = Field(default=1 << 20, description="one request of the control socket")
+    control_timeout_s: float = Field(default=30.0, description="one request, unless it names its own deadline")
+    control_event_queue: int = Field(
+        default=1024, description="events kept for a slow watcher before it is told that it lags"
+    )
+    control_requests: int = Field(
+        default=64, description="requests of the control socket under way at once; more are refused"
+    )
+    control_watches: int = Field(default=64, description="open event streams; each keeps a queue of events")
+    control_timeout_max_s: float = Field(
+        default=3600.0, description="the longest deadline that a control request may name"
+    )
+    control_alive_s: float = Field(
+        default=5.0, description="a quiet event stream says that it lives; finds watchers that are gone"
+    )
+    control_peers: int = Field(
+        default=1024, description="clients of the control socket whose malformed frames are counted apart"
+    )
 
     @field_validator("*")
     @classmethod

@@ -1,250 +1,351 @@
-"""The job: feeds prompts to the scheduler, hears of committed steps, and knows when it is done.
+"""The job: brings prompts in, keeps the record of steps, and is what an operator talks to.
 
-    scheduler ──NeedBatch(step)──▶ job ──ReadPrompts──▶ prompts ──▶ job ──IssueBatch(step)──▶ scheduler
-    scheduler ──StepCommitted────▶ job ──StepRow──▶ metrics, and progress to whoever listens
-    scheduler ──CheckpointStored─▶ job ──▶ finished (all steps), interrupted (StopJob), or the next step
+    scheduler ──NeedBatch──▶ job ──ReadPrompts──▶ prompts        job ──IssueBatch──▶ scheduler
+    scheduler ──StepCommitted, CheckpointStored──▶ job ──StepRow, Event──▶ metrics
+                                                   └──▶ subscribers, watchers (WatchJob)
 
-It holds no truth of its own: which steps are committed is the ledger's to say, what they measured is in
-metrics.jsonl. So it can be restarted at any moment.
+    loop            waits for                      unblocked by
+    issue a batch   the prompt source              its registration; tried again until the batch is issued
+    stop            the final checkpoint           CheckpointStored(final)
+
+Invariants
+- Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it.
+- A replayed step gives no second row and is not counted twice.
+- A job that is over stays over.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.errors import AskError
-from actors.jobs.history import Row, read_history
-from actors.jobs.messages import CheckpointMade, JobState, JobStatus, PauseJob, QueryJob, StopJob, TakeCheckpoint
+from actors.core.errors import AskError, ReplyError
+from actors.core.watch import Down
+from actors.jobs import messages as jm
+from actors.jobs.messages import JobState
+from actors.jobs.summary import Row, Summary, read_rows, row_of
 from actors.metrics.messages import Event, StepRow
 from actors.rewards.messages import PromptsRead, ReadPrompts
 from actors.rollout.messages import SamplingParams
-from actors.scheduler.messages import (
-    Acknowledged,
-    BatchIssued,
-    CheckpointStored,
-    IssueBatch,
-    LookupService,
-    NeedBatch,
-    Progress,
-    Prompt,
-    QueryProgress,
-    RegisterService,
-    RequestCheckpoint,
-    ServiceFound,
-    SetPaused,
-    StepCommitted,
-)
+from actors.scheduler import messages as sm
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
-OnProgress = Callable[[dict[str, Any]], None]
+Subscriber = Callable[[jm.JobEvent], None]
+
+
+class NotPossible(ReplyError):
+    """The operator asks for what the job's state does not allow; the text says which state."""
 
 
 class Job(Actor):
-    """One RL job. ``done`` is set when its state is final."""
+    """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's."""
 
     def __init__(
         self,
-        job: JobConfig,
-        run_dir: Path,
-        *,
+        config: JobConfig,
         scheduler: ActorAddress,
-        metrics: ActorAddress,
-        stop_token_ids: tuple[int, ...],
-        on_progress: OnProgress,
+        metrics: ActorAddress | None = None,
+        *,
+        run_dir: Path | None = None,
+        stop_token_ids: tuple[int, ...] = (),
+        restarts: Callable[[], int] | None = None,
     ) -> None:
-        self._job, self._run_dir = job, run_dir
-        self._scheduler, self._metrics = scheduler, metrics
+        self._config = config
+        self._scheduler_at = scheduler
+        self._metrics_at = metrics
+        self._run_dir = run_dir
         self._stop_token_ids = stop_token_ids
-        self._on_progress = on_progress
-        self._history = read_history(run_dir / "metrics.jsonl")
+        self._restarts = restarts
+        self._summary = Summary()
+        self._subscribers: list[Subscriber] = []
+        self._issuing: set[int] = set()
+        self._checkpoint_waiters: list[asyncio.Future[jm.CheckpointReport]] = []
         self._checkpoint = ""
-        self._checkpoint_step = -1
-        self._last_step = job.steps - 1
-        self._stored = asyncio.Event()
-        self.state = JobState.STARTING
-        self.restarts = 0
-        self.done = asyncio.Event()
+        self._reason = ""
+        self._started_s = 0.0
+        self._ended_s: float | None = None
+        self._over = asyncio.Event()
+        self.state = JobState.SUBMITTED
+
+    # ------------------------------------------------------------ for the process that hosts the job
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        """Call ``subscriber`` with every JobEvent, on the loop; it must not block or raise."""
+        self._subscribers.append(subscriber)
+
+    async def wait_over(self, timeout_s: float | None = None) -> JobState:
+        """Until the job is finished, failed or interrupted. Raises TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._over.wait()
+        return self.state
+
+    def result(self) -> dict[str, str | int | float | None]:
+        """The object that ``run --json`` prints. ``reward_*`` are None before the first step."""
+        summary, newest = self._summary, self._summary.newest
+        ended = self._ended_s if self._ended_s is not None else self.ctx.now()
+        return {
+            "job": self._config.name,
+            "state": self.state.value,
+            "steps": summary.steps,
+            "reward_first": summary.reward_first,
+            "reward_last": summary.reward_last,
+            "samples": summary.samples,
+            "tokens": summary.tokens,
+            "seconds": round(ended - self._started_s, 3),
+            "restarts": self._restarts() if self._restarts is not None else newest.get("restarts", 0),
+            "prompts_lost": newest.get("prompts_lost", 0),
+            "samples_trained_twice": newest.get("samples_trained_twice", 0),
+            "policy_version": newest.get("policy_version", 0),
+            "checkpoint": self._checkpoint,
+        }
+
+    def fail(self, reason: str) -> None:
+        """A supervisor has given up. Idempotent; a job that is over stays as it is."""
+        self._change(JobState.FAILED, reason)
+
+    # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
-        service = RegisterService(job=self._job.name, role="job", address=self.ctx.self_address)
-        await self.ctx.ref(self._scheduler).ask(service, Acknowledged)
-        self._move(JobState.RUNNING)
-        self.ctx.start_task(self._report_waits(), "report waits")
+        self._started_s = self.ctx.now()
+        self._scheduler = self.ctx.ref(self._scheduler_at)
+        if self._run_dir is not None:
+            for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
+                self._summary.add(row)
+        await self._register()
 
-    # prompts
+    async def _register(self) -> None:
+        service = sm.RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
+        await self._scheduler.ask(service, sm.Acknowledged)
+        self.ctx.watch(self._scheduler_at)
 
-    @handles(NeedBatch)
-    @concurrent
-    async def need_batch(self, message: NeedBatch) -> None:
-        """Read the prompts of a step and issue them; both are idempotent, so a repeat does no harm."""
-        read = await self._read_prompts(message.step)
-        if not read.prompts:
-            await self._end_of_data(message.step - 1)
-            return
-        batch = IssueBatch(
-            job=self._job.name,
-            step=message.step,
-            group_size=self._job.algorithm.group_size,
-            sampling=self._sampling(),
-            prompts=[Prompt(prompt=p.prompt, token_ids=p.token_ids, context=p.context) for p in read.prompts],
-        )
-        await self.ctx.ref(self._scheduler).ask(batch, BatchIssued)
+    @handles(Down)
+    async def scheduler_down(self, _: Down) -> None:
+        """Offer ourselves to the scheduler's next life, which has the same name and place."""
+        if not self.state.over:
+            self.ctx.start_task(self._register_again(), "register")
 
-    async def _read_prompts(self, step: int) -> PromptsRead:
-        """Ask the prompt source; wait for one to appear if it is being restarted.
-
-        Raises:
-            AskError: there is none, or it cannot read the data, for longer than ``limits.ready_timeout_s``.
-        """
-        count = self._job.algorithm.prompts_per_step
-        question = ReadPrompts(job=self._job.name, start=step * count, count=count)
-        until_s = self.ctx.now() + self.ctx.limits.ready_timeout_s
-        while True:
+    async def _register_again(self) -> None:
+        delay_s = self.ctx.limits.backoff_first_s
+        while not self.state.over:
+            await self.ctx.sleep(delay_s)
             try:
-                found = await self.ctx.ref(self._scheduler).ask(LookupService(job=self._job.name, role="prompts"), ServiceFound)
-                if found.address is not None:
-                    return await self.ctx.ref(found.address).ask(question, PromptsRead)
-            except AskError:
-                if self.ctx.now() > until_s:
-                    raise
-            await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+                return await self._register()
+            except AskError as error:
+                self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error))
+                delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
+
+    # ------------------------------------------------------------ prompts
+
+    @handles(sm.NeedBatch)
+    async def need_batch(self, order: sm.NeedBatch) -> None:
+        if self.state is JobState.SUBMITTED:
+            self._change(JobState.RUNNING)
+        if order.step not in self._issuing and not self.state.over:
+            self._issuing.add(order.step)
+            self.ctx.start_task(self._issue(order.step), f"issue step {order.step}")
+
+    async def _issue(self, step: int) -> None:
+        """Read and issue until it has worked; reading is repeatable and issuing idempotent."""
+        delay_s = self.ctx.limits.backoff_first_s
+        try:
+            while not self.state.over:
+                try:
+                    if await self._try_issue(step):
+                        return
+                except AskError as error:
+                    self.ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
+                await self.ctx.sleep(delay_s)
+                delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
+        finally:
+            self._issuing.discard(step)
+
+    async def _try_issue(self, step: int) -> bool:
+        """False: no prompt source has registered yet."""
+        config, count = self._config, self._config.algorithm.prompts_per_step
+        found = await self._scheduler.ask(sm.LookupService(job=config.name, role="prompts"), sm.ServiceFound)
+        if found.address is None:
+            return False
+        question = ReadPrompts(job=config.name, start=step * count, count=count)
+        read = await self.ctx.ref(found.address).ask(question, PromptsRead)
+        if len(read.prompts) < count:
+            await self._data_ended(step)
+            return True
+        batch = sm.IssueBatch(
+            job=config.name,
+            step=step,
+            group_size=config.algorithm.group_size,
+            sampling=self._sampling(),
+            prompts=[sm.Prompt(p.prompt, p.token_ids, p.context) for p in read.prompts],
+        )
+        await self._scheduler.ask(batch, sm.BatchIssued)
+        return True
 
     def _sampling(self) -> SamplingParams:
-        rollout = self._job.rollout
+        rollout = self._config.rollout
         return SamplingParams(
             max_tokens=rollout.max_tokens,
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
             stop_token_ids=self._stop_token_ids,
-            seed=self._job.seed,
+            seed=self._config.seed,
         )
 
-    async def _end_of_data(self, last_step: int) -> None:
-        """The data set has ended (``data.epochs``): the steps end with it."""
-        self._last_step = min(self._last_step, last_step)
-        self._event("end_of_data", last_step=last_step)
-        await self._ask_to_stop_after_last()
-
-    async def _ask_to_stop_after_last(self) -> None:
-        committed = self._history.last.get("step", -1)
-        if int(committed) >= self._last_step - 1:
-            await self._request_checkpoint(stop=True)
-
-    # steps
-
-    @handles(StepCommitted)
-    async def step_committed(self, message: StepCommitted) -> None:
-        if message.replay or message.step in self._history.rewards:
+    async def _data_ended(self, step: int) -> None:
+        """The data set has no whole batch left: the step under way is the last."""
+        self._event("data_ended", step=step)
+        if step == 0:
+            count = self._config.algorithm.prompts_per_step
+            self.fail(f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it")
             return
-        row: Row = {"step": message.step, **_tidy(message.metrics), "restarts": self.restarts}
-        self._history.add(row)
-        self.ctx.ref(self._metrics).tell(StepRow(job=self._job.name, row=row))
-        self._on_progress({"state": str(self.state), **row, "step": message.step + 1})
-        if self._last_step < self._job.steps - 1:
-            await self._ask_to_stop_after_last()
+        await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
 
-    @handles(CheckpointStored)
-    async def checkpoint_stored(self, message: CheckpointStored) -> None:
-        self._checkpoint, self._checkpoint_step = message.path, message.step
-        self._stored.set()
-        self._event("checkpoint", step=message.step, path=message.path)
-        if message.step > self._last_step:
-            self._move(JobState.FINISHED)
-        elif message.final:
-            self._move(JobState.INTERRUPTED)
+    # ------------------------------------------------------------ the record
 
-    # operators
-
-    @handles(PauseJob)
-    async def pause(self, message: PauseJob) -> JobStatus:
-        if self.state in (JobState.RUNNING, JobState.PAUSED):
-            await self.ctx.ref(self._scheduler).ask(SetPaused(job=self._job.name, paused=message.paused), Acknowledged)
-            self._move(JobState.PAUSED if message.paused else JobState.RUNNING)
-        return self._status()
-
-    @handles(StopJob)
-    async def stop_job(self, message: StopJob) -> JobStatus:
-        if not self.state.is_final and self.state is not JobState.STOPPING:
-            await self._request_checkpoint(stop=True)
-            self._move(JobState.STOPPING)
-        return self._status()
-
-    @handles(TakeCheckpoint)
-    @concurrent
-    async def take_checkpoint(self, message: TakeCheckpoint) -> CheckpointMade:
-        self._stored.clear()
-        await self._request_checkpoint(stop=False)
-        async with asyncio.timeout(self.ctx.limits.checkpoint_timeout_s):
-            await self._stored.wait()
-        return CheckpointMade(step=self._checkpoint_step, path=self._checkpoint)
-
-    @handles(QueryJob)
-    async def query(self, message: QueryJob) -> JobStatus:
-        return self._status()
-
-    async def _request_checkpoint(self, *, stop: bool) -> None:
-        await self.ctx.ref(self._scheduler).ask(RequestCheckpoint(job=self._job.name, stop=stop), Acknowledged)
-
-    def _status(self) -> JobStatus:
-        return JobStatus(job=self._job.name, state=self.state, step=len(self._history.rewards), steps=self._job.steps)
-
-    # telling
-
-    def _move(self, state: JobState) -> None:
-        if self.state.is_final or state is self.state:
+    @handles(sm.StepCommitted)
+    async def step_committed(self, news: sm.StepCommitted) -> None:
+        if self.state is JobState.SUBMITTED:
+            self._change(JobState.RUNNING)
+        if news.replay:
+            self._event("step_replayed", step=news.step)
             return
-        self.state = state
-        self._event("state", state=str(state))
-        self._on_progress({"state": str(state), "steps": self._job.steps})
-        if state.is_final:
-            self.done.set()
+        row = row_of(news.metrics)
+        self._summary.add(row)
+        if self._metrics_at is not None:
+            self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))
+        self._publish("step", row)
+
+    @handles(sm.CheckpointStored)
+    async def checkpoint_stored(self, news: sm.CheckpointStored) -> None:
+        self._checkpoint = news.path
+        report = jm.CheckpointReport(step=news.step, path=news.path)
+        waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(report)
+        self._publish("checkpoint", {"step": news.step, "path": news.path})
+        if news.final:
+            interrupted = self.state is JobState.STOPPING and news.step < self._config.steps
+            self._change(JobState.INTERRUPTED if interrupted else JobState.FINISHED, self._reason)
 
     def _event(self, name: str, **fields: float | str) -> None:
-        self.ctx.ref(self._metrics).tell(Event(job=self._job.name, name=name, fields=dict(fields)))
+        if self._metrics_at is not None:
+            self.ctx.ref(self._metrics_at).tell(Event(job=self._config.name, name=name, fields=dict(fields)))
 
-    async def _report_waits(self) -> None:
-        """Tell the viewer who is waited for when nothing has been committed for a while."""
-        while True:
-            await self.ctx.sleep(self.ctx.limits.stall_report_s)
+    def _publish(self, kind: str, fields: Row) -> None:
+        event = jm.JobEvent(kind=kind, fields=fields)
+        for subscriber in list(self._subscribers):
+            subscriber(event)
+
+    def _change(self, state: JobState, reason: str = "") -> None:
+        if self.state.over or state is self.state:
+            return
+        self.state, self._reason = state, reason
+        self._event("job_state", state=state.value, reason=reason)
+        self._publish("state", {"state": state.value, "reason": reason})
+        if state.over:
+            self._ended_s = self.ctx.now()
+            for waiter in self._checkpoint_waiters:
+                if not waiter.done():
+                    waiter.set_exception(NotPossible(f"the job is {state}: no further checkpoint will be taken"))
+            self._over.set()
+
+    # ------------------------------------------------------------ operators
+
+    @handles(jm.PauseJob, jm.ResumeJob)
+    async def pause_or_resume(self, order: jm.PauseJob | jm.ResumeJob) -> jm.JobReport:
+        pause = isinstance(order, jm.PauseJob)
+        self._require(JobState.SUBMITTED, JobState.RUNNING, JobState.PAUSED, to="pause" if pause else "resume")
+        await self._scheduler.ask(sm.SetPaused(job=self._config.name, paused=pause), sm.Acknowledged)
+        if pause or self.state is JobState.PAUSED:
+            self._change(JobState.PAUSED if pause else JobState.RUNNING)
+        return await self._report()
+
+    @handles(jm.CancelJob)
+    async def cancel(self, _: jm.CancelJob) -> jm.JobReport:
+        if not self.state.over and self.state is not JobState.STOPPING:
+            paused = self.state is JobState.PAUSED
+            await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
+            if paused:  # the step under way has to end before there can be a checkpoint
+                await self._scheduler.ask(sm.SetPaused(job=self._config.name, paused=False), sm.Acknowledged)
+            self._change(JobState.STOPPING, "stopped by its operator")
+        return await self._report()
+
+    @handles(jm.CheckpointJob)
+    @concurrent
+    async def checkpoint(self, _: jm.CheckpointJob) -> jm.CheckpointReport:
+        self._require(JobState.RUNNING, JobState.STOPPING, to="take a checkpoint")
+        waiter: asyncio.Future[jm.CheckpointReport] = asyncio.get_running_loop().create_future()
+        self._checkpoint_waiters.append(waiter)
+        await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=False), sm.Acknowledged)
+        try:
+            async with asyncio.timeout(self.ctx.limits.checkpoint_timeout_s):
+                return await asyncio.shield(waiter)
+        except TimeoutError as error:
+            raise NotPossible(f"no checkpoint within {self.ctx.limits.checkpoint_timeout_s} s") from error
+
+    @handles(jm.FailJob)
+    async def failed(self, order: jm.FailJob) -> jm.JobReport:
+        self.fail(order.reason)
+        return await self._report()
+
+    @handles(jm.JobStatus)
+    @concurrent
+    async def status(self, _: jm.JobStatus) -> jm.JobReport:
+        return await self._report()
+
+    def _require(self, *states: JobState, to: str) -> None:
+        if self.state not in states:
+            raise NotPossible(f"a job that is {self.state} cannot {to}")
+
+    async def _report(self) -> jm.JobReport:
+        waiting = ""
+        if not self.state.over:
             try:
-                progress = await self.ctx.ref(self._scheduler).ask(QueryProgress(job=self._job.name), Progress)
-            except AskError:
-                continue
-            self._on_progress({"waiting_for": progress.waiting_for, "workers": len(progress.workers)})
+                progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
+                waiting = progress.waiting_for
+            except AskError as error:
+                waiting = f"the scheduler: {error}"
+        return jm.JobReport(
+            job=self._config.name,
+            state=self.state,
+            step=self._summary.steps,
+            steps=self._config.steps,
+            reason=self._reason,
+            waiting_for=waiting,
+            checkpoint=self._checkpoint,
+        )
 
-    def summary(self, *, error: str = "") -> dict[str, Any]:
-        """The last line of ``headrace run --json``."""
-        history, last = self._history, self._history.last
-        summary: dict[str, Any] = {
-            "job": self._job.name,
-            "state": str(JobState.FAILED if error else self.state),
-            "steps": len(history.rewards),
-            "reward_first": history.reward_first,
-            "reward_last": history.reward_last,
-            "samples": history.samples,
-            "tokens": history.tokens,
-            "seconds": round(history.seconds, 3),
-            "restarts": self.restarts,
-            "prompts_lost": int(last.get("prompts_lost", 0)),
-            "samples_trained_twice": int(last.get("samples_trained_twice", 0)),
-            "policy_version": int(last.get("policy_version", 0)),
-            "checkpoint": self._checkpoint or None,
-        }
-        return {**summary, "error": error} if error else summary
+    @handles(jm.WatchJob)
+    @concurrent
+    async def watch(self, _: jm.WatchJob) -> AsyncIterator[jm.JobEvent]:
+        """A slow watcher loses the oldest events and is told how many."""
+        bound, lost, news = self.ctx.limits.control_event_queue, 0, asyncio.Event()
+        queue: deque[jm.JobEvent] = deque()
 
+        def put(event: jm.JobEvent) -> None:
+            nonlocal lost
+            if len(queue) >= bound:
+                queue.popleft()
+                lost += 1
+            queue.append(event)
+            news.set()
 
-_COUNTS = frozenset(
-    "policy_version samples tokens_generated tokens_trained response_tokens_max staleness_max samples_migrated "
-    "prompts_lost samples_trained_twice".split()
-)
-
-
-def _tidy(metrics: dict[str, float]) -> Row:
-    """Counts as integers; everything else as it came."""
-    return {key: int(value) if key in _COUNTS else value for key, value in metrics.items()}
+        put(jm.JobEvent(kind="state", fields={"state": self.state.value, "reason": self._reason}))
+        self._subscribers.append(put)
+        try:
+            while queue or not self.state.over:
+                if lost:
+                    queue.appendleft(jm.JobEvent(kind="lagging", fields={"lost": lost}))
+                    lost = 0
+                while queue:
+                    yield queue.popleft()
+                if not self.state.over:
+                    news.clear()
+                    await news.wait()
+        finally:
+            self._subscribers.remove(put)

@@ -1,4 +1,8 @@
-"""What a job hears from its operator. (What it hears from the scheduler stands in ``scheduler/messages.py``.)"""
+"""What the job hears from its operator: the control server, the terminal, another actor.
+
+    operator ──PauseJob, ResumeJob, CancelJob, CheckpointJob, JobStatus──▶ job ──▶ scheduler
+    operator ◀────────────────────── JobEvent* ────────WatchJob─────────── job
+"""
 
 from __future__ import annotations
 
@@ -8,53 +12,99 @@ from actors.core.message import Message, message
 
 
 class JobState(enum.StrEnum):
-    """``running`` and ``paused`` may change into each other; the last three are final."""
+    """``submitted → running ⇄ paused → stopping → finished | interrupted``, and ``failed`` from everywhere."""
 
-    STARTING = "starting"
+    SUBMITTED = "submitted"
     RUNNING = "running"
     PAUSED = "paused"
     STOPPING = "stopping"
+    """A checkpoint is on its way, after which no further step is taken."""
     FINISHED = "finished"
-    INTERRUPTED = "interrupted"
     FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    """Stopped by an operator after a checkpoint; can be resumed."""
 
     @property
-    def is_final(self) -> bool:
-        return self in (JobState.FINISHED, JobState.INTERRUPTED, JobState.FAILED)
+    def over(self) -> bool:
+        return self in (JobState.FINISHED, JobState.FAILED, JobState.INTERRUPTED)
 
 
 @message("jobs.pause")
 class PauseJob(Message):
-    """Ask: hand out no more samples; what runs goes on. Answered with JobStatus."""
+    """Assign no more work; what runs goes on. Reply: JobReport."""
 
-    paused: bool
+    job: str
 
 
-@message("jobs.stop")
-class StopJob(Message):
-    """Ask: finish the step, take a checkpoint, end as ``interrupted``. Answered at once with JobStatus."""
+@message("jobs.resume")
+class ResumeJob(Message):
+    """Reply: JobReport."""
+
+    job: str
+
+
+@message("jobs.cancel")
+class CancelJob(Message):
+    """Finish the step under way, take a checkpoint, stop. Reply: JobReport, at once."""
+
+    job: str
 
 
 @message("jobs.checkpoint")
-class TakeCheckpoint(Message):
-    """Ask: a checkpoint after the running step. Answered with CheckpointMade once it is durable."""
+class CheckpointJob(Message):
+    """Take a checkpoint after the step under way. Reply: CheckpointReport, once it is durable."""
+
+    job: str
 
 
-@message("jobs.checkpoint_made")
-class CheckpointMade(Message):
+@message("jobs.checkpoint_report")
+class CheckpointReport(Message):
     step: int
     path: str
 
 
-@message("jobs.query")
-class QueryJob(Message):
-    """Ask; answered with JobStatus."""
+@message("jobs.fail")
+class FailJob(Message):
+    """A supervisor has given up; the job is failed for ``reason``. Reply: JobReport."""
+
+    job: str
+    reason: str
 
 
 @message("jobs.status")
 class JobStatus(Message):
+    """Reply: JobReport."""
+
+    job: str
+
+
+@message("jobs.report")
+class JobReport(Message):
     job: str
     state: JobState
     step: int
     """Steps committed."""
     steps: int
+    reason: str
+    """Why it failed or was interrupted, empty otherwise."""
+    waiting_for: str
+    """The scheduler's word on a job that does not move."""
+    checkpoint: str
+
+
+@message("jobs.watch")
+class WatchJob(Message):
+    """Opens a credit stream of JobEvent; it begins with the present state and ends when the job is over."""
+
+    job: str
+
+
+@message("jobs.event")
+class JobEvent(Message):
+    """``kind``: ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step, path),
+
+    ``lagging`` (lost: how many events this watcher was too slow for).
+    """
+
+    kind: str
+    fields: dict[str, float | int | str]

@@ -43,7 +43,7 @@ class Outcome:
     ended: int = 0
     """Hand-outs that are over, finished ones included."""
     broken: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Live assignments whose rows did not fit; the worker and the ledger disagree, so revoke them."""
+    """Assignments that run on the worker though the ledger disagrees (gap, overlap, not live): revoke them."""
 
 
 @dataclass(slots=True)
@@ -201,7 +201,11 @@ class Ledger:
         for pick in _passes(event.assignments):
             steps, rows = self._slots.find(event.assignments, self._workers.get(event.worker, -1))
             known = pick & (rows >= 0)
-            self.counters.unknown_rows += int(np.count_nonzero(pick) - np.count_nonzero(known))
+            unknown = pick & (rows < 0)
+            if unknown.any():
+                self.counters.unknown_rows += int(np.count_nonzero(unknown))
+                still_runs = unknown & (event.finished == FinishReason.RUNNING)
+                outcome.broken = np.concatenate([outcome.broken, event.assignments[still_runs]])
             for step in np.unique(steps[known]):
                 self._append_step(event, int(step), rows, known & (steps == step), outcome)
         return outcome

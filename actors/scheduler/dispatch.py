@@ -1,0 +1,103 @@
+"""Queued samples to workers: asks the policy, sends Assign, writes Assigned.
+
+    ledger's queued rows ──▶ GroupView ─┐
+    worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ Assign ──▶ worker
+                                                                 └──▶ Assigned ─▶ ledger, journal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.core.message import Message
+from actors.rollout.messages import Assign, PromptWork, SampleWork
+from actors.scheduler import events as ev
+from actors.scheduler.batch import SampleState, StepBatch
+from actors.scheduler.books import Books
+from actors.scheduler.decisions import AssignSamples
+from actors.scheduler.policies import assign
+from actors.scheduler.view import AssignView, GroupView
+from actors.scheduler.workers import WorkerTable
+from configs.limits import Limits
+from transport.address import ActorAddress
+from transport.transport import SendOutcome
+
+Tell = Callable[[ActorAddress, Message], SendOutcome]
+
+_NOTHING = np.empty(0, np.int32)
+
+
+class Dispatcher:
+    """Hands out as much as credit allows each time it is asked to."""
+
+    def __init__(self, job: str, books: Books, workers: WorkerTable, max_staleness: int, limits: Limits, tell: Tell) -> None:
+        self._job = job
+        self._books = books
+        self._workers = workers
+        self._max_staleness = max_staleness
+        self._limits = limits
+        self._tell = tell
+
+    def assign(self, now: float) -> int:
+        """Returns how many samples were handed out."""
+        workers = [w.view(now) for w in self._workers.by_name.values()]
+        if not any(w.slots > w.in_flight for w in workers):
+            return 0
+        groups = [view for step in sorted(self._books.ledger.batches) for view in self._queued(step)]
+        if not groups:
+            return 0
+        limits = self._limits
+        view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
+        return sum(self._send(decision, now) for decision in assign.decide(view, now))
+
+    def _queued(self, step: int) -> list[GroupView]:
+        batch = self._books.ledger.batches[step]
+        rows = np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32)
+        if not len(rows):
+            return []
+        index = rows // batch.group_size
+        parts = np.split(rows, np.nonzero(np.diff(index))[0] + 1)
+        moved = batch.attempts[rows] > 0
+        with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
+        return [
+            GroupView(step, int(batch.prompts[i]), part, i in with_moved)
+            for part in parts
+            for i in (int(part[0]) // batch.group_size,)
+        ]
+
+    def _send(self, decision: AssignSamples, now: float) -> int:
+        """Send, then write: what could not be sent was never assigned."""
+        ledger = self._books.ledger
+        worker, batch = self._workers.by_name[decision.worker], ledger.batches[decision.step]
+        first = ledger.next_assignment
+        message = Assign(
+            job=self._job,
+            epoch=ledger.epoch,
+            min_policy_version=max(decision.step - self._max_staleness, 0),
+            sampling=batch.sampling,
+            work=_work(batch, decision.rows, first),
+        )
+        if self._tell(worker.address, message) is not SendOutcome.QUEUED:
+            worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
+            return 0
+        self._books.apply(ev.Assigned(worker.name, decision.step, first, decision.rows))
+        worker.in_flight += len(decision.rows)
+        return len(decision.rows)
+
+
+def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
+    """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
+    work: dict[int, PromptWork] = {}
+    held = batch.length[rows].tolist()
+    for i, row in enumerate(rows.tolist()):
+        index, sibling = divmod(row, batch.group_size)
+        prompt = work.get(index)
+        if prompt is None:
+            prompt = PromptWork(batch.step, int(batch.prompts[index]), batch.prompt_ids[index], [])
+            work[index] = prompt
+        prompt.samples.append(SampleWork(first + i, sibling, batch.held(row) if held[i] else _NOTHING))
+    return list(work.values())
+
+

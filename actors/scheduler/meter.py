@@ -1,0 +1,56 @@
+"""What a step cost and gave: the metrics of StepCommitted, from the trainer's and the ledger's figures."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.scheduler.batch import SampleState, StepBatch
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.workers import WorkerTable
+
+FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
+"""Keys of metrics.jsonl that only the trainer knows; 0 where it says nothing."""
+
+
+class StepMeter:
+    """Differences between one commit and the next."""
+
+    def __init__(self, ledger: Ledger, workers: WorkerTable, now: float) -> None:
+        self._ledger = ledger
+        self._workers = workers
+        self._since_s = now
+        self._tokens = ledger.counters.tokens
+        self.restarts = 0
+        """Lives that began after another life of the same name had ended in a crash or out of reach."""
+
+    def begin(self, now: float) -> None:
+        """The trainer has opened its first step: start-up is not part of it."""
+        self._since_s = now
+
+    def take(self, batch: StepBatch, policy_version: int, from_trainer: dict[str, float], now: float) -> dict[str, float]:
+        """The row of a step that has just been committed, without the trainer's idle share if it gave none."""
+        counters = self._ledger.counters
+        rows = np.nonzero(batch.state == SampleState.COMMITTED)[0].astype(np.int32)
+        ragged = batch.ragged(rows)
+        generated = counters.tokens - self._tokens
+        row: dict[str, float] = {
+            "step": batch.step,
+            "policy_version": policy_version,
+            "seconds": now - self._since_s,
+            "reward_mean": float(batch.reward[rows].mean()) if len(rows) else 0.0,
+            "samples": len(rows),
+            "samples_dropped": len(batch) - len(rows),
+            "tokens_generated": generated,
+            "tokens_trained": int(ragged.lengths.sum()),
+            "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else 0.0,
+            "response_tokens_max": int(ragged.lengths.max(initial=0)),
+            "staleness_max": batch.step - int(ragged.versions.min(initial=batch.step)),
+            "rollout_idle_fraction": self._workers.take_idle_fraction(),
+            "samples_migrated": counters.samples_migrated,
+            "restarts": self.restarts,
+            "prompts_lost": counters.prompts_lost,
+            "samples_trained_twice": counters.samples_trained_twice,
+        }
+        self._since_s, self._tokens = now, counters.tokens
+        extra = {f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")}
+        return dict.fromkeys(FROM_TRAINER, 0.0) | {"trainer_idle_fraction": 0.0} | extra | row

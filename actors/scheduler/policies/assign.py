@@ -1,0 +1,93 @@
+"""Who generates what: join the shortest queue, by credit.
+
+Invariants
+- A worker never holds more samples than it has slots, nor a sample of step s while it serves a version < s - k.
+- Moved samples go first, then older steps, then prompts in order: what others wait for comes before what can wait.
+- Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
+
+A worker that is about to be eligible (it is loading the version) counts when shares are cut, for ``pull_patience_s``:
+otherwise whoever loads first would take the whole batch of a strictly on-policy step.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+
+from actors.scheduler.decisions import AssignSamples, Decision
+from actors.scheduler.view import AssignView, GroupView, WorkerView
+
+
+def decide(view: AssignView, now: float) -> list[Decision]:
+    """Assign as many queued samples as credit allows."""
+    room = {w.name: w.slots - w.in_flight for w in view.workers}
+    load = {w.name: w.in_flight for w in view.workers}
+    picks: dict[tuple[str, int], list[np.ndarray]] = {}
+    for step in _steps(view):
+        groups = [g for g in view.groups if g.step == step]
+        ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
+        if not ready:
+            continue
+        share = _share(groups, load, ready + _soon_ready(view, step, now))
+        for group in sorted(groups, key=lambda g: not g.moved):
+            _place(group, ready, room, load, share, picks)
+    return _cut(picks, view.message_samples)
+
+
+def _steps(view: AssignView) -> list[int]:
+    """Steps in order, those with moved samples first."""
+    moved = {g.step for g in view.groups if g.moved}
+    return sorted({g.step for g in view.groups}, key=lambda step: (step not in moved, step))
+
+
+def _soon_ready(view: AssignView, step: int, now: float) -> list[WorkerView]:
+    need = step - view.max_staleness
+    return [
+        w
+        for w in view.workers
+        if w.policy_version < need <= w.pulling_version and now - w.pulling_since_s < view.pull_patience_s
+    ]
+
+
+def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerView]) -> int:
+    """The level to which workers are filled: the lowest that holds all the work, like water in a row of vessels."""
+    total = sum(len(g.rows) for g in groups) + sum(load[w.name] for w in workers)
+    low, high = 1, max(max(w.slots for w in workers), 1)
+    while low < high:
+        level = (low + high) // 2
+        if sum(max(load[w.name], min(level, w.slots)) for w in workers) >= total:
+            high = level
+        else:
+            low = level + 1
+    return low
+
+
+def _place(
+    group: GroupView,
+    ready: list[WorkerView],
+    room: dict[str, int],
+    load: dict[str, int],
+    share: int,
+    picks: dict[tuple[str, int], list[np.ndarray]],
+) -> None:
+    """Give the group to the least loaded worker with room, and what exceeds its share to the next."""
+    rows = group.rows
+    queue = [(load[w.name] / w.slots, i, w.name) for i, w in enumerate(ready) if room[w.name] > 0 and load[w.name] < share]
+    heapq.heapify(queue)
+    while len(rows) and queue:
+        _, _, name = heapq.heappop(queue)
+        n = min(len(rows), room[name], share - load[name])
+        picks.setdefault((name, group.step), []).append(rows[:n])
+        rows = rows[n:]
+        room[name] -= n
+        load[name] += n
+
+
+def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:
+    decisions: list[Decision] = []
+    for (worker, step), parts in picks.items():
+        rows = np.concatenate(parts)
+        for start in range(0, len(rows), message_samples):
+            decisions.append(AssignSamples(worker, step, rows[start : start + message_samples]))
+    return decisions

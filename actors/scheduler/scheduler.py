@@ -1,0 +1,528 @@
+"""The scheduler: one per job, in the head. It owns the ledger, and everything that happens to a sample passes it.
+
+      job ─IssueBatch─▶ ┐                    ┌─▶ Dispatcher ─Assign─▶ worker
+   worker ─TokenDelta─▶ │  Books             │
+  rewards ◀──Score────▶ ├─▶ apply to ledger ─┼─▶ Scoring ──finished samples──▶ rewards
+  trainer ─OpenStep───▶ │   append to journal├─▶ Leases ───complete groups───▶ trainer
+           CommitStep─▶ ┘                    └─▶ StepCommitted, NeedBatch ───▶ job
+
+    who              waits for                           unblocked by
+    queued sample    a ready worker with credit          WorkerVersion, TokenDelta (ends), RegisterWorker, tick
+    finished sample  a verdict                           Scored, RegisterService(rewards)
+    scored group     its siblings, its step being open   Scored, Dropped, OpenStep
+    CommitStep       the disk                            journal.durable
+    next batch       the staleness bound                 Committed
+
+Invariants
+- The ledger changes through ``Books.apply`` only; handlers read facts from it and keep none of their own that a
+  restart would miss.
+- Commits and checkpoints are durable before anyone is told.
+- Commands carry the epoch; deltas of an older epoch or an older life of a worker are counted and never enter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.message import Message, message
+from actors.core.watch import Down, Gone
+from actors.metrics.messages import Event
+from actors.rollout.messages import PullVersion, Revoke
+from actors.scheduler import events as ev
+from actors.scheduler import messages as m
+from actors.scheduler.batch import SampleState, StepBatch
+from actors.scheduler.books import Books
+from actors.scheduler.dispatch import Dispatcher
+from actors.scheduler.errors import IllegalTransition, NotAccepted
+from actors.scheduler.journal import Journal, SqliteJournal
+from actors.scheduler.leases import Leases
+from actors.scheduler.ledger import Ledger, Outcome
+from actors.scheduler.meter import StepMeter
+from actors.scheduler.scoring import Scoring, restored
+from actors.scheduler.stall import StallView, waiting_for
+from actors.scheduler.workers import Worker, WorkerTable
+from configs.schema import JobConfig
+from transport.address import ActorAddress
+from transport.transport import SendOutcome
+
+
+@message("scheduler.tick")
+class Tick(Message):
+    """To oneself: look for what no message will tell."""
+
+
+class Scheduler(Actor):
+    """``journal``: a ready-made one (tests, simulations) instead of ``run_dir/journal.db``."""
+
+    def __init__(
+        self,
+        job: JobConfig,
+        run_dir: Path,
+        journal: Journal | None = None,
+        metrics: ActorAddress | None = None,
+    ) -> None:
+        self._job = job
+        self._run_dir = run_dir
+        self._given_journal = journal
+        self._metrics = metrics
+        self._workers = WorkerTable()
+        self._services: dict[str, ActorAddress] = {}
+        self._crashed: set[str] = set()
+        """Names whose last life ended badly; their next one is a restart."""
+        self._newest_version = -1
+        self._weights: ActorAddress | None = None
+        self._paused = False
+        self._stop_requested = False
+        self._checkpoint_requested = False
+        self._committing = asyncio.Lock()
+        self._next_known = asyncio.Event()
+        """Set when a batch is issued, or when it is known that none will be."""
+        self._asked_batch = (-1, 0.0)
+        self._moved = (-1, 0.0)
+        self.stale_deltas = 0
+        self.refused_deltas = 0
+
+    # ------------------------------------------------------------ life
+
+    async def on_start(self) -> None:
+        journal = self._given_journal
+        if journal is None:
+            path = self._run_dir / "journal.db"
+            journal = await self.ctx.run_blocking(SqliteJournal, path, self._job.name, self.ctx.limits)
+        floor, events = await self.ctx.run_blocking(journal.read)
+        self._ledger = Ledger(floor)
+        self._ledger.restore(events)
+        self._books = Books(self._ledger, journal)
+        self._journal = journal
+        self._meter = StepMeter(self._ledger, self._workers, self.ctx.now())
+        self._leases = Leases(self._job.name, self._books, self._tell)
+        self._dispatcher = Dispatcher(
+            self._job.name, self._books, self._workers, self._job.staleness, self.ctx.limits, self._tell
+        )
+        self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
+        self._books.apply(ev.Opened(self._ledger.epoch + 1))
+        await journal.durable()
+        self._scoring.add(restored(self._books))
+        self._event("scheduler_opened", epoch=self._ledger.epoch, committed_steps=self._ledger.committed_steps)
+        self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
+
+    async def on_stop(self) -> None:
+        await self._journal.close()
+
+    @handles(Tick)
+    async def tick(self, _: Tick) -> None:
+        """Retry what was refused for lack of room, and what depends on time alone."""
+        now = self.ctx.now()
+        self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
+        if self._moved[0] != self._books.events:
+            self._moved = (self._books.events, now)
+        for worker in self._workers.by_name.values():
+            if now - worker.told_at_s > self.ctx.limits.pull_timeout_s:
+                self._tell_to_pull(worker)
+        self._need_batch()
+        self._assign()
+        self._leases.pump(now)
+        self._scoring.pump()
+
+    def _tell(self, address: ActorAddress, what: Message) -> SendOutcome:
+        return self.ctx.ref(address).tell(what)
+
+    def _event(self, name: str, **fields: float | str) -> None:
+        self.ctx.log.info(name, **fields)
+        if self._metrics is not None:
+            self._tell(self._metrics, Event(job=self._job.name, name=name, fields=dict(fields)))
+
+    # ------------------------------------------------------------ job
+
+    @handles(m.IssueBatch)
+    @idempotent
+    async def issue_batch(self, batch: m.IssueBatch) -> m.BatchIssued:
+        known = batch.step in self._ledger.batches or batch.step < self._ledger.committed_steps
+        if not known:
+            try:
+                self._books.apply(_batch_event(batch))
+            except IllegalTransition as error:
+                raise NotAccepted(str(error)) from error
+            self._next_known.set()
+            self._assign()
+            self._leases.pump(self.ctx.now())
+            self._need_batch()
+        return m.BatchIssued(job=self._job.name, step=batch.step)
+
+    def _need_batch(self) -> None:
+        """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead."""
+        job, step, now = self._services.get("job"), self._ledger.issued_steps, self.ctx.now()
+        last = min(self._ledger.committed_steps + self._job.staleness + 1, self._job.steps - 1)
+        if job is None or step > last or self._stop_requested:
+            return
+        asked, at_s = self._asked_batch
+        if step != asked or now - at_s > self.ctx.limits.ask_timeout_s:
+            self._asked_batch = (step, now)
+            self._tell(job, m.NeedBatch(job=self._job.name, step=step))
+
+    @handles(m.SetPaused)
+    async def set_paused(self, order: m.SetPaused) -> m.Acknowledged:
+        self._paused = order.paused
+        self._assign()
+        return m.Acknowledged()
+
+    @handles(m.RequestCheckpoint)
+    async def request_checkpoint(self, order: m.RequestCheckpoint) -> m.Acknowledged:
+        self._checkpoint_requested = True
+        self._stop_requested = self._stop_requested or order.stop
+        self._next_known.set()
+        return m.Acknowledged()
+
+    @handles(m.QueryProgress)
+    async def progress(self, _: m.QueryProgress) -> m.Progress:
+        counters = self._ledger.counters
+        return m.Progress(
+            job=self._job.name,
+            committed_steps=self._ledger.committed_steps,
+            policy_version=self._newest_version,
+            states=self._ledger.count_states(),
+            workers={w.name: w.in_flight for w in self._workers.by_name.values()},
+            prompts_lost=counters.prompts_lost,
+            samples_trained_twice=counters.samples_trained_twice,
+            samples_migrated=counters.samples_migrated,
+            waiting_for=self._waiting_for(),
+        )
+
+    def _waiting_for(self) -> str:
+        now, states, step = self.ctx.now(), self._ledger.count_states(), self._ledger.trainer_step
+        if self._moved[0] != self._books.events:
+            self._moved = (self._books.events, now)
+        workers = self._workers.by_name.values()
+        return waiting_for(
+            StallView(
+                quiet_s=now - self._moved[1],
+                quiet_limit_s=self.ctx.limits.stall_report_s,
+                paused=self._paused,
+                step=step,
+                steps=self._job.steps,
+                issued=step in self._ledger.batches,
+                queued=states["queued"],
+                in_flight={w.name: w.in_flight for w in workers},
+                finished=states["finished"],
+                scoring=self._scoring.requests,
+                has_rewards="rewards" in self._services,
+                has_prompts="prompts" in self._services,
+                has_trainer=self._leases.trainer is not None,
+                all_leased=self._leases.all_sent,
+                workers={w.name: w.policy_version for w in workers},
+                needed_version=max(step - self._job.staleness, 0),
+                newest_version=self._newest_version,
+            )
+        )
+
+    # ------------------------------------------------------------ workers
+
+    @handles(m.RegisterWorker)
+    async def register_worker(self, offer: m.RegisterWorker) -> m.Registered:
+        self._check_job(offer.job)
+        now = self.ctx.now()
+        before = self._workers.by_name.get(offer.worker.name)
+        if before is not None:
+            self._lose(before, "it registered anew")
+            self.ctx.unwatch(before.address)
+        worker = self._workers.add(offer, now)
+        self._count_restart(worker.name, again=before is not None and before.address.peer != worker.address.peer)
+        self.ctx.watch(worker.address)
+        worker.pulls(self._newest_version, now)
+        self._event("worker_registered", worker=worker.name, node=worker.node, slots=worker.slots)
+        self._assign()
+        return m.Registered(
+            epoch=self._ledger.epoch,
+            lease_s=self.ctx.limits.lease_s,
+            policy_version=self._newest_version,
+            weights=self._weights,
+        )
+
+    def _count_restart(self, name: str, *, again: bool) -> None:
+        if again or name in self._crashed:
+            self._crashed.discard(name)
+            self._meter.restarts += 1
+
+    @handles(m.WorkerVersion)
+    async def worker_version(self, news: m.WorkerVersion) -> None:
+        worker = self._speaker(news.worker)
+        if worker is not None:
+            worker.serves(news.policy_version)
+            self._assign()
+
+    @handles(m.TokenDelta)
+    async def token_delta(self, delta: m.TokenDelta) -> None:
+        await self._journal.room()
+        worker = self._speaker(delta.worker)
+        if worker is None or delta.epoch != self._ledger.epoch:
+            self.stale_deltas += 1
+            return
+        self._workers.heard(worker, delta.stats, self.ctx.now())
+        event = ev.TokensAppended(
+            worker.name, delta.policy_version, delta.assignments, delta.offsets, delta.counts, delta.finished,
+            delta.tokens, delta.logprobs,
+        )  # fmt: skip
+        try:
+            outcome = self._books.apply(event)
+        except IllegalTransition as error:
+            self.refused_deltas += 1
+            self._event("delta_refused", worker=worker.name, why=str(error))
+            self._revoke(worker, self._ledger.in_flight(worker.name), "its delta could not be read")
+            return
+        self._after(worker, outcome)
+        if len(outcome.broken):
+            self._event("assignments_broken", worker=worker.name, samples=len(outcome.broken))
+            self._revoke(worker, outcome.broken, "its tokens did not follow on")
+
+    @handles(m.AssignmentsFailed)
+    async def assignments_failed(self, news: m.AssignmentsFailed) -> None:
+        worker = self._speaker(news.worker)
+        if worker is None:
+            return
+        kind = news.failure.kind
+        located = self._ledger.located(worker.name, news.assignments)
+        self._event("assignments_failed", worker=worker.name, kind=kind, why=news.failure.message)
+        if kind is m.FailureKind.INFRASTRUCTURE:
+            worker.rest(self.ctx.now(), self.ctx.limits.backoff_first_s, self.ctx.limits.backoff_max_s)
+        blame = kind in (m.FailureKind.DATA, m.FailureKind.BUG)
+        outcome = self._books.apply(ev.Returned(worker.name, news.assignments, f"{kind}: {news.failure.message}", blame))
+        for step, rows in located.items():
+            self._drop_hopeless(self._ledger.batches[step], rows, f"{kind}: {news.failure.message}")
+        self._after(worker, outcome)
+
+    @handles(m.Leaving)
+    async def leaving(self, news: m.Leaving) -> None:
+        worker = self._speaker(news.worker)
+        if worker is not None:
+            self._event("worker_leaving", worker=worker.name, why=news.reason)
+            self.ctx.unwatch(worker.address)
+            self._lose(worker, news.reason)
+
+    def _speaker(self, name: str) -> Worker | None:
+        """The worker of that name, unless the message comes from another life of it."""
+        worker, sender = self._workers.by_name.get(name), self.ctx.sender
+        if worker is None or (sender is not None and sender.peer != worker.address.peer):
+            return None
+        return worker
+
+    def _after(self, worker: Worker, outcome: Outcome) -> None:
+        """Carry on with what an event has set free."""
+        worker.in_flight -= outcome.ended
+        if outcome.finished:
+            self._scoring.add(outcome.finished)
+            self._scoring.pump()
+        for step, rows in outcome.queued.items():
+            self._drop_hopeless(self._ledger.batches[step], rows, "it has moved too often")
+        if outcome.ended:
+            self._assign()
+
+    def _revoke(self, worker: Worker, assignments: np.ndarray, why: str) -> None:
+        """End these hand-outs here at once and there as soon as possible."""
+        if len(assignments):
+            self._tell(
+                worker.address, Revoke(job=self._job.name, epoch=self._ledger.epoch, assignments=assignments)
+            )
+            self._after(worker, self._books.apply(ev.Returned(worker.name, assignments, why)))
+
+    def _lose(self, worker: Worker, why: str) -> None:
+        """A worker is gone: its samples go on elsewhere at once."""
+        self._workers.by_name.pop(worker.name, None)
+        numbers = self._ledger.in_flight(worker.name)
+        if len(numbers):
+            self._event("samples_returned", worker=worker.name, samples=len(numbers), why=why)
+            self._after(worker, self._books.apply(ev.Returned(worker.name, numbers, why)))
+
+    def _drop_hopeless(self, batch: StepBatch, rows: np.ndarray, why: str) -> None:
+        limits = self.ctx.limits
+        hopeless = (batch.failures[rows] > limits.data_retries) | (batch.attempts[rows] > limits.infrastructure_retries)
+        rows = rows[hopeless & (batch.state[rows] == SampleState.QUEUED)]
+        if len(rows):
+            self._event("samples_dropped", step=batch.step, samples=len(rows), why=why)
+            self._books.apply(ev.Dropped(batch.step, rows, why))
+            self._on_settled(batch.step)
+
+    def _assign(self) -> None:
+        if not self._paused:
+            self._dispatcher.assign(self.ctx.now())
+
+    def _on_settled(self, step: int) -> None:
+        if step == self._leases.step:
+            self._leases.pump(self.ctx.now())
+
+    # ------------------------------------------------------------ services and versions
+
+    @handles(m.RegisterService)
+    async def register_service(self, offer: m.RegisterService) -> m.Acknowledged:
+        self._check_job(offer.job)
+        role, before = offer.role, self._services.get(offer.role)
+        self._services[role] = offer.address
+        if before != offer.address:
+            self._count_restart(role, again=before is not None and before.peer != offer.address.peer)
+            self._event("service_registered", role=role, address=str(offer.address))
+            if before is not None:
+                self.ctx.unwatch(before)
+        self.ctx.watch(offer.address)
+        if role == "rewards":
+            self._scoring.serve(offer.address)
+        elif role == "job":
+            self._asked_batch = (-1, 0.0)
+            self._need_batch()
+        elif role == "weights" and before != offer.address and (trainer := self._services.get("trainer")) is not None:
+            self._tell(trainer, m.ServiceChanged(job=self._job.name, role=role, address=offer.address))
+        return m.Acknowledged()
+
+    @handles(m.LookupService)
+    async def lookup_service(self, question: m.LookupService) -> m.ServiceFound:
+        return m.ServiceFound(address=self._services.get(question.role))
+
+    @handles(m.VersionAvailable)
+    async def version_available(self, news: m.VersionAvailable) -> None:
+        if news.policy_version < self._newest_version and news.weights == self._weights:
+            return
+        self._newest_version, self._weights = news.policy_version, news.weights
+        for worker in self._workers.by_name.values():
+            self._tell_to_pull(worker)
+
+    def _tell_to_pull(self, worker: Worker) -> None:
+        if self._weights is not None and worker.policy_version < self._newest_version:
+            worker.pulls(self._newest_version, self.ctx.now())
+            order = PullVersion(
+                job=self._job.name, epoch=self._ledger.epoch, policy_version=self._newest_version, weights=self._weights
+            )
+            self._tell(worker.address, order)
+
+    @handles(Down)
+    async def down(self, news: Down) -> None:
+        worker = self._workers.at(news.address)
+        if worker is not None:
+            self._event("worker_down", worker=worker.name, reason=news.reason, detail=news.detail)
+            self._mark_end(worker.name, news)
+            self._lose(worker, f"{news.reason} {news.detail}".strip())
+        for role, address in list(self._services.items()):
+            if _same_life(address, news.address):
+                self._event("service_down", role=role, reason=news.reason, detail=news.detail)
+                self._mark_end(role, news)
+                del self._services[role]
+                if role == "rewards":
+                    self._scoring.serve(None)
+        if self._leases.trainer is not None and _same_life(self._leases.trainer, news.address):
+            self._leases.close()
+
+    def _mark_end(self, name: str, news: Down) -> None:
+        if news.reason is not Gone.STOPPED:
+            self._crashed.add(name)
+
+    # ------------------------------------------------------------ trainer
+
+    @handles(m.OpenStep)
+    async def open_step(self, order: m.OpenStep) -> m.Acknowledged:
+        self._check_job(order.job)
+        async with self._committing:
+            try:
+                if self._leases.step < 0:
+                    self._meter.begin(self.ctx.now())
+                self._leases.open(order.step, order.trainer)
+                self.ctx.watch(order.trainer)
+            except IllegalTransition as error:
+                self._event("open_step_refused", step=order.step, why=str(error))
+                raise NotAccepted(str(error)) from error
+            self._leases.pump(self.ctx.now())
+        return m.Acknowledged()
+
+    @handles(m.CommitStep)
+    @concurrent
+    @idempotent
+    async def commit_step(self, commit: m.CommitStep) -> m.Committed:
+        """Apply, make durable, tell the job, answer. A repeat gets the same answer and changes nothing."""
+        self._check_job(commit.job)
+        async with self._committing:
+            if commit.step < self._ledger.trainer_step:
+                return self._verdict(commit.step)
+            batch = self._ledger.batches.get(commit.step)
+            replay = batch is not None and batch.committed
+            event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
+            try:
+                self._books.apply(event)
+            except IllegalTransition as error:
+                self._event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
+                raise NotAccepted(str(error)) from error
+            batch = self._ledger.batches[commit.step]
+            self._leases.close()
+            if not replay:
+                self._journal.record(batch)
+            await self._journal.durable()
+            self._tell_committed(batch, commit, replay=replay)
+            self._need_batch()
+        await self._until_next_is_known(commit.step + 1)
+        return self._verdict(commit.step)
+
+    async def _until_next_is_known(self, step: int) -> None:
+        """The trainer must not open a step that will never come, because the data has just ended."""
+        try:
+            async with asyncio.timeout(self.ctx.limits.next_batch_s):
+                while step >= self._ledger.issued_steps and step < self._job.steps and not self._stop_requested:
+                    self._next_known.clear()
+                    await self._next_known.wait()
+        except TimeoutError:
+            self.ctx.log.warning("the next batch is late", step=step)
+
+    def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
+        metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self.ctx.now())
+        if (job := self._services.get("job")) is not None:
+            self._tell(job, m.StepCommitted(job=self._job.name, step=batch.step, replay=replay, metrics=metrics))
+
+    def _verdict(self, step: int) -> m.Committed:
+        """What the trainer does after ``step``."""
+        every = self._job.checkpoint.every
+        stop = self._stop_requested or step + 1 >= self._job.steps
+        due = every > 0 and (step + 1) % every == 0
+        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
+
+    @handles(m.CheckpointTaken)
+    @concurrent
+    async def checkpoint_taken(self, news: m.CheckpointTaken) -> m.Acknowledged:
+        """Note it durably, then let go of what no checkpoint that is kept can replay."""
+        counters = self._ledger.counters
+        known = {name: int(getattr(counters, name)) for name in counters.__dataclass_fields__}
+        try:
+            self._books.apply(ev.Checkpointed(news.step, news.path, known))
+        except IllegalTransition as error:
+            raise NotAccepted(str(error)) from error
+        await self._journal.durable()
+        self._checkpoint_requested = False
+        kept = self._ledger.checkpoints[-self._job.checkpoint.keep :]
+        if len(kept) == self._job.checkpoint.keep and kept[0][0] > self._ledger.floor:
+            self._ledger.forget(kept[0][0])
+            self._journal.prune(kept[0][0])
+        final = self._stop_requested or news.step >= self._job.steps
+        self._event("checkpoint_stored", step=news.step, path=news.path)
+        if (job := self._services.get("job")) is not None:
+            self._tell(job, m.CheckpointStored(job=self._job.name, step=news.step, path=news.path, final=final))
+        return m.Acknowledged()
+
+    def _check_job(self, job: str) -> None:
+        if job != self._job.name:
+            raise NotAccepted(f"this scheduler serves job {self._job.name!r}, not {job!r}")
+
+
+def _same_life(one: ActorAddress, other: ActorAddress) -> bool:
+    """The endpoint is only a way to get there: a sender's may be empty."""
+    return (one.name, one.peer) == (other.name, other.peer)
+
+
+def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:
+    lengths = np.array([len(p.token_ids) for p in batch.prompts], np.int32)
+    ids = np.concatenate([np.asarray(p.token_ids, np.int32) for p in batch.prompts]) if batch.prompts else lengths
+    return ev.BatchIssued(
+        step=batch.step,
+        group_size=batch.group_size,
+        sampling=batch.sampling,
+        prompts=np.array([p.prompt for p in batch.prompts], np.int64),
+        prompt_lengths=lengths,
+        prompt_ids=ids,
+        contexts=[p.context for p in batch.prompts],
+    )

@@ -1,0 +1,161 @@
+"""Finished samples to the reward worker, and its verdicts to the ledger.
+
+Invariants
+- A sample without a verdict never gets a reward: it is asked again, or dropped with the reason.
+- At most ``score_requests`` questions are open; when the reward worker is slow, requests grow, not their number.
+- A reward worker that dies costs nothing but time: its samples wait for its next life.
+
+    finished ──add──▶ pending ──pump──▶ Score ask ──▶ verdicts ──┬─ reward ─────────────▶ Scored
+                         ▲                                       ├─ no result, again ───▶ pending
+                         └── ask failed: after a pause ──────────┴─ else ───────────────▶ Dropped(reason)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from actors.core.errors import AskError, RemoteError
+from actors.rewards.messages import PromptResponses, Response, Score, Scored, Verdict
+from actors.scheduler import events as ev
+from actors.scheduler.batch import SampleState, StepBatch
+from actors.scheduler.books import Books
+from actors.scheduler.messages import FailureKind
+from transport.address import ActorAddress
+
+if TYPE_CHECKING:
+    from actors.core.context import Context
+
+
+class Scoring:
+    """``settled(step)`` is called after samples of that step were scored or dropped."""
+
+    def __init__(self, ctx: Context, job: str, verdict_timeout_s: float, books: Books, settled: Callable[[int], None]) -> None:
+        self._ctx = ctx
+        self._job = job
+        self._verdict_timeout_s = verdict_timeout_s
+        self._books = books
+        self._settled = settled
+        self._pending: dict[int, np.ndarray] = {}
+        self._tries: dict[tuple[int, int], int] = {}
+        self.rewards: ActorAddress | None = None
+        self.requests = 0
+
+    @property
+    def waiting(self) -> int:
+        """Finished samples that nobody has been asked about."""
+        return sum(len(rows) for rows in self._pending.values())
+
+    def add(self, finished: dict[int, np.ndarray]) -> None:
+        """Step → rows to be scored."""
+        for step, rows in finished.items():
+            before = self._pending.get(step)
+            self._pending[step] = rows if before is None else np.concatenate([before, rows])
+
+    def serve(self, address: ActorAddress | None) -> None:
+        """Who scores from now on; None: nobody."""
+        self.rewards = address
+        self.pump()
+
+    def pump(self) -> None:
+        """Ask as much as may be asked, oldest step first."""
+        limits = self._ctx.limits
+        while self.rewards is not None and self._pending and self.requests < limits.score_requests:
+            step = min(self._pending)
+            rows = self._pending.pop(step)
+            if len(rows) > limits.score_batch_samples:
+                self._pending[step] = rows[limits.score_batch_samples :]
+                rows = rows[: limits.score_batch_samples]
+            self.requests += 1
+            self._ctx.start_task(self._ask(step, rows, self.rewards), f"score step {step}")
+
+    async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
+        batch = self._books.ledger.batches[step]
+        timeout_s = self._verdict_timeout_s * len(rows) + self._ctx.limits.ask_timeout_s
+        try:
+            question = Score(job=self._job, step=step, items=_items(batch, rows))
+            reply = await self._ctx.ref(rewards).ask(question, Scored, timeout_s)
+        except RemoteError as error:
+            await self._again(step, rows, f"{error.error_type}: {error.detail}")
+        except AskError as error:
+            self._ctx.log.warning("scoring will be tried again", step=step, samples=len(rows), why=str(error))
+            await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+            self.add({step: rows})
+        else:
+            if later := self._take(batch, rows, reply.verdicts):
+                await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+                self.add({step: np.array(later, np.int32)})
+        finally:
+            self.requests -= 1
+        self.pump()
+
+    async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
+        """The reward worker raised: it is its bug or this input's, so tries are counted."""
+        self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
+        await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+        self._retry_or_drop(self._books.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
+        self._settled(step)
+
+    def _take(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> list[int]:
+        """Enter the verdicts; returns the rows whose scorer's machine failed, to be asked again after a pause."""
+        later: list[int] = []
+        scored: dict[int, float] = {}
+        retry: dict[int, str] = {}
+        missing = set(rows.tolist())
+        first = {int(p): i * batch.group_size for i, p in enumerate(batch.prompts.tolist())}
+        for verdict in verdicts:
+            row = first.get(verdict.prompt, -1) + verdict.sibling
+            if row not in missing:
+                continue
+            missing.discard(row)
+            if verdict.reward is not None and np.isfinite(verdict.reward):
+                scored[row] = verdict.reward
+            elif verdict.failure_kind in (FailureKind.DATA, FailureKind.BUG):
+                self._drop(batch, [row], f"{verdict.failure_kind}: {verdict.failure_message}")
+            elif verdict.failure_kind == FailureKind.INFRASTRUCTURE:
+                later.append(row)
+            else:
+                retry[row] = verdict.failure_message or "the verifier gave no finite number"
+        retry.update(dict.fromkeys(missing, "the reward worker returned no verdict"))
+        if scored:
+            event = ev.Scored(batch.step, np.fromiter(scored, np.int32), np.fromiter(scored.values(), np.float64))
+            self._books.apply(event)
+        self._retry_or_drop(batch, retry)
+        self._settled(batch.step)
+        return later
+
+    def _retry_or_drop(self, batch: StepBatch, reasons: dict[int, str]) -> None:
+        for row, why in reasons.items():
+            tries = self._tries.get((batch.step, row), 0) + 1
+            if tries > self._ctx.limits.score_retries:
+                self._tries.pop((batch.step, row), None)
+                self._drop(batch, [row], f"{FailureKind.NO_RESULT}: {why}")
+            else:
+                self._tries[batch.step, row] = tries
+                self.add({batch.step: np.array([row], np.int32)})
+
+    def _drop(self, batch: StepBatch, rows: list[int], reason: str) -> None:
+        self._ctx.log.warning("samples dropped", step=batch.step, samples=len(rows), why=reason)
+        self._books.apply(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
+
+
+def restored(books: Books) -> dict[int, np.ndarray]:
+    """Step → rows that were finished, and not yet scored, when the journal was read."""
+    found: dict[int, np.ndarray] = {}
+    for step, batch in books.ledger.batches.items():
+        rows = np.nonzero(batch.state == SampleState.FINISHED)[0].astype(np.int32)
+        if len(rows):
+            found[step] = rows
+    return found
+
+
+def _items(batch: StepBatch, rows: np.ndarray) -> list[PromptResponses]:
+    items: dict[int, PromptResponses] = {}
+    for row in rows.tolist():
+        index, sibling = divmod(row, batch.group_size)
+        if index not in items:
+            items[index] = PromptResponses(int(batch.prompts[index]), batch.contexts[index], [])
+        items[index].responses.append(Response(sibling, batch.held(row), int(batch.finish[row])))
+    return list(items.values())

@@ -1,0 +1,46 @@
+"""What policies may know: narrow, plain, and without a clock. ``now`` is handed in beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """One live worker."""
+
+    name: str
+    policy_version: int
+    """The version that it serves; -1 before its first."""
+    slots: int
+    """How many samples it holds at once."""
+    in_flight: int
+    """How many it holds now."""
+    pulling_version: int = -1
+    """The newer version that it is loading, -1 if none."""
+    pulling_since_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """The queued samples of one prompt."""
+
+    step: int
+    prompt: int
+    rows: np.ndarray  # int32[n], rows of the step's batch
+    moved: bool = False
+    """Some have been with a worker before, and hold tokens that others wait for."""
+
+
+@dataclass(frozen=True, slots=True)
+class AssignView:
+    workers: list[WorkerView]
+    groups: list[GroupView]
+    """In order of (step, prompt)."""
+    max_staleness: int
+    pull_patience_s: float
+    """Work is kept for a worker that is loading the version it needs for at most this long."""
+    message_samples: int
+    """Samples in one Assign message."""

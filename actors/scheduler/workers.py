@@ -1,0 +1,102 @@
+"""The rollout workers of a job, as the scheduler knows them.
+
+Invariants
+- A name stands for one life at a time: who registers anew replaces the older life, whose samples have been returned.
+- ``in_flight`` equals the ledger's live assignments of the worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.rollout.messages import EngineStats
+from actors.scheduler.messages import RegisterWorker
+from actors.scheduler.view import WorkerView
+from transport.address import ActorAddress
+
+
+@dataclass(slots=True)
+class Worker:
+    """One life of one worker. Times are of the loop's clock."""
+
+    name: str
+    address: ActorAddress
+    node: str
+    engine: str
+    slots: int
+    policy_version: int
+    in_flight: int = 0
+    pulling_version: int = -1
+    pulling_since_s: float = 0.0
+    told_version: int = -1
+    """The newest version that it has been told to pull, -1 if none."""
+    told_at_s: float = 0.0
+    resting_until_s: float = 0.0
+    """It could not take work; it gets none until then."""
+    failures: int = 0
+    """Refusals in a row."""
+    heard_s: float = 0.0
+    stats: EngineStats | None = None
+
+    def view(self, now: float) -> WorkerView:
+        """What policies see; a resting worker has no room."""
+        slots = self.in_flight if now < self.resting_until_s else self.slots
+        return WorkerView(
+            self.name, self.policy_version, slots, self.in_flight, self.pulling_version, self.pulling_since_s
+        )
+
+    def pulls(self, policy_version: int, now: float) -> None:
+        """It has been told to load ``policy_version``."""
+        self.told_version, self.told_at_s = policy_version, now
+        if policy_version > max(self.policy_version, self.pulling_version):
+            self.pulling_version, self.pulling_since_s = policy_version, now
+
+    def serves(self, policy_version: int) -> None:
+        """It has loaded ``policy_version``."""
+        self.policy_version = policy_version
+        if self.pulling_version <= policy_version:
+            self.pulling_version = -1
+
+    def rest(self, now: float, first_s: float, max_s: float) -> None:
+        """Give it no work for a while, longer each time."""
+        self.resting_until_s = now + min(first_s * 2 ** min(self.failures, 16), max_s)
+        self.failures += 1
+
+
+class WorkerTable:
+    """All live workers by name, and how busy their engines have been."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, Worker] = {}
+        self._busy_s = 0.0
+        self._idle_s = 0.0
+
+    def add(self, message: RegisterWorker, now: float) -> Worker:
+        """Enter a new life of a worker."""
+        name = message.worker.name
+        worker = Worker(
+            name, message.worker, message.node, message.engine, message.slots, message.policy_version, heard_s=now
+        )
+        self.by_name[name] = worker
+        return worker
+
+    def at(self, address: ActorAddress) -> Worker | None:
+        """The worker whose present life is at ``address``."""
+        worker = self.by_name.get(address.name)
+        return worker if worker is not None and worker.address.peer == address.peer else None
+
+    def heard(self, worker: Worker, stats: EngineStats, now: float) -> None:
+        """Add what the engine has been doing since its last delta. The first one is the base line."""
+        before = worker.stats
+        if before is not None:
+            self._busy_s += max(0.0, stats.busy_s_total - before.busy_s_total)
+            self._idle_s += max(0.0, stats.idle_s_total - before.idle_s_total)
+        worker.stats = stats
+        worker.heard_s = now
+        worker.failures = 0
+
+    def take_idle_fraction(self) -> float:
+        """Idle share of all engines' time since the last call; 0 if no engine has reported."""
+        busy, idle = self._busy_s, self._idle_s
+        self._busy_s = self._idle_s = 0.0
+        return idle / (busy + idle) if busy + idle > 0 else 0.0

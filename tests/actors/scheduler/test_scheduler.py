@@ -1,0 +1,285 @@
+"""The scheduler with fakes all around it, in virtual time: whatever dies, the same samples are trained, once each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from actors.core.errors import RemoteError
+from actors.rewards.messages import Verdict
+from actors.scheduler import messages as m
+
+InWorld = Callable[..., None]
+
+REQUIRED = ["step", "policy_version", "seconds", "reward_mean", "samples", "tokens_generated", "tokens_trained", "response_tokens_mean", "response_tokens_max", "staleness_max", "clip_fraction", "kl", "entropy", "grad_norm", "rollout_idle_fraction", "trainer_idle_fraction", "samples_migrated", "restarts", "prompts_lost", "samples_trained_twice"]
+
+
+async def finish(world: Any) -> None:
+    assert await world.job.wait_over(60.0) == "finished"
+
+
+def check(world: Any, steps: int = 4) -> None:
+    """Every sample of every step was trained, none twice, none lost."""
+    assert sorted(world.trained) == list(range(steps))
+    names = [(s[0], s[1]) for step in sorted(world.trained) for s in world.trained[step]]
+    assert names == [(p, s) for p in range(4 * steps) for s in range(4)]
+    result = world.job.result()
+    assert result["prompts_lost"] == 0 and result["samples_trained_twice"] == 0
+    assert result["samples"] == 16 * steps and result["steps"] == steps
+
+
+def test_a_job_runs_from_its_first_prompt_to_its_last_step(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        check(world)
+        rows = [e.fields for e in world.events if e.kind == "step"]
+        assert [r["step"] for r in rows] == [0, 1, 2, 3]
+        for row in rows:
+            assert set(REQUIRED) <= set(row)
+            assert row["samples"] == 16 and row["staleness_max"] == 0 and row["kl"] == 0.5 and row["seconds"] > 0
+            assert row["trainer_idle_fraction"] == 0.25 and 0 <= row["rollout_idle_fraction"] <= 1
+        assert sum(w.assigned for w in world.workers) == 64 and all(w.assigned == 32 for w in world.workers)
+        assert world.job.result()["checkpoint"] == "step_000004"
+        assert (await world.progress()).waiting_for == ""
+
+    in_world(scenario)
+
+
+def test_sync_mode_gives_each_step_to_workers_of_exactly_its_version(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        assert {lag for w in world.workers for lag in w.versions} == {0}
+
+    in_world(scenario)
+
+
+def test_async_mode_runs_ahead_by_no_more_than_the_bound(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        check(world, 8)
+        lags = {lag for w in world.workers for lag in w.versions}
+        assert max(lags) == 1 and min(lags) >= 0
+        assert max(e.fields["staleness_max"] for e in world.events if e.kind == "step") == 1
+
+    in_world(scenario, steps=8, sync={"mode": "async", "max_staleness": 1})
+
+
+@pytest.mark.parametrize("after_s", [0.03, 0.06, 0.1, 0.15])
+def test_a_killed_worker_costs_no_sample_and_its_tokens_go_on_elsewhere(in_world: InWorld, after_s: float) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await asyncio.sleep(after_s)
+        world.kill("rollout-0")
+        await finish(world)
+        check(world)
+
+    in_world(scenario)
+
+
+def test_a_moved_sample_is_counted_and_not_generated_anew(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start(workers=1)
+        await world.until(lambda: any(at > 2 for _, _, at, _ in world.workers[0].held.values()))
+        world.kill("rollout-0")
+        world.workers = [await world.start_worker("rollout-0")]
+        await finish(world)
+        check(world)
+        row = [e.fields for e in world.events if e.kind == "step"][-1]
+        assert row["samples_migrated"] > 0 and row["restarts"] == 1
+        assert world.job.result()["tokens"] == sum(len(s[2]) for step in world.trained.values() for s in step)
+
+    in_world(scenario)
+
+
+def test_a_delta_that_was_lost_is_noticed_and_its_samples_are_moved(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: bool(world.workers[0].held))
+        world.workers[0].swallow = True
+        # Samples that ended in the lost delta are known to no one but the ledger, until the worker dies.
+        await asyncio.sleep(0.2)
+        world.kill("rollout-0")
+        await finish(world)
+        check(world)
+
+    in_world(scenario)
+
+
+@pytest.mark.parametrize("crash_at", [0, 1, 3])
+def test_a_trainer_that_restarts_from_an_older_checkpoint_gets_the_same_samples_again(
+    in_world: InWorld, crash_at: int
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        world.trainer.crash_before_commit = crash_at
+        await world.until(lambda: "trainer" not in world.systems["trainer"].actors())
+        trainer = await world.start_trainer(step=crash_at // 2 * 2)
+        await finish(world)
+        check(world)
+        assert trainer.replays == crash_at % 2
+        assert len([e for e in world.events if e.kind == "step"]) == 4
+
+    in_world(scenario)
+
+
+def test_a_killed_reward_worker_costs_time_only(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        world.rewards.delay_s = 0.05
+        await world.until(lambda: bool(world.rewards.asked))
+        world.kill("rewards")
+        await asyncio.sleep(0.5)
+        await world.start_rewards()
+        await finish(world)
+        check(world)
+
+    in_world(scenario)
+
+
+def test_a_verifier_without_a_result_is_asked_again_and_then_the_sample_is_dropped(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        rewards = await world.start_rewards()
+
+        def verdict(prompt: int, sibling: int) -> Verdict:
+            if (prompt, sibling) == (2, 1):
+                return Verdict(prompt=prompt, sibling=sibling, reward=None, failure_kind="no_result", failure_message="slow")
+            if prompt == 3:
+                return Verdict(prompt=prompt, sibling=sibling, reward=None, failure_kind="data", failure_message="bad")
+            return Verdict(prompt=prompt, sibling=sibling, reward=1.0)
+
+        rewards.verdict = verdict
+        await world.start_worker("rollout-0")
+        await world.start_trainer()
+        await finish(world)
+        assert rewards.asked.count((2, 1)) == 1 + world.config.limits.score_retries
+        assert rewards.asked.count((3, 0)) == 1
+        names = [(s[0], s[1]) for s in world.trained[0]]
+        assert names == [(p, s) for p in range(3) for s in range(4) if (p, s) != (2, 1)]
+        dropped = [s for s in world.journal.samples if s.state == "dropped"]
+        assert {(s.prompt, s.reason.split(":")[0]) for s in dropped} == {(2, "no_result"), (3, "data")}
+        assert world.job.result()["prompts_lost"] == 0
+
+    in_world(scenario, steps=1)
+
+
+def test_a_group_with_a_single_reward_is_dropped_whole(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        bad = Verdict(prompt=0, sibling=0, reward=None, failure_kind="bug")
+        good = world.rewards.verdict
+        world.rewards.verdict = lambda p, s: good(p, s) if p or not s else Verdict(p, s, None, bad.failure_kind, "x")
+        await finish(world)
+        assert {s[0] for s in world.trained[0]} == {1, 2, 3}
+
+    in_world(scenario, steps=1)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_head_that_dies_goes_on_with_the_same_samples(in_world: InWorld, lost: bool) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 2 in world.trained)
+        await asyncio.sleep(0.04)
+        for name in ("head", "rollout-0", "rollout-1", "rewards", "trainer"):
+            world.kill(name)
+        if lost:
+            world.journal.crash()
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_worker("rollout-0")
+        trainer = await world.start_trainer(step=2)
+        await finish(world)
+        assert trainer.replays == 1
+        assert sorted(world.trained) == [0, 1, 2, 3]
+        assert [(s.step, s.prompt, s.sibling) for s in world.journal.samples] == [
+            (p // 4, p, s) for p in range(16) for s in range(4)
+        ]
+        assert world.job.result()["samples_trained_twice"] == 0
+
+    in_world(scenario)
+
+
+def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        from actors.jobs.messages import CancelJob, JobReport
+
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        await world.systems["head"].ref(world.job_at).ask(CancelJob(job="j"), JobReport)
+        assert await world.job.wait_over(30.0) == "interrupted"
+        assert world.job.result()["checkpoint"] == f"step_{len(world.trained):06d}"
+        assert len(world.trained) < 50
+
+    in_world(scenario, steps=50)
+
+
+def test_data_that_ends_makes_the_step_under_way_the_last(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards(prompts=11)
+        await world.start_worker("rollout-0")
+        await world.start_trainer()
+        await finish(world)
+        assert sorted(world.trained) == [0, 1]
+
+    in_world(scenario)
+
+
+def test_a_commit_that_names_other_samples_is_refused_and_changes_nothing(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        import numpy as np
+
+        await world.start()
+        await world.until(lambda: world.scheduler._ledger.committed_steps == 1)
+        world.kill("trainer")
+        commit = m.CommitStep(
+            job="j", step=1, trainer=world.job_at, prompts=np.array([0]), siblings=np.array([0], np.int32),
+            policy_version=2, metrics={},
+        )  # fmt: skip
+        with pytest.raises(RemoteError, match="not of its batch"):
+            await world.systems["head"].ref(world.scheduler_at).ask(commit, m.Committed)
+        await world.start_trainer(step=0)
+        await finish(world)
+        check(world)
+
+    in_world(scenario)
+
+
+def test_a_job_without_workers_says_what_it_waits_for(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await asyncio.sleep(6)
+        assert "prompts of step 0: no prompt source" in (await world.progress()).waiting_for
+        await world.start_rewards()
+        await asyncio.sleep(20)
+        assert "rollout worker" in (await world.progress()).waiting_for
+        await world.start_worker("rollout-0")
+        await asyncio.sleep(6)
+        assert "version 0 of the weights" in (await world.progress()).waiting_for
+        await world.start_trainer()
+        await finish(world)
+
+    in_world(scenario)
+
+
+def test_a_paused_job_assigns_nothing_until_it_is_resumed(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        head = world.systems["head"]
+        await head.ref(world.scheduler_at).ask(m.SetPaused(job="j", paused=True), m.Acknowledged)
+        await world.start_rewards()
+        worker = await world.start_worker("rollout-0")
+        await world.start_trainer()
+        await asyncio.sleep(5)
+        assert worker.assigned == 0 and "paused" in (await world.progress()).waiting_for
+        await head.ref(world.scheduler_at).ask(m.SetPaused(job="j", paused=False), m.Acknowledged)
+        await finish(world)
+
+    in_world(scenario)
