@@ -16,6 +16,7 @@ Body layout::
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar, cast
 
@@ -84,23 +85,42 @@ def decode_body(kind: type[T], frames: Sequence[Frame]) -> T:
     Raises:
         MalformedBody: the bytes are no MessagePack, do not fit ``kind``, or an array does not fit its frame.
     """
-    raws = frames[1:]
+    readers: dict[Any, _Reader] = _readers.__dict__
+    reader = readers.get(kind) or readers.setdefault(kind, _Reader(kind))
+    try:
+        return cast("T", reader.read(frames))
+    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
+        name = getattr(kind, "__name__", str(kind))
+        raise MalformedBody(f"a {name} could not be read: {error}") from error
 
-    def ext(code: int, data: memoryview) -> object:
+
+class _Reader:
+    """A decoder of one type, kept because making one costs more than using it; each thread has its own."""
+
+    def __init__(self, kind: Any) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind, ext_hook=self._ext, dec_hook=_check_array)
+        self._raws: Sequence[Frame] = ()
+
+    def read(self, frames: Sequence[Frame]) -> object:
+        self._raws = frames[1:]
+        try:
+            return self._decoder.decode(frames[0])
+        finally:
+            self._raws = ()
+
+    def _ext(self, code: int, data: memoryview) -> object:
         if code == FRAME_ARRAY:
             head = _frame_decoder.decode(data)
-            if not 0 <= head.index < len(raws):
-                raise ValueError(f"array frame {head.index} is missing: the message has {len(raws)}")
-            return _view(head.dtype, head.shape, raws[head.index])
+            if not 0 <= head.index < len(self._raws):
+                raise ValueError(f"array frame {head.index} is missing: the message has {len(self._raws)}")
+            return _view(head.dtype, head.shape, self._raws[head.index])
         if code == INLINE_ARRAY:
             inline = _inline_decoder.decode(data)
             return _view(inline.dtype, inline.shape, inline.data)
         raise ValueError(f"unknown extension {code}")
 
-    try:
-        return msgspec.msgpack.Decoder(kind, ext_hook=ext, dec_hook=_check_array).decode(frames[0])
-    except (msgspec.DecodeError, ValueError, TypeError, IndexError, RecursionError) as error:
-        raise MalformedBody(f"a {kind.__name__} could not be read: {error}") from error
+
+_readers = threading.local()
 
 
 def _view(dtype: str, shape: list[int], data: Frame) -> np.ndarray[Any, Any]:

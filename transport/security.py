@@ -16,7 +16,7 @@ import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from configs.limits import Limits
 from transport.errors import HandshakeRefused, TransportError
@@ -141,7 +141,7 @@ def _check(key: bytes, path: Path) -> bytes:
 class ZapAllowList:
     """Answers libzmq's question, for every CURVE connection of a context, whether the key is allowed."""
 
-    def __init__(self, context: Context, keys: NodeKeys, limits: Limits) -> None:
+    def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys
         self.refused = 0
         options = SocketOptions(1024, 4096, limits.drain_max_messages, limits.drain_max_ms, limits.connect_timeout_s)
