@@ -95,7 +95,9 @@ class Cluster:
             await system.stop()
 
     def _args(self, name: str) -> RoleArgs:
-        return RoleArgs(role="r", name=name, node="", job="", model_path="", run_dir="", scheduler=NOWHERE, metrics=NOWHERE)
+        return RoleArgs(
+            role="r", name=name, node="", job="", model_path="", run_dir="", scheduler=NOWHERE, metrics=NOWHERE
+        )
 
     async def _choose(self) -> ActorAddress:
         return self.addresses[self.chosen]
