@@ -46,11 +46,9 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     found: list[Found] = []
     longest = job.data.max_prompt_tokens + job.rollout.max_tokens
     if job.trainer.micro_batch_tokens < longest:
-        found.append((
-            "trainer.micro_batch_tokens",
-            f"{job.trainer.micro_batch_tokens} cannot hold one sample of data.max_prompt_tokens + rollout.max_tokens = {longest}",
-            f"Set it to at least {longest}, or lower one of the two",
-        ))  # fmt: skip
+        wrong = f"cannot hold one sample of data.max_prompt_tokens + rollout.max_tokens = {longest}"
+        fix = f"Set it to at least {longest}, or lower one of the two"
+        found.append(("trainer.micro_batch_tokens", f"{job.trainer.micro_batch_tokens} {wrong}", fix))
     if job.rollout.temperature == 0:
         fix = "Set it above 0; 1.0 is usual"
         found.append(
@@ -212,9 +210,11 @@ def _hub_problem(name: str) -> tuple[str, str] | None:
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return f"{name!r} is neither a directory nor in the cache, and HF_HUB_OFFLINE forbids the hub", fix
     hub = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    request = urllib.request.Request(f"{hub}/api/models/{name}", method="HEAD")
+    if not hub.startswith(("https://", "http://")):
+        return f"HF_ENDPOINT is {hub!r}, which is no web address", "Mend it, or name a local directory"
+    request = urllib.request.Request(f"{hub}/api/models/{name}", method="HEAD")  # noqa: S310  the scheme has been checked
     try:
-        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):
+        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # gated: the download itself carries the token

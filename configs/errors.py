@@ -1,4 +1,4 @@
-"""The one error of this package: the person who wrote the job file is at fault, and a retry without an edit is not safe.
+"""The one error of this package: the writer of the job file is at fault, and a retry without an edit fails again.
 
 It stands outside the tree of ``transport/errors.py`` because ``configs`` imports nothing of ours. ``main.py`` prints it
 and exits with code 2.

@@ -24,7 +24,8 @@ class ModelConfig(Section):
     """The policy."""
 
     source: Literal["hf", "tiny"] = "hf"
-    """``hf``: a Hugging Face directory (or hub name where a hub is reachable) at ``path``. ``tiny``: a small Qwen3 made on the spot."""
+    """``hf``: a Hugging Face directory (or hub name where a hub is reachable) at ``path``.
+    ``tiny``: a small Qwen3 made on the spot."""
     path: str | None = None
     """HF directory or name. For ``tiny``, where to keep the made model (default: inside the run directory)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -151,6 +152,8 @@ class ClusterConfig(Section):
     nodes: NonNegativeInt = 0
     """Remote nodes to wait for before rollout workers are placed; 0: all on the head's own machine."""
     place_rollout: Literal["local", "remote", "spread"] = "spread"
+    listen: str = "tcp://127.0.0.1:7001"
+    """``headrace run`` with ``nodes``: where they join."""
     wait_s: PositiveFloat = 120.0
 
 

@@ -37,7 +37,7 @@ _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
 
 def parse_value(text: str) -> Any:
     """One YAML value, as after ``--set a.b=``. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)
+    return yaml.load(text, _Loader)  # noqa: S506  _Loader is a SafeLoader
 
 
 def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -83,7 +83,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int]]:
     try:
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
-            found = "nothing" if node is None else f"a {node.id}"
+            found = "nothing" if node is None else f"a {node.tag.rpartition(':')[2]}"
             raise _whole(
                 path,
                 f"holds {found}, expected a mapping of job keys",

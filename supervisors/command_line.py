@@ -251,6 +251,7 @@ def doctor(json_: Json = False) -> None:
         print(json.dumps(found, default=str), flush=True)
     else:
         Console().print(found)
+    raise typer.Exit(EXIT_FINISHED if found.healthy else EXIT_FAILED)
 
 
 @app.command(

@@ -3,8 +3,8 @@
     run_job ── on_progress({...}) ──▶ ProgressView ──▶ rich.Live (terminal) | print (file, pipe)
 
 ``on_progress`` is called with a map; each call tells what is new, and the view keeps the rest. Keys that it shows:
-``state``, ``steps``, ``control``, ``run_dir``, ``workers``, ``waiting_for`` (who waits for whom, as a phrase), ``message``
-(something to be told once, such as a restart), and with ``step`` the columns of ``metrics.jsonl``.
+``state``, ``steps``, ``workers``, ``waiting_for`` (who waits for whom, as a phrase), ``message`` (something to be told
+once, such as a restart), and with ``step`` the columns of ``metrics.jsonl``.
 """
 
 from __future__ import annotations

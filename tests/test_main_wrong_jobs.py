@@ -1,4 +1,4 @@
-"""Wrong job files: each ends with exit code 2 and one message that names the field and the fix, and leaves nothing behind."""
+"""Wrong job files: each ends with exit code 2 and one message with the field and the fix, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -37,8 +37,16 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "unknown task": ({"data.task": "spel_backward"}, "data.task", "Did you mean 'spell_backward'?"),
     "no task": ({"data.task": None}, "data.task", "spell_backward"),
     "hf model without a path": ({"model.source": "hf"}, "model.path", "Name a Hugging Face directory"),
-    "missing model": ({"model.source": "hf", "model.path": "./nowhere/at/all"}, "model.path", "Name an existing directory"),
-    "model not on a reachable hub": ({"model.source": "hf", "model.path": "nobody/nothing"}, "model.path", "local directory"),
+    "missing model": (
+        {"model.source": "hf", "model.path": "./nowhere/at/all"},
+        "model.path",
+        "Name an existing directory",
+    ),
+    "model not on a reachable hub": (
+        {"model.source": "hf", "model.path": "nobody/nothing"},
+        "model.path",
+        "local directory",
+    ),
     "model directory without a model": ({"model.source": "hf", "model.path": "empty"}, "model.path", "from_pretrained"),
     "data without a path": (JSONL, "data.path", "Name the file"),
     "missing data": (JSONL | {"data.path": "nowhere.jsonl"}, "data.path", "Check the path"),
@@ -49,12 +57,32 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "row that is no object": (JSONL | {"data.path": "list.jsonl"}, "data.path", "Write rows such as"),
     "wrong column": (JSONL | {"data.path": "rows.jsonl"}, "data.prompt_key", "Use one of its columns"),
     "prompt of the wrong type": (JSONL | {"data.path": "numbers.jsonl"}, "data.prompt_key", "expected text"),
-    "not a data set": ({"data.source": "hf_dataset", "data.path": "empty", "reward.kind": "exact_match"}, "data.path", "save_to_disk"),
-    "foreign scorer": (JSONL | {"data.path": "good.jsonl", "reward.kind": "reasoning_gym"}, "reward.kind", "Set data.source"),
+    "not a data set": (
+        {"data.source": "hf_dataset", "data.path": "empty", "reward.kind": "exact_match"},
+        "data.path",
+        "save_to_disk",
+    ),
+    "foreign scorer": (
+        JSONL | {"data.path": "good.jsonl", "reward.kind": "reasoning_gym"},
+        "reward.kind",
+        "Set data.source",
+    ),
     "function not named": ({"reward.kind": "function"}, "reward.function", "package.module:name"),
-    "function of no form": ({"reward.kind": "function", "reward.function": "score"}, "reward.function", "my_rewards:score"),
-    "function of no module": ({"reward.kind": "function", "reward.function": "nomodule_x:f"}, "reward.function", "Install it"),
-    "function that is not there": ({"reward.kind": "function", "reward.function": "json:lods"}, "reward.function", "json:loads?"),
+    "function of no form": (
+        {"reward.kind": "function", "reward.function": "score"},
+        "reward.function",
+        "my_rewards:score",
+    ),
+    "function of no module": (
+        {"reward.kind": "function", "reward.function": "nomodule_x:f"},
+        "reward.function",
+        "Install it",
+    ),
+    "function that is not there": (
+        {"reward.kind": "function", "reward.function": "json:lods"},
+        "reward.function",
+        "json:loads?",
+    ),
     "function unused": ({"reward.function": "json:loads"}, "reward.function", "Set reward.kind to function"),
     "pattern without a group": ({"reward.answer_pattern": "####"}, "reward.answer_pattern", "one pair of parentheses"),
     "template without a prompt": ({"data.template": "Q: "}, "data.template", "{prompt}"),
@@ -63,7 +91,7 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "async without staleness": ({"sync": {"mode": "async", "max_staleness": 0}}, "sync.max_staleness", "1 or more"),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -124,7 +124,7 @@ class ControlClient:
 
     def _open(self) -> tuple[int, asyncio.Queue[_Reply]]:
         self._next_id += 1
-        # a server sends no more than the credit and a few control events; the bound catches one that does not keep to it
+        # a server sends no more than the credit and a few control events; the bound is for one that does not keep to it
         self._replies[self._next_id] = queue = asyncio.Queue[_Reply](self._limits.control_event_queue * 2)
         return self._next_id, queue
 

@@ -30,7 +30,7 @@ ENDPOINT_FILE: Final = "control.endpoint"
 _LINGER_S: Final = 0.2
 """Last words to a client on the same machine; more would hold up the end of a run."""
 _FRAME_FACTOR: Final = 4
-"""Up to this many times the request bound a frame is read, so that its sender can be told; beyond it libzmq hangs up."""
+"""Up to this many times the request bound a frame is read, so that its sender can be told; beyond, libzmq hangs up."""
 _OUTCOME: Final = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, Sent.GONE: SendOutcome.NO_LINK}
 
 

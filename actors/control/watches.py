@@ -69,7 +69,7 @@ class WatchStream:
             self.sent += 1
 
     def tick(self) -> None:
-        """Once every ``control_alive_s``: retry what the socket had no room for, and say that we live if all is quiet."""
+        """Once every ``control_alive_s``: retry what the socket had no room for; if all is quiet, say that we live."""
         self.flush()
         if self._quiet and not self.gone:
             self._deliver(event_frame(self.request_id, {"kind": "alive"}))

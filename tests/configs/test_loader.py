@@ -174,4 +174,4 @@ def test_any_override_of_any_key_loads_or_fails_with_its_name(key: str, value: s
     try:
         read_job(QUICKSTART, [f"{key}={value}"])
     except ConfigError as error:
-        assert key.split(".")[0] in str(error)
+        assert key.partition(".")[0] in str(error)
