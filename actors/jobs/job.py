@@ -27,7 +27,7 @@ from actors.core.watch import Down
 from actors.jobs import messages as jm
 from actors.jobs.messages import JobState
 from actors.jobs.summary import Row, Summary, read_rows, row_of
-from actors.metrics.messages import Event, StepRow
+from actors.metrics.messages import Event, Flush, Flushed, StepRow
 from actors.rewards.messages import PromptsRead, ReadPrompts
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import messages as sm
@@ -252,7 +252,16 @@ class Job(Actor):
             for waiter in self._checkpoint_waiters:
                 if not waiter.done():
                     waiter.set_exception(NotPossible(f"the job is {state}: no further checkpoint will be taken"))
-            self._over.set()
+            self.ctx.start_task(self._end(), "end")
+
+    async def _end(self) -> None:
+        """Whoever waits for the end finds the last row in its file."""
+        if self._metrics_at is not None:
+            try:
+                await self.ctx.ref(self._metrics_at).ask(Flush(job=self._config.name), Flushed)
+            except AskError as error:
+                self.ctx.log.warning("the last metrics may be missing", error=str(error))
+        self._over.set()
 
     # ------------------------------------------------------------ operators
 

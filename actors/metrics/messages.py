@@ -40,3 +40,15 @@ class Event(Message):
     job: str
     name: str
     fields: dict[str, float | int | str]
+
+
+@message("metrics.flush")
+class Flush(Message):
+    """Reply: Flushed, once everything that the asker has told before is in the files."""
+
+    job: str
+
+
+@message("metrics.flushed")
+class Flushed(Message):
+    pass

@@ -1,62 +1,91 @@
-"""The metrics actor: everything that a run leaves behind for people and tools.
+"""The metrics actor: the one writer of a run's metrics.jsonl, events.jsonl, trace.json and TensorBoard files.
 
-    job ──StepRow──▶ metrics.jsonl · TensorBoard · W&B (if configured) · Prometheus (if configured)
-    anyone ──Event──▶ events.jsonl
-    workers, trainer ──Spans──▶ trace.json
+    scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl (line by line)
+    workers, trainer ──────Spans─────▶ ├─▶ recorder ─┼─▶ trace.json
+                                       ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
 
-Each line is flushed as it is written: a killed run leaves whole lines.
+Invariants
+- Nobody waits for metrics: everything comes by tell, and a sink that fails is reported once and left out.
+- Lines are whole: each is written with its newline in one call. A resumed run appends.
 """
 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from actors.core.actor import Actor, handles
-from actors.metrics.messages import Event, Spans, StepRow
-from actors.metrics.sinks import StepSink, open_sinks
-from actors.metrics.trace_file import TraceFile
-from configs.schema import JobConfig
+from actors.metrics.messages import Event, Flush, Flushed, Spans, StepRow
+from actors.metrics.sinks import Sink, make_sinks
+from actors.metrics.trace import TraceFile
+from configs.schema import MetricsConfig
 
 
-class MetricsRecorder(Actor):
-    """Writes one job's metrics into its run directory. A resumed run appends."""
+class Metrics(Actor):
+    """Writes into ``run_dir``."""
 
-    def __init__(self, job: JobConfig, run_dir: Path) -> None:
+    def __init__(self, job: str, run_dir: Path, config: MetricsConfig) -> None:
         self._job = job
         self._run_dir = run_dir
-        self._sinks: list[StepSink] = []
+        self._config = config
+        self._sinks: list[Sink] = []
 
     async def on_start(self) -> None:
-        self._metrics = (self._run_dir / "metrics.jsonl").open("a", encoding="utf-8", buffering=1)
-        self._events = (self._run_dir / "events.jsonl").open("a", encoding="utf-8", buffering=1)
-        self._trace = TraceFile(self._run_dir / "trace.json", process_name=f"headrace {self._job.name}")
-        self._sinks = open_sinks(self._job, self._run_dir)
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        self._sinks = await self.ctx.run_blocking(make_sinks, self._config, self._job, self._run_dir)
+        self._rows = _lines(self._run_dir / "metrics.jsonl")
+        self._events = _lines(self._run_dir / "events.jsonl")
+        self._trace = TraceFile(self._run_dir / "trace.json", self._job)
 
     async def on_stop(self) -> None:
-        self._metrics.close()
+        for sink in self._sinks:
+            await self.ctx.run_blocking(sink.close)
+        self._rows.close()
         self._events.close()
         self._trace.close()
-        for sink in self._sinks:
-            sink.close()
 
     @handles(StepRow)
     async def step_row(self, message: StepRow) -> None:
-        self._metrics.write(_line(message.row))
-        for sink in self._sinks:
-            sink.write(message.row)
+        self._rows.write(_line(message.row))
+        if self._sinks:
+            await self.ctx.run_blocking(self._feed, message.row)
+
+    def _feed(self, row: dict[str, float | int | str]) -> None:
+        """On the actor's thread."""
+        for sink in list(self._sinks):
+            try:
+                sink.write(int(row["step"]), row)
+            except Exception as error:  # a third party's code and network: no run ends for that
+                self.ctx.log.error("a metrics sink failed and is left out", sink=type(sink).__name__, error=repr(error))
+                self._sinks.remove(sink)
 
     @handles(Event)
     async def event(self, message: Event) -> None:
-        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self._events.write(_line({"time": stamp, "job": message.job, "event": message.name, **message.fields}))
+        # Wall clock: for people and for checkers that join several files of a run.
+        line = {"time_s": round(time.time(), 6), "job": message.job, "event": message.name, **message.fields}
+        self._events.write(_line(line))
 
     @handles(Spans)
     async def spans(self, message: Spans) -> None:
         self._trace.add(message.track, message.spans)
 
+    @handles(Flush)
+    async def flush(self, _: Flush) -> Flushed:
+        """The mailbox is in order and files are line-buffered, so whoever gets the answer is behind all it has told."""
+        return Flushed()
 
-def _line(fields: dict[str, Any]) -> str:
-    return json.dumps(fields) + "\n"
+
+def _lines(path: Path) -> TextIO:
+    """Open for appending, behind a newline if the last line was cut off."""
+    file = path.open("a", encoding="utf-8", buffering=1)
+    if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
+        file.write("\n")
+    return file
+
+
+def _line(row: dict[str, Any]) -> str:
+    """One line of strict JSON: what is no finite number becomes null."""
+    plain = {k: None if isinstance(v, float) and not -1e308 < v < 1e308 else v for k, v in row.items()}
+    return json.dumps(plain, separators=(", ", ": "), allow_nan=False) + "\n"

@@ -1,4 +1,7 @@
-"""Where a step's metrics go besides the file: TensorBoard always, W&B and Prometheus when the job asks for them."""
+"""Where step rows go besides metrics.jsonl: TensorBoard, Weights & Biases, Prometheus.
+
+Each kind imports its library when it is made, since most processes need none of them.
+"""
 
 from __future__ import annotations
 
@@ -6,89 +9,112 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from configs.schema import JobConfig
+from configs.schema import MetricsConfig
+from transport.errors import HeadraceError
 
 Row = Mapping[str, float | int | str]
 
 
-class StepSink(Protocol):
-    """Takes one row a step."""
+class SinkUnavailable(HeadraceError):
+    """Configuration: a sink that the job asks for cannot be had; the text says why and what to do."""
 
-    def write(self, row: Row) -> None: ...
+
+class Sink(Protocol):
+    """Takes one row a step. May block for file or network writes: it is called on the actor's thread."""
+
+    def write(self, step: int, row: Row) -> None: ...
     def close(self) -> None: ...
 
 
-def open_sinks(job: JobConfig, run_dir: Path) -> list[StepSink]:
-    """The sinks that ``job.metrics`` asks for."""
-    sinks: list[StepSink] = []
-    if job.metrics.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard"))
-    if job.metrics.wandb_project is not None:
-        sinks.append(WandbSink(job))
-    if job.metrics.prometheus_port is not None:
-        sinks.append(PrometheusSink(job.name, job.metrics.prometheus_port))
-    return sinks
-
-
-def numbers(row: Row) -> dict[str, float]:
-    """The numeric columns, without the step itself."""
-    return {key: float(value) for key, value in row.items() if key != "step" and isinstance(value, int | float)}
-
-
 class TensorBoardSink:
-    """TensorBoard event files, without torch."""
+    """Event files that ``tensorboard --logdir RUN_DIR`` shows."""
 
     def __init__(self, directory: Path) -> None:
-        from tensorboardX import SummaryWriter  # noqa: PLC0415 (half a second to import)
+        from tensorboardX import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(directory), flush_secs=5)
 
-    def write(self, row: Row) -> None:
-        for key, value in numbers(row).items():
-            self._writer.add_scalar(key, value, int(row["step"]))
+    def write(self, step: int, row: Row) -> None:
+        for name, value in row.items():
+            if not isinstance(value, str) and name != "step":
+                self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         self._writer.close()
 
 
 class WandbSink:
-    """Weights & Biases, for who has installed the extra ``wandb``."""
+    """A Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
 
-    def __init__(self, job: JobConfig) -> None:
-        import wandb  # noqa: PLC0415  # pyright: ignore[reportMissingImports]
+    def __init__(self, project: str, job: str, directory: Path) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise SinkUnavailable(
+                "metrics.wandb_project is set, but wandb is not installed: pip install 'headrace[wandb]', or unset it"
+            ) from error
+        self._run: Any = wandb.init(project=project, name=job, dir=str(directory), resume="allow")
 
-        self._run: Any = wandb.init(  # pyright: ignore[reportUnknownMemberType]
-            project=job.metrics.wandb_project, name=job.name, config=job.model_dump(mode="json")
-        )
-
-    def write(self, row: Row) -> None:
-        self._run.log(numbers(row), step=int(row["step"]))
+    def write(self, step: int, row: Row) -> None:
+        self._run.log(dict(row), step=step)
 
     def close(self) -> None:
         self._run.finish()
 
 
 class PrometheusSink:
-    """A scrape endpoint on the loopback interface with one gauge a metric."""
+    """Gauges named ``headrace_<key>`` with a label ``job``, on http://127.0.0.1:PORT/metrics."""
 
-    def __init__(self, job: str, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server  # noqa: PLC0415 (only when configured)
+    def __init__(self, port: int, job: str) -> None:
+        from prometheus_client import CollectorRegistry, start_http_server
 
         self._registry = CollectorRegistry()
-        self._job = job
         self._gauges: dict[str, Any] = {}
-        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
-        self.port = int(self._server.server_port)
+        self._job = job
+        try:
+            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
+        except OSError as error:
+            raise SinkUnavailable(f"metrics.prometheus_port: {port} cannot be opened ({error}); choose another") from error
 
-    def write(self, row: Row) -> None:
-        from prometheus_client import Gauge  # noqa: PLC0415 (as above)
+    @property
+    def port(self) -> int:
+        """The port in use, also where 0 was asked for."""
+        return self._server.server_port
 
-        for key, value in {**numbers(row), "step": float(row["step"])}.items():
-            if key not in self._gauges:
-                self._gauges[key] = Gauge(f"headrace_{key}", key.replace("_", " "), ["job"], registry=self._registry)
-            self._gauges[key].labels(job=self._job).set(value)
+    def write(self, step: int, row: Row) -> None:
+        from prometheus_client import Gauge
+
+        for name, value in row.items():
+            if isinstance(value, str):
+                continue
+            gauge = self._gauges.get(name)
+            if gauge is None:
+                gauge = Gauge(f"headrace_{name}", f"{name} of the newest step", ["job"], registry=self._registry)
+                self._gauges[name] = gauge
+            gauge.labels(job=self._job).set(value)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=1.0)
+        self._thread.join(timeout=5)
+
+
+def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
+    """The sinks that the job asks for.
+
+    Raises:
+        SinkUnavailable.
+    """
+    sinks: list[Sink] = []
+    try:
+        if config.tensorboard:
+            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+        if config.wandb_project is not None:
+            sinks.append(WandbSink(config.wandb_project, job, run_dir))
+        if config.prometheus_port is not None:
+            sinks.append(PrometheusSink(config.prometheus_port, job))
+    except Exception:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks

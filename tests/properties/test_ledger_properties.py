@@ -74,8 +74,8 @@ class LedgerMachine(RuleBasedStateMachine):
             ev.BatchIssued(
                 step, GROUP, SamplingParams(max_tokens=BUDGET), np.arange(step * PROMPTS, (step + 1) * PROMPTS),
                 np.ones(PROMPTS, np.int32), np.zeros(PROMPTS, np.int32), [b""] * PROMPTS,
-            )  # fmt: skip
-        )
+            )
+        )  # fmt: skip
 
     @rule(worker=st.sampled_from(WORKERS), data=st.data())
     def assign(self, worker: str, data: st.DataObject) -> None:
@@ -105,7 +105,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for number, h in list(held.items()):
             n = data.draw(st.integers(0, min(2, BUDGET - h.at)))
             spent = h.at + n == BUDGET
-            finish = FinishReason.LENGTH if spent else data.draw(st.sampled_from((0, 0, FinishReason.STOP, FinishReason.ABORTED)))
+            codes = (FinishReason.RUNNING, FinishReason.RUNNING, FinishReason.STOP, FinishReason.ABORTED)
+            finish = FinishReason.LENGTH if spent else data.draw(st.sampled_from(codes))
             rows.append((number, h, n, int(finish)))
         event = self.delta(worker, rows)
         self.do(event)

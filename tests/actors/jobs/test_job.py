@@ -1,0 +1,231 @@
+"""The job actor against a scripted scheduler: prompts by ordinal, one row a step, states that only go forward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, handles
+from actors.core.errors import RemoteError
+from actors.core.system import ActorSystem
+from actors.jobs import messages as jm
+from actors.jobs.job import Job
+from actors.jobs.stop_tokens import BadStopToken, stop_token_ids
+from actors.jobs.summary import Summary, read_rows, row_of
+from actors.metrics.recorder import Metrics
+from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
+from actors.scheduler import messages as m
+from configs.schema import JobConfig, MetricsConfig
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+CONFIG = JobConfig.model_validate(
+    {
+        "name": "j",
+        "seed": 3,
+        "steps": 6,
+        "model": {"source": "tiny"},
+        "data": {"source": "jsonl", "path": "x"},
+        "reward": {"kind": "exact_match"},
+        "algorithm": {"group_size": 2, "prompts_per_step": 3},
+        "rollout": {"max_tokens": 8, "temperature": 0.5},
+    }
+)
+
+
+class ScriptedScheduler(Actor):
+    """Notes what it is asked; serves prompts as well, once ``ready``."""
+
+    def __init__(self) -> None:
+        self.heard: list[object] = []
+        self.job: ActorAddress | None = None
+        self.ready = asyncio.Event()
+
+    @handles(m.RegisterService)
+    async def register(self, offer: m.RegisterService) -> m.Acknowledged:
+        self.job = offer.address
+        return m.Acknowledged()
+
+    @handles(m.LookupService)
+    async def lookup(self, question: m.LookupService) -> m.ServiceFound:
+        return m.ServiceFound(address=self.ctx.self_address if self.ready.is_set() else None)
+
+    @handles(ReadPrompts)
+    async def read(self, question: ReadPrompts) -> PromptsRead:
+        numbers = range(question.start, question.start + question.count)
+        return PromptsRead(prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False)
+
+    @handles(m.IssueBatch)
+    async def issue(self, batch: m.IssueBatch) -> m.BatchIssued:
+        self.heard.append(batch)
+        return m.BatchIssued(job="j", step=batch.step)
+
+    @handles(m.SetPaused, m.RequestCheckpoint)
+    async def order(self, order: m.SetPaused | m.RequestCheckpoint) -> m.Acknowledged:
+        self.heard.append(order)
+        return m.Acknowledged()
+
+    @handles(m.QueryProgress)
+    async def progress(self, _: m.QueryProgress) -> m.Progress:
+        return m.Progress(
+            job="j", committed_steps=0, policy_version=0, states={}, workers={}, prompts_lost=0,
+            samples_trained_twice=0, samples_migrated=0, waiting_for="the moon",
+        )  # fmt: skip
+
+
+class Stage:
+    """One system with a scheduler, a metrics actor and a job."""
+
+    def __init__(self, system: ActorSystem, run_dir: Path) -> None:
+        self.system, self.run_dir, self.scheduler = system, run_dir, ScriptedScheduler()
+
+    async def start(self) -> None:
+        scheduler = await self.system.spawn("scheduler.j", self.scheduler)
+        metrics = await self.system.spawn("metrics.j", Metrics("j", self.run_dir, MetricsConfig(tensorboard=False)))
+        self.job = Job(CONFIG, scheduler.address, metrics.address, run_dir=self.run_dir, stop_token_ids=(7,))
+        self.ref = await self.system.spawn("job.j", self.job)
+
+    def commit(self, step: int, reward: float = 0.5, replay: bool = False) -> None:
+        metrics = {"step": step, "reward_mean": reward, "samples": 6, "tokens_generated": 40, "prompts_lost": 0}
+        self.ref.tell(m.StepCommitted(job="j", step=step, replay=replay, metrics={k: float(v) for k, v in metrics.items()}))
+
+    async def order(self, order: object) -> jm.JobReport:
+        return await self.ref.ask(order, jm.JobReport)  # type: ignore[arg-type]
+
+    async def until_heard(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.scheduler.heard) < count:
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
+    await system.start()
+    stage = Stage(system, tmp_path)
+    yield stage
+    await system.stop()
+
+
+async def test_a_batch_is_read_by_ordinal_and_issued_once_prompts_are_to_be_had(stage: Stage) -> None:
+    await stage.start()
+    stage.ref.tell(m.NeedBatch(job="j", step=2))
+    stage.ref.tell(m.NeedBatch(job="j", step=2))
+    assert (await stage.order(jm.JobStatus(job="j"))).state == "running"
+    stage.scheduler.ready.set()
+    await stage.until_heard(1)
+    batch = stage.scheduler.heard[0]
+    assert isinstance(batch, m.IssueBatch) and [p.prompt for p in batch.prompts] == [6, 7, 8]
+    assert batch.group_size == 2 and batch.sampling.stop_token_ids == (7,) and batch.sampling.seed == 3
+    assert batch.sampling.temperature == 0.5 and batch.sampling.max_tokens == 8
+
+
+async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
+    await stage.start()
+    for step, replay in ((0, False), (1, False), (0, True), (1, True), (2, False)):
+        stage.commit(step, replay=replay)
+    stage.ref.tell(m.CheckpointStored(job="j", step=6, path="p", final=True))
+    assert await stage.job.wait_over(10) == "finished"
+    rows = [json.loads(line) for line in (stage.run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == [0, 1, 2] and isinstance(rows[0]["samples"], int)
+    assert stage.job.result() | {"seconds": 0} == {
+        "job": "j", "state": "finished", "steps": 3, "reward_first": 0.5, "reward_last": 0.5, "samples": 18,
+        "tokens": 120, "seconds": 0, "restarts": 0, "prompts_lost": 0, "samples_trained_twice": 0,
+        "policy_version": 0, "checkpoint": "p",
+    }  # fmt: skip
+
+
+async def test_a_resumed_run_counts_the_rows_of_its_earlier_part(stage: Stage) -> None:
+    (stage.run_dir / "metrics.jsonl").write_text('{"step": 0, "reward_mean": 0.1, "samples": 6, "tokens_generated": 40}\n')
+    await stage.start()
+    stage.commit(1, 0.3)
+    await stage.order(jm.JobStatus(job="j"))
+    result = stage.job.result()
+    assert result["steps"] == 2 and result["samples"] == 12 and result["reward_first"] == pytest.approx(0.2)
+
+
+async def test_pause_resume_and_cancel_reach_the_scheduler(stage: Stage) -> None:
+    await stage.start()
+    stage.commit(0)
+    assert (await stage.order(jm.PauseJob(job="j"))).state == "paused"
+    assert (await stage.order(jm.ResumeJob(job="j"))).state == "running"
+    assert (await stage.order(jm.PauseJob(job="j"))).waiting_for == "the moon"
+    assert (await stage.order(jm.CancelJob(job="j"))).state == "stopping"
+    orders = stage.scheduler.heard
+    assert [o.paused for o in orders if isinstance(o, m.SetPaused)] == [True, False, True, False]
+    assert [o.stop for o in orders if isinstance(o, m.RequestCheckpoint)] == [True]
+    stage.ref.tell(m.CheckpointStored(job="j", step=1, path="p", final=True))
+    assert await stage.job.wait_over(10) == "interrupted"
+    with pytest.raises(RemoteError, match="interrupted cannot resume"):
+        await stage.order(jm.ResumeJob(job="j"))
+
+
+async def test_a_checkpoint_on_request_answers_once_it_is_durable(stage: Stage) -> None:
+    await stage.start()
+    stage.commit(0)
+    asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(1)
+    assert not asked.done()
+    stage.ref.tell(m.CheckpointStored(job="j", step=1, path="somewhere", final=False))
+    assert await asked == jm.CheckpointReport(step=1, path="somewhere")
+
+
+async def test_a_checkpoint_that_will_not_come_is_answered_when_the_job_ends(stage: Stage) -> None:
+    await stage.start()
+    stage.commit(0)
+    asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(1)
+    await stage.order(jm.FailJob(job="j", reason="the trainer died ten times"))
+    with pytest.raises(RemoteError, match="no further checkpoint"):
+        await asked
+    report = await stage.order(jm.JobStatus(job="j"))
+    assert (report.state, report.reason) == ("failed", "the trainer died ten times")
+
+
+async def test_a_watcher_sees_the_state_then_steps_then_the_end(stage: Stage) -> None:
+    await stage.start()
+    seen: list[tuple[str, object]] = []
+    async with stage.ref.stream(jm.WatchJob(job="j"), jm.JobEvent, timeout_s=10) as events:
+        async for event in events:
+            seen.append((event.kind, event.fields.get("step", event.fields.get("state"))))
+            if len(seen) == 1:
+                stage.commit(0)
+                stage.ref.tell(m.CheckpointStored(job="j", step=6, path="p", final=True))
+    assert seen == [("state", "submitted"), ("state", "running"), ("step", 0), ("checkpoint", 6), ("state", "finished")]
+
+
+def test_the_summary_takes_the_means_of_the_first_and_last_five_steps() -> None:
+    summary = Summary()
+    for step in range(12):
+        summary.add({"step": step, "reward_mean": float(step)})
+    assert (summary.reward_first, summary.reward_last, summary.steps) == (2.0, 9.0, 12)
+
+
+def test_counts_are_whole_numbers_and_the_last_row_of_a_step_wins(tmp_path: Path) -> None:
+    assert row_of({"step": 3.0, "kl": 1.0}) == {"step": 3, "kl": 1.0}
+    assert isinstance(row_of({"step": 3.0})["step"], int)
+    (tmp_path / "m").write_text('{"step": 1, "a": 1}\n{"step": 0}\n{"step": 1, "a": 2}\n{"st')
+    assert read_rows(tmp_path / "m") == [{"step": 0}, {"step": 1, "a": 2}]
+
+
+def test_stop_tokens_are_the_model_s_own_and_those_named_by_text(tmp_path: Path) -> None:
+    with pytest.raises(BadStopToken, match="eos_token_id"):
+        stop_token_ids(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 5}')
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 2]}')
+    assert stop_token_ids(tmp_path) == (2, 5)
+    with pytest.raises(BadStopToken, match=r"tokenizer\.json"):
+        stop_token_ids(tmp_path, ["\n"])
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"stop": 11, "two": 12, "words": 13, "?": 0}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert stop_token_ids(tmp_path, ["stop"]) == (2, 5, 11)
+    with pytest.raises(BadStopToken, match="'two words' is 2 tokens"):
+        stop_token_ids(tmp_path, ["two words"])

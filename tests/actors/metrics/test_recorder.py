@@ -1,0 +1,127 @@
+"""The recorder writes whole lines and a trace that is valid JSON at any time."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from actors.core.errors import StartFailed
+from actors.core.system import ActorSystem
+from actors.metrics.messages import Event, Flush, Flushed, Span, Spans, StepRow
+from actors.metrics.recorder import Metrics
+from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
+from actors.metrics.trace import TraceFile
+from configs.schema import MetricsConfig
+from transport.address import PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+PLAIN = MetricsConfig(tensorboard=False)
+
+
+@pytest.fixture
+async def system() -> AsyncIterator[ActorSystem]:
+    system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
+    await system.start()
+    yield system
+    await system.stop()
+
+
+async def test_rows_events_and_spans_land_in_their_files_and_a_resumed_run_appends(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    for life in range(2):
+        ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
+        ref.tell(StepRow(job="j", row={"step": life, "reward_mean": 0.5, "kl": float("nan")}))
+        ref.tell(Event(job="j", name="worker_down", fields={"worker": "rollout-0"}))
+        ref.tell(Spans(job="j", track="trainer", spans=[Span("train", 1.0 + life, 1.5 + life, {"step": life})]))
+        await ref.ask(Flush(job="j"), Flushed)
+        await system.stop_actor("metrics")
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == [0, 1] and rows[0]["kl"] is None
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert len(events) == 2 and events[0]["event"] == "worker_down" and events[0]["worker"] == "rollout-0"
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    bars = [e for e in trace if e["ph"] == "X"]
+    assert [(b["name"], b["ts"], b["dur"], b["tid"]) for b in bars] == [("train", 1e6, 5e5, 1), ("train", 2e6, 5e5, 1)]
+    assert sum(e["name"] == "thread_name" for e in trace) == 1
+
+
+def test_the_trace_is_valid_json_after_every_write(tmp_path: Path) -> None:
+    trace = TraceFile(tmp_path / "trace.json", "j")
+    for i in range(5):
+        trace.add(f"rollout-{i % 2}", [Span("generate", i, i + 1, {})])
+        assert len(json.loads((tmp_path / "trace.json").read_text())) == 1 + 2 * min(i + 1, 2) + i + 1
+    trace.close()
+
+
+def test_a_damaged_trace_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("[{,")
+    trace = TraceFile(tmp_path / "trace.json", "j")
+    trace.add("trainer", [Span("train", 0, 1, {})])
+    trace.close()
+    assert json.loads((tmp_path / "trace.json").read_text()) and (tmp_path / "trace.damaged.json").exists()
+
+
+async def test_a_cut_off_last_line_does_not_spoil_the_next(system: ActorSystem, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"ste')
+    ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
+    ref.tell(StepRow(job="j", row={"step": 1}))
+    await ref.ask(Flush(job="j"), Flushed)
+    await system.stop_actor("metrics")
+    assert (tmp_path / "metrics.jsonl").read_text().splitlines() == ['{"step": 0}', '{"ste', '{"step": 1}']
+
+
+async def test_tensorboard_files_are_written(system: ActorSystem, tmp_path: Path) -> None:
+    ref = await system.spawn("metrics", Metrics("j", tmp_path, MetricsConfig()))
+    ref.tell(StepRow(job="j", row={"step": 0, "reward_mean": 0.5}))
+    await ref.ask(Flush(job="j"), Flushed)
+    await system.stop_actor("metrics")
+    files = list((tmp_path / "tensorboard").glob("events.out.tfevents*"))
+    assert files and b"reward_mean" in files[0].read_bytes()
+
+
+def test_prometheus_serves_the_newest_step() -> None:
+    sink = PrometheusSink(0, "j")
+    try:
+        sink.write(3, {"step": 3, "reward_mean": 0.25})
+        with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics", timeout=5) as reply:
+            assert b'headrace_reward_mean{job="j"} 0.25' in reply.read()
+    finally:
+        sink.close()
+
+
+async def test_a_sink_that_cannot_be_had_is_named_with_its_remedy(
+    system: ActorSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    config = MetricsConfig(tensorboard=False, wandb_project="p")
+    with pytest.raises(SinkUnavailable, match=r"headrace\[wandb\]"):
+        make_sinks(config, "j", tmp_path)
+    with pytest.raises(StartFailed):
+        await system.spawn("metrics", Metrics("j", tmp_path, config))
+
+
+async def test_a_sink_that_fails_is_left_out_and_the_files_go_on(system: ActorSystem, tmp_path: Path) -> None:
+    class Broken:
+        calls = 0
+
+        def write(self, step: int, row: object) -> None:
+            self.calls += 1
+            raise OSError("the network is gone")
+
+        def close(self) -> None: ...
+
+    actor, broken = Metrics("j", tmp_path, PLAIN), Broken()
+    ref = await system.spawn("metrics", actor)
+    actor._sinks = [broken]
+    for step in range(3):
+        ref.tell(StepRow(job="j", row={"step": step}))
+    await ref.ask(Flush(job="j"), Flushed)
+    await system.stop_actor("metrics")
+    assert broken.calls == 1 and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
