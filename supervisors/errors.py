@@ -5,6 +5,7 @@
         ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
         ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
         ├── NoNode               no machine to start a process on; start one and retry
+        ├── HeadLost             a node's head does not answer any more; join again when it is back
         └── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
 """
 
@@ -43,3 +44,7 @@ class NoNode(SupervisionError):
 
 class ModelNotMade(SupervisionError):
     """The process that makes the tiny model failed or ran out of time."""
+
+
+class HeadLost(SupervisionError):
+    """A node has lost its head for longer than it is willing to wait."""

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from supervisors.node_agent import NodeAgent, NodeOptions
 from supervisors.nodes import Nodes
 from supervisors.operations import Operations
 from transport.address import new_peer
+from transport.errors import HeadraceError
 from transport.security import NodeKeys, load_keys
 from transport.zmq_transport import ZmqTransport
 
@@ -49,6 +51,8 @@ class Head:
         self.nodes = Nodes("head")
         self.system: ActorSystem
         self._control: ControlServer | None = None
+        self._followers: set[asyncio.Task[None]] = set()
+        self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
         """Listen and start this machine's node agent."""
@@ -85,8 +89,33 @@ class Head:
         await run.start()
         return run
 
+    def launch(self, job: JobConfig, run_dir: Path) -> None:
+        """Start a job and follow it to its end, without waiting for either."""
+        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None)
+        self.jobs[job.name] = run
+        task = asyncio.create_task(self._follow(run), name=f"job {job.name}")
+        self._followers.add(task)
+        task.add_done_callback(self._followers.discard)
+
+    async def _follow(self, run: JobRun) -> None:
+        try:
+            await run.start()
+            await run.wait(self._interrupted)
+        except (HeadraceError, TimeoutError) as error:
+            run.fail(str(error))
+        finally:
+            await run.stop()
+
+    async def interrupt_jobs(self) -> None:
+        """Ask every running job for a checkpoint, and wait for their ends."""
+        self._interrupted.set()
+        for task in list(self._followers):
+            await task
+
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
+        for task in list(self._followers):
+            task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()
         if self._control is not None:

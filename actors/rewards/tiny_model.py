@@ -9,6 +9,7 @@ Run as a process of its own (``python -m actors.rewards.tiny_model``), so that t
 
 from __future__ import annotations
 
+import os
 import random
 import string
 import sys
@@ -25,6 +26,8 @@ from configs.schema import JobConfig, ModelConfig
 PAD, END = "<pad>", "<end>"
 _ROWS_FOR_VOCABULARY = 200
 _BATCH = 64
+_HEAD_SIZE = 32
+"""The smallest for which vLLM's attention on a CPU has a kernel."""
 _PEAK_LEARNING_RATE = 3e-3
 
 
@@ -40,21 +43,22 @@ def make_tiny_model(job: JobConfig, directory: Path) -> None:
 
 
 def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
-    """One token per character that the data uses; digits and letters always."""
-    characters = set(string.ascii_letters + string.digits + string.punctuation + " \n")
-    for index in range(min(len(source), _ROWS_FOR_VOCABULARY)):
-        row = source.row(index)
-        characters |= set(str(row.prompt) + row.answer)
+    """One token per character that the data uses; the words with which every prompt begins are one token together."""
+    rows = [source.row(index) for index in range(min(len(source), _ROWS_FOR_VOCABULARY))]
+    texts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
+    characters = set(string.ascii_letters + string.digits + string.punctuation + " \n").union(*texts, *(row.answer for row in rows))
     vocabulary = {token: i for i, token in enumerate([PAD, END, "<unk>", *sorted(characters)])}
     core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (a token of text, no secret)
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     core.decoder = decoders.Fuse()
+    if shared := os.path.commonprefix(texts):
+        core.add_tokens([shared])  # an instruction repeated letter by letter would be most of a tiny model's work
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token="<unk>")  # noqa: S106 (as above)
 
 
 def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
     """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised."""
-    heads = max(1, config.hidden // 24)
+    heads = max(1, config.hidden // _HEAD_SIZE)
     return Qwen3ForCausalLM(
         Qwen3Config(
             vocab_size=len(tokenizer),
@@ -63,7 +67,7 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3
             num_hidden_layers=config.layers,
             num_attention_heads=heads,
             num_key_value_heads=max(1, heads // 2),
-            head_dim=24,
+            head_dim=_HEAD_SIZE,
             max_position_embeddings=1024,
             tie_word_embeddings=True,
             rope_theta=10_000.0,

@@ -1,0 +1,325 @@
+"""One job on the cluster: its tree is built, watched and taken down here.
+
+    start   model ready ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each
+    wait    until the job is done, a supervisor gives up, or the operator interrupts
+    stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory is removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from actors.core.context import Context
+from actors.core.errors import AskError
+from actors.core.ref import ActorRef
+from actors.core.system import ActorSystem
+from actors.jobs.job import Job
+from actors.jobs.messages import CancelJob, JobEvent, JobReport, JobState
+from actors.jobs.stop_tokens import stop_token_ids
+from actors.metrics.messages import Event
+from actors.metrics.recorder import MetricsRecorder
+from actors.roles import RoleArgs
+from actors.rollout.messages import Drain
+from actors.scheduler.scheduler import Scheduler
+from actors.weights.segments import remove_segments
+from configs.schema import JobConfig
+from supervisors.children import ChildSpec, Running, actor_child, process_child
+from supervisors.messages import ChildInfo
+from supervisors.model_preparation import prepare_model
+from supervisors.nodes import Nodes
+from supervisors.restart_budget import ExitCause, RestartPolicy
+from supervisors.strategies import Strategy
+from supervisors.supervisor import SupervisionEvent, Supervisor
+from transport.address import ActorAddress
+from transport.errors import HeadraceError
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+class JobRun:
+    """A submitted job. ``start`` it, ``wait`` for its end, ``stop`` it in any case."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        nodes: Nodes,
+        job: JobConfig,
+        run_dir: Path,
+        *,
+        resume: bool,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self.job, self.run_dir = job, run_dir
+        self._system, self._nodes, self._resume = system, nodes, resume
+        self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
+        self._model_path = Path()
+        self._supervisors: dict[str, Supervisor] = {}
+        self._actor: Job | None = None
+        self._error = ""
+        self._stopped = False
+        self.workers_wanted = job.rollout.workers
+
+    # ------------------------------------------------------------ start
+
+    async def start(self) -> None:
+        """Build the tree and wait until every process is ready.
+
+        Raises:
+            HeadraceError: the model could not be made, a node is missing, or a process never became ready.
+        """
+        job, run_dir = self.job, self.run_dir
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        remove_segments(run_dir)
+        self._say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
+        self._model_path = await prepare_model(job, run_dir)
+        stop_tokens = stop_token_ids(self._model_path, job.rollout.stop)
+        if job.cluster.nodes:
+            await self._nodes.wait_for_remote(job.cluster.nodes, job.cluster.wait_s)
+        await self._start_core(stop_tokens)
+        self._say(message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker")
+        await self._start_processes()
+
+    async def _start_core(self, stop_tokens: tuple[int, ...]) -> None:
+        name, job, run_dir = self.job.name, self.job, self.run_dir
+
+        def make_job() -> Job:
+            self._actor = Job(
+                job,
+                self._address("scheduler"),
+                self._address("metrics"),
+                run_dir=run_dir,
+                stop_token_ids=stop_tokens,
+                restarts=self.restarts,
+            )
+            self._actor.subscribe(self._on_job_event)
+            return self._actor
+
+        metrics = self._address("metrics")
+        core = [
+            actor_child(f"metrics.{name}", lambda: MetricsRecorder(job, run_dir), node="head", role="metrics"),
+            actor_child(f"scheduler.{name}", lambda: Scheduler(job, run_dir, metrics=metrics), node="head", role="scheduler"),
+            actor_child(f"job.{name}", make_job, node="head", role="job"),
+        ]
+        await self._supervise("core", Strategy.REST_FOR_ONE, core)
+
+    async def _start_processes(self) -> None:
+        services = [
+            self._process("weights", "weights", "local"),
+            self._process("rewards", "rewards", "local"),
+            self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
+        ]
+        workers = [self._worker(index) for index in range(self.job.rollout.workers)]
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._supervise("services", Strategy.ONE_FOR_ONE, services))
+            group.create_task(self._supervise("rollout", Strategy.ONE_FOR_ONE, workers))
+
+    async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
+        name = f"{part}.{self.job.name}"
+        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision)
+        self._supervisors[part] = supervisor
+        await self._system.spawn(name, supervisor)
+        await supervisor.ready(self.job.limits.ready_timeout_s * self.job.limits.start_attempts_max)
+
+    def _worker(self, index: int) -> ChildSpec:
+        return self._process(f"rollout-{index}", "rollout", self.job.cluster.place_rollout)
+
+    def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
+        """A role process on the machine that ``place`` asks for; chosen anew for each start."""
+        args = RoleArgs(
+            role=role,
+            name=name,
+            node="",
+            job=self.job.model_dump_json(),
+            model_path=str(self._model_path),
+            run_dir=str(self.run_dir),
+            scheduler=self._address("scheduler"),
+            metrics=self._address("metrics"),
+        )
+        limits = self.job.limits
+
+        async def start(context: Context) -> Running:
+            node = await self._nodes.choose(f"{self.job.name}.{name}", place, self.job.cluster.wait_s)
+            agent: ActorRef = context.ref(node.agent)
+            return await process_child(args, agent, job=self.job.name, ready_s=limits.ready_timeout_s).start(context)
+
+        ready_s = limits.ready_timeout_s + self.job.cluster.wait_s
+        return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)
+
+    def _address(self, part: str) -> ActorAddress:
+        return self._system.address(f"{part}.{self.job.name}")
+
+    # ------------------------------------------------------------ wait and stop
+
+    async def wait(self, interrupted: asyncio.Event) -> dict[str, Any]:
+        """Until the job is done; the first set of ``interrupted`` asks for a checkpoint and an early end.
+
+        Returns the summary. A failure of the tree is in it, not raised.
+        """
+        assert self._actor is not None, "start the run first"
+        ends = [asyncio.create_task(self._until_done(), name="job done"), asyncio.create_task(self._until_failed(), name="failed")]
+        watcher = asyncio.create_task(self._until_interrupted(interrupted), name="interrupted")
+        finished = asyncio.Event()
+        for task in ends:
+            task.add_done_callback(lambda _: finished.set())
+        try:
+            await finished.wait()  # bounded by the job itself: its steps, its supervisors, its operator
+        finally:
+            for task in (*ends, watcher):
+                task.cancel()
+        return self.summary()
+
+    async def _until_done(self) -> None:
+        while self._actor is not None and not self.state.over:
+            await self._actor.wait_over()
+
+    async def _until_failed(self) -> None:
+        """Return when a supervisor has given up; the reason becomes the job's error."""
+        ended = asyncio.Event()
+        tasks = [
+            asyncio.create_task(self._system.wait_stopped(f"{part}.{self.job.name}"), name=f"{part} supervisor")
+            for part in self._supervisors
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda _: ended.set())
+        try:
+            await ended.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+        errors = [task.result().error for task in tasks if task.done() and not task.cancelled()]
+        self._error = "; ".join(str(error) for error in errors if error is not None) or "the job's tree was stopped"
+
+    async def _until_interrupted(self, interrupted: asyncio.Event) -> None:
+        await interrupted.wait()
+        self._say(message="interrupted: finishing the step and taking a checkpoint; once more to end at once")
+        await self.interrupt()
+
+    def fail(self, why: str) -> None:
+        """The job could not be started or kept; the reason is part of its summary."""
+        self._error = self._error or why
+        self._publish({"state": "failed", "message": why})
+
+    async def interrupt(self) -> None:
+        """Ask for a checkpoint and the end; ``wait`` returns when it is done."""
+        try:
+            await self._system.ref(self._address("job")).ask(CancelJob(job=self.job.name), JobReport)
+        except AskError as error:
+            self._error = f"could not be interrupted in good order: {error}"
+
+    async def stop(self) -> None:
+        """Take the tree down, youngest first, and remove what is left in shared memory. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        for part in ("rollout", "services", "core"):
+            name = f"{part}.{self.job.name}"
+            if name in self._system.actors():
+                await self._system.stop_actor(name)
+        remove_segments(self.run_dir)
+
+    # ------------------------------------------------------------ operators
+
+    @property
+    def state(self) -> JobState:
+        if self._error:
+            return JobState.FAILED
+        return self._actor.state if self._actor is not None else JobState.SUBMITTED
+
+    def summary(self) -> dict[str, Any]:
+        """What ``headrace run --json`` ends with."""
+        known: dict[str, Any] = {"job": self.job.name} if self._actor is None else dict(self._actor.result())
+        return known | {"state": str(self.state)} | ({"error": self._error} if self._error else {})
+
+    async def scale(self, workers: int) -> None:
+        """Set the number of rollout workers. Those that leave hand their samples back first."""
+        rollout = self._supervisors["rollout"]
+        present = {info.name for info in rollout.snapshot()}
+        self.workers_wanted = workers
+        for index in range(workers):
+            if f"rollout-{index}" not in present:
+                rollout.add_child(self._worker(index))
+        for name in sorted(present - {f"rollout-{index}" for index in range(workers)}):
+            await self.drain_worker(name)
+
+    async def drain_worker(self, name: str) -> bool:
+        """Have a worker hand back its samples, then remove it; False if there is none of that name."""
+        rollout = self._supervisors["rollout"]
+        if name not in {info.name for info in rollout.snapshot()}:
+            return False
+        running = rollout.running(name)
+        if running is not None:
+            deadline_s = self.job.limits.stop_timeout_s
+            drain = Drain(job=self.job.name, deadline_s=deadline_s, reason="drained")
+            self._system.ref(running.address).tell(drain)
+        await rollout.remove_child(name, cause=ExitCause.PREEMPTED)
+        self._nodes.release(f"{self.job.name}.{name}")
+        return True
+
+    async def drain_node(self, node: str) -> int:
+        """Move every rollout worker off ``node``; returns how many."""
+        moved = [info.name for info in self._supervisors["rollout"].snapshot() if info.node == node]
+        for name in moved:
+            await self.drain_worker(name)
+        await self.scale(self.workers_wanted)
+        return len(moved)
+
+    def signal_worker(self, name: str, number: signal.Signals) -> None:
+        """For fault injection on this machine: a raw signal to the process of ``name``."""
+        os.kill(self.pid_of(name), number)
+
+    def pid_of(self, name: str) -> int:
+        for info in self.children():
+            if info.name == name:
+                return info.pid
+        raise KeyError(name)
+
+    def children(self) -> list[ChildInfo]:
+        """Every supervised actor of the job, supervisors' order."""
+        return [info for supervisor in self._supervisors.values() for info in supervisor.snapshot()]
+
+    @property
+    def supervisors(self) -> Mapping[str, Supervisor]:
+        return self._supervisors
+
+    def address(self, part: str) -> ActorAddress:
+        """Of ``scheduler``, ``job`` or ``metrics``."""
+        return self._address(part)
+
+    # ------------------------------------------------------------ telling
+
+    def subscribe(self, listener: OnProgress) -> Callable[[], None]:
+        """Hear of every progress map from now on; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def _say(self, **progress: Any) -> None:
+        self._publish(progress)
+
+    def _publish(self, progress: Mapping[str, Any]) -> None:
+        for listener in list(self._listeners):
+            listener(progress)
+
+    def restarts(self) -> int:
+        """Restarts of all of the job's actors and processes."""
+        return sum(supervisor.restarts for supervisor in self._supervisors.values())
+
+    def _on_job_event(self, event: JobEvent) -> None:
+        if event.kind == "step":
+            self._say(**{**event.fields, "step": int(event.fields["step"]) + 1})
+        elif event.kind == "state":
+            self._say(state=event.fields["state"])
+
+    def _on_supervision(self, event: SupervisionEvent) -> None:
+        fields: dict[str, float | int | str] = {"child": event.child, "supervisor": event.supervisor}
+        fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
+        try:
+            self._system.ref(self._address("metrics")).tell(Event(job=self.job.name, name=f"child_{event.kind}", fields=fields))
+        except HeadraceError:
+            pass  # the metrics actor itself is what ended
+        if event.kind in ("restarting", "gave_up", "start_failed"):
+            self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")

@@ -1,0 +1,129 @@
+"""A node process: lends this machine to a head (``headrace node --join ADDR``).
+
+    start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask again until rejoin_patience_s ─▶ end
+    SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ processes stopped in order ─▶ end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from pathlib import Path
+
+from actors.core.actor import Actor, handles
+from actors.core.errors import AskError
+from actors.core.system import ActorSystem
+from actors.core.watch import Down
+from configs.limits import DEFAULT_LIMITS, Limits
+from supervisors.errors import HeadLost
+from supervisors.node_agent import NodeAgent, NodeOptions
+from supervisors.nodes import JoinCluster, Joined, LeaveCluster
+from transport.address import ActorAddress, new_peer
+from transport.errors import LinkTimeout
+from transport.security import load_keys
+from transport.zmq_transport import ZmqTransport
+
+CLUSTER = "headrace"
+
+
+class Membership(Actor):
+    """Keeps this node in the head's register. Crashes with HeadLost when the head stays away."""
+
+    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int) -> None:
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots)
+        self._head = head
+
+    async def on_start(self) -> None:
+        await self._join()
+
+    async def _join(self) -> None:
+        until_s = self.ctx.now() + self.ctx.limits.rejoin_patience_s
+        while True:
+            try:
+                await self.ctx.ref(self._head).ask(self._offer, Joined)
+                break
+            except AskError as error:
+                if self.ctx.now() > until_s:
+                    raise HeadLost(f"the head at {self._head.endpoint} does not answer: {error}") from error
+                await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+        self.ctx.watch(self._head)
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        self.ctx.log.warning("the head is gone", reason=str(message.reason))
+        await self._join()
+
+    async def leave(self) -> None:
+        """Take no further process; called before the agent stops."""
+        try:
+            await self.ctx.ref(self._head).ask(LeaveCluster(node=self._offer.node), Joined, timeout_s=1.0)
+        except AskError:
+            return  # it will see us go
+
+
+class NodeProcess:
+    """One node: ``start``, then ``wait`` until it is stopped or its head is lost."""
+
+    def __init__(
+        self, *, join: str, name: str | None, slots: int | None, keys: Path | None, limits: Limits = DEFAULT_LIMITS
+    ) -> None:
+        self._join = join
+        self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
+        self._slots = slots or os.cpu_count() or 1
+        self._keys_directory = keys
+        self._limits = limits
+        self._membership: Membership | None = None
+        self.system: ActorSystem
+
+    async def start(self) -> None:
+        """Connect, start the agent and join.
+
+        Raises:
+            LinkTimeout: nobody listens at the head's address.
+            HandshakeRefused: the head speaks another protocol or does not know our key.
+        """
+        keys = load_keys(self._keys_directory) if self._keys_directory else None
+        transport = ZmqTransport(
+            new_peer(self.name), listen=_listen_beside(self._join), cluster=CLUSTER, limits=self._limits, keys=keys, role="node"
+        )
+        self.system = ActorSystem(transport, limits=self._limits)
+        await self.system.start()
+        try:
+            head = await self.system.connect(self._join)
+        except LinkTimeout as error:
+            raise LinkTimeout(f"--join {self._join}: nobody answers; is headrace head running there? ({error})") from error
+        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""))
+        agent = await self.system.spawn("agent", NodeAgent(self.name, options))
+        self._membership = Membership(self.name, ActorAddress("nodes", head, self._join), agent.address, self._slots)
+        await self.system.spawn("membership", self._membership)
+
+    async def wait(self, stopped: asyncio.Event) -> None:
+        """Until ``stopped`` is set.
+
+        Raises:
+            HeadLost: the head has not answered for ``limits.rejoin_patience_s``.
+        """
+        stop = asyncio.create_task(stopped.wait(), name="stop requested")
+        lost = asyncio.create_task(self.system.wait_stopped("membership"), name="membership ended")
+        for task in (stop, lost):
+            task.add_done_callback(lambda _: stopped.set())
+        try:
+            await stop
+            if lost.done() and (error := lost.result().error) is not None:
+                raise HeadLost(str(error))
+        finally:
+            stop.cancel()
+            lost.cancel()
+
+    async def stop(self) -> None:
+        """Leave the cluster and stop this machine's processes."""
+        if self._membership is not None and "membership" in self.system.actors():
+            await self._membership.leave()
+        await self.system.stop()
+
+
+def _listen_beside(join: str) -> str:
+    """Loopback for a head on this machine, else every interface (which needs keys)."""
+    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
+    return "tcp://127.0.0.1:*" if host in ("127.0.0.1", "localhost", "[::1]") or not join.startswith("tcp://") else "tcp://0.0.0.0:*"

@@ -1,0 +1,203 @@
+"""What the control socket can do: the ControlBackend of a running head.
+
+    ctl, scripts ──▶ ControlServer ──▶ Operations ──▶ Head, JobRun, the job's actors
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actors.control.backend import Plain
+from actors.control.errors import BadArgs, NotFound, NotNow
+from actors.core.ref import ActorRef
+from actors.jobs.messages import CancelJob, CheckpointJob, CheckpointReport, JobReport, PauseJob, ResumeJob
+from configs.loader import dump_job, job_from_mapping
+from configs.schema import run_directory
+from supervisors.job_run import JobRun
+from supervisors.messages import ChildInfo
+
+if TYPE_CHECKING:
+    from supervisors.head import Head
+
+
+class Operations:
+    """Implements ``actors.control.backend.ControlBackend``."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+
+    def _run(self, job: str | None) -> JobRun:
+        """The run of that name, or the only one.
+
+        Raises:
+            NotFound: no such job, or several and none was named.
+        """
+        jobs = self._head.jobs
+        if job is None and len(jobs) == 1:
+            return next(iter(jobs.values()))
+        if job is None:
+            raise NotFound(f"{len(jobs)} jobs are here; name one of {sorted(jobs)}" if jobs else "there is no job")
+        if job not in jobs:
+            raise NotFound(f"there is no job {job!r}; there are: {sorted(jobs)}")
+        return jobs[job]
+
+    async def submit(self, job: Plain) -> Plain:
+        config = job_from_mapping(job, "the submitted job")
+        running = self._head.jobs.get(config.name)
+        if running is not None and not running.state.over:
+            raise NotNow(f"a job named {config.name!r} is {running.state}", "give the new one another name, or cancel that one")
+        run_dir = run_directory(self._head.run_root, config.name)
+        run_dir.mkdir(parents=True)
+        (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+        self._head.launch(config, run_dir)
+        return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
+
+    async def jobs(self) -> list[Plain]:
+        return [await self._status(run) for run in self._head.jobs.values()]
+
+    async def _status(self, run: JobRun) -> Plain:
+        summary = run.summary()
+        return {
+            "job": run.job.name,
+            "state": str(run.state),
+            "step": int(summary.get("steps", 0)),
+            "steps": run.job.steps,
+            "run_dir": str(run.run_dir),
+            "workers": run.workers_wanted,
+            "reward_last": summary.get("reward_last"),
+            "error": str(summary.get("error", "")),
+        }
+
+    async def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
+        runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
+        queue: asyncio.Queue[Plain] = asyncio.Queue(self._head.limits.control_event_queue)
+        unsubscribes = [run.subscribe(_listener(run.job.name, queue)) for run in runs]
+        try:
+            for run in runs:
+                yield {"kind": "state", "job": run.job.name, "state": str(run.state)}
+            while job is None or not runs[0].state.over or not queue.empty():
+                yield await queue.get()  # the server closes the stream when the watcher leaves
+        finally:
+            for unsubscribe in unsubscribes:
+                unsubscribe()
+
+    async def pause(self, job: str | None) -> Plain:
+        run = self._running(job)
+        return _plain(await self._job(run).ask(PauseJob(job=run.job.name), JobReport))
+
+    async def resume(self, job: str | None) -> Plain:
+        run = self._running(job)
+        return _plain(await self._job(run).ask(ResumeJob(job=run.job.name), JobReport))
+
+    async def cancel(self, job: str | None) -> Plain:
+        run = self._running(job)
+        return _plain(await self._job(run).ask(CancelJob(job=run.job.name), JobReport))
+
+    async def checkpoint(self, job: str | None) -> Plain:
+        run = self._running(job)
+        timeout_s = run.job.limits.checkpoint_timeout_s
+        made = await self._job(run).ask(CheckpointJob(job=run.job.name), CheckpointReport, timeout_s=timeout_s)
+        return {"job": run.job.name, "step": made.step, "path": made.path}
+
+    def _job(self, run: JobRun) -> ActorRef:
+        return self._head.system.ref(run.address("job"))
+
+    def _running(self, job: str | None) -> JobRun:
+        """The run of that name, alive.
+
+        Raises:
+            NotFound, NotNow.
+        """
+        run = self._run(job)
+        if run.state.over or f"job.{run.job.name}" not in self._head.system.actors():
+            raise NotNow(f"job {run.job.name!r} is {run.state}", "only a running job can do this")
+        return run
+
+    async def scale(self, job: str | None, workers: int) -> Plain:
+        run = self._running(job)
+        await run.scale(workers)
+        return {"job": run.job.name, "workers": workers}
+
+    async def drain(self, target: str) -> Plain:
+        for run in self._head.jobs.values():
+            if not run.state.over and await run.drain_worker(target):
+                return {"target": target, "workers": 1}
+        if not self._head.nodes.drain(target):
+            raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
+        moved = 0
+        for run in self._head.jobs.values():
+            if not run.state.over:
+                moved += await run.drain_node(target)
+        return {"target": target, "workers": moved}
+
+    async def tree(self, job: str | None) -> list[Plain]:
+        runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
+        rows = [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
+        rows += [_row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local]
+        for run in runs:
+            for part, supervisor in run.supervisors.items():
+                rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))
+                rows += [_child(info) for info in supervisor.snapshot()]
+        return rows
+
+    async def metrics(self, job: str | None, last: int) -> list[Plain]:
+        lines = _tail(self._run(job).run_dir / "metrics.jsonl", last)
+        return [json.loads(line) for line in lines]
+
+    async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
+        directory = self._run(job).run_dir / "logs"
+        names = sorted(file.stem for file in directory.glob("*.log"))
+        wanted = [actor] if actor is not None else names
+        if actor is not None and actor not in names:
+            raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
+        found = [line for name in wanted for line in _tail(directory / f"{name}.log", lines)]
+        return found[-lines:]
+
+
+def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
+    def listen(progress: Mapping[str, Any]) -> None:
+        kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
+        if queue.full():
+            queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
+        queue.put_nowait({"kind": kind, "job": job, **progress})
+
+    return listen
+
+
+def _plain(report: JobReport) -> Plain:
+    return {
+        "job": report.job,
+        "state": str(report.state),
+        "step": report.step,
+        "steps": report.steps,
+        "waiting_for": report.waiting_for,
+    }
+
+
+def _row(name: str, role: str, node: str) -> Plain:
+    return {"name": name, "role": role, "node": node, "pid": 0, "state": "running", "incarnation": "", "restarts": 0}
+
+
+def _child(info: ChildInfo) -> Plain:
+    return {
+        "name": info.name,
+        "role": info.role,
+        "node": info.node,
+        "pid": info.pid,
+        "state": info.state,
+        "incarnation": f"{info.incarnation:x}",
+        "restarts": info.restarts,
+    }
+
+
+def _tail(path: Path, lines: int) -> list[str]:
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(0, 2)
+        file.seek(max(0, file.tell() - max(lines, 1) * 1024))
+        return file.read().decode(errors="replace").splitlines()[-lines:]
