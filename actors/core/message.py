@@ -14,11 +14,12 @@ Array fields are annotated ``np.ndarray`` and travel as raw frames (``transport/
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypeVar, dataclass_transform
 
 import msgspec
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything that actors say to each other."""
 

@@ -1,0 +1,109 @@
+"""How an actor is written: a class with one coroutine per message type.
+
+    class Counter(Actor):
+        @handles(Add)
+        async def add(self, message: Add) -> None: ...                  # tell, or ask without an answer
+        @handles(GetTotal) @idempotent
+        async def total(self, message: GetTotal) -> Total: ...          # ask: the return value is the reply
+        @handles(Watch) @concurrent
+        async def values(self, message: Watch) -> AsyncIterator[Value]: # async generator: a credit stream
+
+Invariants
+- One message at a time, and while a handler awaits, the actor takes no further message; ``@concurrent`` lifts
+  that for one handler, aloud.
+- ``on_stop`` runs once, after ``on_start`` has succeeded, however the actor ends; a crash does not skip it.
+- Handlers are found at class creation; what cannot work is refused there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+import msgspec
+
+from actors.core.errors import WrongHandler
+from actors.core.message import Message, tag_of
+
+if TYPE_CHECKING:
+    from actors.core.context import Context
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HANDLES = "__headrace_handles__"
+_CONCURRENT = "__headrace_concurrent__"
+_IDEMPOTENT = "__headrace_idempotent__"
+
+
+class Handler(msgspec.Struct, frozen=True, gc=False):
+    """How an actor class answers one message type."""
+
+    method: str
+    concurrent: bool
+    idempotent: bool
+    streams: bool
+
+
+def handles(*kinds: type[Message]) -> Callable[[F], F]:
+    """Mark a coroutine method, or an async generator method, as the handler of ``kinds``."""
+
+    def mark(function: F) -> F:
+        if not (inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)):
+            raise WrongHandler(f"{function.__qualname__}: a handler is an async method; write 'async def'")
+        for kind in kinds:
+            try:
+                tag_of(kind)
+            except KeyError:
+                raise WrongHandler(f"{function.__qualname__}: {kind.__name__} has no tag; add @message(...)") from None
+        setattr(function, _HANDLES, kinds)
+        return function
+
+    return mark
+
+
+def concurrent(function: F) -> F:
+    """Let this handler run beside others. It shares the actor's state with them between its awaits."""
+    setattr(function, _CONCURRENT, True)
+    return function
+
+
+def idempotent(function: F) -> F:
+    """Say that an ask may be repeated: a repeat gets the answer of the first run and does not run again."""
+    setattr(function, _IDEMPOTENT, True)
+    return function
+
+
+class Actor:
+    """Base of all actors. ``self.ctx`` is set before ``on_start``."""
+
+    ctx: Context
+    handlers: ClassVar[dict[type[Message], Handler]] = {}
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        table: dict[type[Message], Handler] = {}
+        for base in reversed(cls.__mro__):
+            own: set[type[Message]] = set()
+            for name, function in vars(base).items():
+                for kind in getattr(function, _HANDLES, ()):
+                    if kind in own:
+                        raise WrongHandler(f"{base.__qualname__}: two handlers for {kind.__name__}")
+                    own.add(kind)
+                    table[kind] = _handler(name, function)
+        cls.handlers = table
+
+    async def on_start(self) -> None:
+        """Runs before the first message; raising here fails the start."""
+
+    async def on_stop(self) -> None:
+        """Runs after the last message, for at most ``limits.stop_timeout_s``; release what you hold."""
+
+
+def _handler(name: str, function: Callable[..., Any]) -> Handler:
+    return Handler(
+        method=name,
+        concurrent=bool(getattr(function, _CONCURRENT, False)),
+        idempotent=bool(getattr(function, _IDEMPOTENT, False)),
+        streams=inspect.isasyncgenfunction(function),
+    )

@@ -1,0 +1,86 @@
+"""What the kernel itself says: the bodies of answers that are no reply, and who is to get an answer.
+
+Invariants
+- A question (ask or stream) is answered at most once; a second answer is dropped where it is made.
+- Errors travel as text and names, never as objects.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import NamedTuple
+
+from actors.core.errors import (
+    AskError,
+    RefusalReason,
+    Refused,
+    RemoteError,
+    SentNoReply,
+    StreamDown,
+)
+from actors.core.message import Message, message
+from actors.core.watch import Gone
+from transport.address import ActorAddress, PeerId
+
+_TRACEBACK_MAX_CHARS = 8000
+
+
+@message("core.done")
+class Done(Message):
+    """The answer of a handler that returns None to an ask."""
+
+
+@message("core.refusal")
+class Refusal(Message):
+    """Not executed."""
+
+    reason: RefusalReason
+    detail: str = ""
+
+
+@message("core.failure")
+class Failure(Message):
+    """The handler raised. ``declared``: a ReplyError, the actor lives on."""
+
+    error_type: str
+    detail: str
+    traceback: str = ""
+    declared: bool = False
+
+
+@message("core.target_gone")
+class TargetGone(Message):
+    """The actor ended while the question was being worked on."""
+
+    reason: Gone
+    detail: str = ""
+
+
+class Caller(NamedTuple):
+    """Who asked: answers go to ``request_id`` at ``peer``, this process included."""
+
+    peer: PeerId
+    request_id: int
+
+
+def failure_of(error: Exception, *, declared: bool) -> Failure:
+    """Describe an exception so that it can cross a process boundary."""
+    trace = "" if declared else "".join(traceback.format_exception(error))[-_TRACEBACK_MAX_CHARS:]
+    return Failure(error_type=type(error).__name__, detail=str(error), traceback=trace, declared=declared)
+
+
+def error_of(answer: Message, target: ActorAddress, question: str, *, stream: bool) -> AskError:
+    """The exception that an answer other than a reply means to whoever asked."""
+    match answer:
+        case Refusal():
+            return Refused(answer.reason, answer.detail, target=target, question=question)
+        case Failure():
+            return RemoteError(answer.error_type, answer.detail, answer.traceback, declared=answer.declared,
+                               target=target, question=question)  # fmt: skip
+        case TargetGone() if stream:
+            return StreamDown(answer.reason, target=target, question=question)
+        case TargetGone():
+            text = f"{target} {answer.reason} while it worked on {question}: {answer.detail}"
+            return SentNoReply(text, target=target, question=question)
+        case _:
+            raise TypeError(f"{type(answer).__name__} is no answer")

@@ -1,0 +1,159 @@
+"""What an actor may do besides computing: time, randomness, other actors, tasks and threads go through here.
+
+Invariants
+- Time is the loop's clock and randomness a named, seeded stream, so the same actor runs under virtual time.
+- What an actor has started (tasks, timers, children, thread) ends with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+
+import structlog
+
+from actors.core.actor import Actor
+from actors.core.delivery import Delivery, current
+from actors.core.errors import RefusalReason, Refused, WrongHandler
+from actors.core.message import Message, tag_of
+from actors.core.ref import ActorRef
+from actors.core.watch import Down
+from configs.limits import Limits
+from transport.address import ActorAddress
+
+if TYPE_CHECKING:
+    from actors.core.cell import Cell
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SEED_BYTES: Final = 8
+
+
+def named_rng(seed: int, *names: str) -> random.Random:
+    """A random stream that depends on the seed and the names only."""
+    digest = hashlib.blake2b("\0".join([str(seed), *names]).encode(), digest_size=_SEED_BYTES).digest()
+    return random.Random(int.from_bytes(digest, "little"))
+
+
+class Timer:
+    """A message to oneself that has not come yet."""
+
+    def __init__(self, cell: Cell, delay_s: float, message: Message) -> None:
+        self._cell = cell
+        self._message = message
+        self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
+        cell.timers[self._handle] = None
+
+    def cancel(self) -> None:
+        """Idempotent; a message that is already in the mailbox comes all the same."""
+        self._handle.cancel()
+        self._cell.timers.pop(self._handle, None)
+
+    def _fire(self) -> None:
+        self._cell.timers.pop(self._handle, None)
+        self._cell.put_own(self._message, self._cell.address)
+
+
+class Context:
+    """One per actor; ``self.ctx`` in its code."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._router = cell.router
+        self._streams: dict[str, random.Random] = {}
+        self.self_address: ActorAddress = cell.address
+        self.limits: Limits = cell.limits
+        self.log: structlog.typing.FilteringBoundLogger = structlog.get_logger("headrace.actors").bind(actor=cell.name)
+
+    @property
+    def sender(self) -> ActorAddress | None:
+        """Who sent the message that is being handled; None if no actor did. A remote sender's ``endpoint`` may be
+        empty: the link over which it spoke is there, so ``ctx.ref`` of it works as long as that lives."""
+        delivery = current.get()
+        return None if delivery is None else delivery.sender
+
+    def now(self) -> float:
+        """Seconds on the loop's clock; comparable within this process only."""
+        return self._router.now()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Wait on the loop's clock."""
+        await asyncio.sleep(delay_s)
+
+    def rng(self, name: str) -> random.Random:
+        """The actor's random stream of that name; it goes on where it was at each call."""
+        stream = self._streams.get(name)
+        if stream is None:
+            stream = self._streams[name] = named_rng(self._router.seed, self._cell.name, name)
+        return stream
+
+    def ref(self, address: ActorAddress) -> ActorRef:
+        """A ref through which this actor speaks."""
+        return ActorRef(self._router, address, self.self_address)
+
+    async def spawn(self, name: str, actor: Actor) -> ActorRef:
+        """Start a child in this process; it ends with this actor. Returns when its ``on_start`` is done.
+
+        Raises:
+            StartFailed, NameTaken.
+        """
+        cell = await self._router.spawn(name, actor, parent=self._cell)
+        return self.ref(cell.address)
+
+    async def stop_child(self, name: str, reason: str = "stopped") -> None:
+        """Stop a child of this actor and wait for its end; after ``limits.stop_timeout_s`` by force. Idempotent."""
+        child = self._cell.children.get(name)
+        if child is not None:
+            await self._router.stop_cell(child, reason)
+
+    def watch(self, address: ActorAddress) -> None:
+        """Be told once, by Down, when ``address`` is gone; at once if it already is. Twice is once.
+
+        Raises:
+            WrongHandler: the actor has no ``@handles(Down)``.
+        """
+        if Down not in self._cell.actor.handlers:
+            raise WrongHandler(f"{type(self._cell.actor).__name__} watches {address}: it needs a @handles(Down) method")
+        self._router.watch(self._cell, address)
+
+    def unwatch(self, address: ActorAddress) -> None:
+        """No Down of ``address`` comes any more, not even one that is on its way. Idempotent."""
+        self._router.unwatch(self._cell, address)
+
+    def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
+        """Run beside the handlers, until the actor ends. If it raises, the actor crashes."""
+        return self._cell.start_task(coroutine, name)
+
+    def send_after(self, delay_s: float, message: Message) -> Timer:
+        """Tell oneself ``message`` after ``delay_s``.
+
+        Raises:
+            WrongHandler: the actor does not handle it.
+            Refused: the actor has ``limits.mailbox_messages`` timers already.
+        """
+        if type(message) not in self._cell.actor.handlers:
+            raise WrongHandler(f"{type(self._cell.actor).__name__} has no handler for {type(message).__name__}")
+        if len(self._cell.timers) >= self.limits.mailbox_messages:
+            tag = tag_of(type(message))
+            raise Refused(RefusalReason.MAILBOX_FULL, "timers", target=self.self_address, question=tag)
+        return Timer(self._cell, delay_s, message)
+
+    async def run_blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function that computes or blocks, on the actor's own thread; calls run one after the other.
+
+        On a virtual-time loop it runs inline.
+        """
+        return await self._cell.blocking.run(function, *args, **kwargs)
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End after the message that is being handled."""
+        self._cell.stop(reason)
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """The message that is being handled, with its trace; for logs and traces."""
+        return current.get()

@@ -1,0 +1,45 @@
+"""Epochs: whoever commands says in which reign, and the receiver refuses older ones.
+
+Invariants
+- The ruling epoch of a guard never goes back.
+- A command of a newer epoch is itself the news that the epoch has changed.
+"""
+
+from __future__ import annotations
+
+from actors.core.errors import StaleEpoch
+
+
+class EpochGuard:
+    """What a receiver of commands keeps, one per ruler (a job's scheduler, say).
+
+        guard = EpochGuard()
+        guard.admit(message.epoch)      # raises StaleEpoch: the asker sees Refused, a tell is dropped and counted
+    """
+
+    def __init__(self, ruling: int = 0) -> None:
+        self._ruling = ruling
+        self.refused = 0
+        """How many commands of older epochs came."""
+
+    @property
+    def ruling(self) -> int:
+        """The newest epoch seen."""
+        return self._ruling
+
+    def is_stale(self, epoch: int) -> bool:
+        """Whether a command of ``epoch`` comes too late. Changes nothing."""
+        return epoch < self._ruling
+
+    def admit(self, epoch: int) -> bool:
+        """Accept a command of ``epoch``; True if it begins a new reign.
+
+        Raises:
+            StaleEpoch: a newer epoch has been seen.
+        """
+        if epoch < self._ruling:
+            self.refused += 1
+            raise StaleEpoch(epoch, self._ruling)
+        began = epoch > self._ruling
+        self._ruling = epoch
+        return began

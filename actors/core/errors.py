@@ -1,0 +1,175 @@
+"""What can go wrong between actors. Continues the tree of ``transport/errors.py``.
+
+    HeadraceError
+    └── ActorError
+        ├── AskError               how an ask or a stream can fail; ``executed`` says what is known
+        │   ├── NotSent            infrastructure; surely not executed, a retry is safe
+        │   ├── SentNoReply        infrastructure; may have been executed, retry only what is idempotent
+        │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
+        │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
+        │   ├── DeadlineExceeded   unknown whether executed; retry only what is idempotent
+        │   ├── WrongReply         a bug: the handler answered with another type
+        │   └── StreamDown         the producer is gone; resume elsewhere from the last item
+        ├── ReplyError             raise it in a handler to answer with an error without crashing
+        │   ├── ConsumerTooSlow    a stream's consumer granted no credit in time; it may open the stream again
+        │   └── StaleEpoch         the sender's epoch is no longer the ruling one; it must step down
+        ├── StartFailed            ``on_start`` raised or took too long; the cause is attached
+        ├── NameTaken              a bug of the caller: an actor of that name lives here
+        ├── UnknownActor           a bug of the caller: no actor of that name has lived here
+        ├── WrongHandler           a bug, found at class creation or at the first use
+        └── HandlerCancelled       a bug: a handler let a CancelledError escape that nobody sent to it
+"""
+
+from __future__ import annotations
+
+import enum
+
+from transport.address import ActorAddress
+from transport.errors import HeadraceError
+
+
+class Executed(enum.Enum):
+    """Whether the question's handler has run."""
+
+    NO = "no"
+    MAYBE = "maybe"
+    YES = "yes"
+
+
+class ActorError(HeadraceError):
+    """Something between two actors failed."""
+
+
+class AskError(ActorError):
+    """A question got no answer. ``target`` was asked, ``question`` is the message's tag."""
+
+    executed: Executed = Executed.MAYBE
+
+    def __init__(self, text: str, *, target: ActorAddress | None = None, question: str = "") -> None:
+        super().__init__(text)
+        self.target = target
+        self.question = question
+
+
+class NotSent(AskError):
+    """No link, or its queue is full: the target never saw it. Retrying is safe."""
+
+    executed = Executed.NO
+
+
+class SentNoReply(AskError):
+    """The target or the link died before the answer came. Retry only idempotent questions."""
+
+    executed = Executed.MAYBE
+
+
+class RefusalReason(enum.StrEnum):
+    """Why a message was not executed."""
+
+    MAILBOX_FULL = "mailbox_full"
+    STOPPING = "stopping"
+    UNKNOWN_ACTOR = "unknown_actor"
+    OLDER_LIFE = "older_life"
+    UNKNOWN_TAG = "unknown_tag"
+    NO_HANDLER = "no_handler"
+    MALFORMED = "malformed"
+    EXPIRED = "expired"
+    STALE_EPOCH = "stale_epoch"
+    NOT_IDEMPOTENT = "not_idempotent"
+    TOO_MANY_ASKS = "too_many_asks"
+
+
+class Refused(AskError):
+    """The target did not execute it, and says why. Retrying is safe; whether it helps, ``reason`` tells."""
+
+    executed = Executed.NO
+
+    def __init__(
+        self, reason: RefusalReason, detail: str = "", *, target: ActorAddress | None = None, question: str = ""
+    ) -> None:
+        super().__init__(f"{target} refused {question}: {reason}{f' ({detail})' if detail else ''}",
+                         target=target, question=question)  # fmt: skip
+        self.reason = reason
+        self.detail = detail
+
+
+class RemoteError(AskError):
+    """The handler raised. ``error_type`` is the class name, ``detail`` its text, ``remote_traceback`` for people."""
+
+    executed = Executed.YES
+
+    def __init__(
+        self,
+        error_type: str,
+        detail: str,
+        remote_traceback: str = "",
+        *,
+        declared: bool = False,
+        target: ActorAddress | None = None,
+        question: str = "",
+    ) -> None:
+        super().__init__(f"{target} failed on {question}: {error_type}: {detail}", target=target, question=question)
+        self.error_type = error_type
+        self.detail = detail
+        self.remote_traceback = remote_traceback
+        self.declared = declared
+        """True: a ReplyError, the target lives on. False: the target crashed."""
+
+
+class DeadlineExceeded(AskError):
+    """The answer, or the next item of a stream, did not come in time."""
+
+    executed = Executed.MAYBE
+
+
+class WrongReply(AskError):
+    """The handler answered with another type than the asker expects. A bug at one of the two."""
+
+    executed = Executed.YES
+
+
+class StreamDown(AskError):
+    """The producer of a stream is gone (``reason`` as in Down). What was received is valid."""
+
+    executed = Executed.MAYBE
+
+    def __init__(self, reason: str, *, target: ActorAddress | None = None, question: str = "") -> None:
+        super().__init__(f"the stream {question} from {target} broke: {reason}", target=target, question=question)
+        self.reason = reason
+
+
+class ReplyError(ActorError):
+    """Base of errors that a handler gives as its answer: the asker sees RemoteError, the actor lives on."""
+
+
+class StaleEpoch(ReplyError):
+    """A command from a ruler of an older epoch. The asker sees Refused(stale_epoch)."""
+
+    def __init__(self, epoch: int, ruling: int) -> None:
+        super().__init__(f"epoch {epoch} is over, {ruling} rules: register again to learn the ruling one")
+        self.epoch = epoch
+        self.ruling = ruling
+
+
+class ConsumerTooSlow(ReplyError):
+    """The consumer of a stream took nothing for as long as it was willing to wait itself."""
+
+
+class StartFailed(ActorError):
+    """An actor did not come to life; ``__cause__`` says why."""
+
+
+class NameTaken(ActorError):
+    """An actor of that name lives here already."""
+
+
+class UnknownActor(ActorError):
+    """No actor of that name has lived here."""
+
+
+class WrongHandler(ActorError):
+    """A handler is declared in a way that cannot work, or the one that is needed is missing."""
+
+
+class HandlerCancelled(ActorError):
+    """A handler ended with a CancelledError that did not come from its cell."""

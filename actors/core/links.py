@@ -1,0 +1,219 @@
+"""Sending to other processes: connect on first use, queue meanwhile, and never lose what must arrive.
+
+    send ─▶ live link ─▶ transport.send
+       └─▶ no link yet ─▶ outbox (bounded) ─▶ connect ─▶ drain, in order
+       └─▶ lane full, ``surely`` ─▶ outbox ─▶ drain, in order
+
+Invariants
+- While an outbox holds something for a lane, all that follows on that lane queues behind it: order is kept.
+- An outbox is bounded. What must arrive and finds it full breaks the link: a gap is never silent.
+- A parcel whose deadline passes in the outbox is not sent; what remains of a deadline is computed at the sending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from actors.core.errors import ActorError
+from configs.limits import Limits
+from transport.address import PeerId
+from transport.envelope import NO_DEADLINE, Envelope, encode_envelope
+from transport.errors import TransportError
+from transport.transport import DownReason, Frame, Lane, SendOutcome, Transport
+
+_RETRY_S: Final = 0.005
+
+
+class MessageTooLarge(ActorError):
+    """A bug of the sender: larger than ``limits.message_max_bytes``. Cut it up, or stream it."""
+
+
+class Parcel(NamedTuple):
+    """A message that is ready to go. ``deadline_at`` is loop time."""
+
+    envelope: Envelope
+    body: Sequence[Frame]
+    deadline_at: float | None
+
+
+class _Outbox:
+    def __init__(self) -> None:
+        self.queues: dict[Lane, deque[Parcel]] = {lane: deque() for lane in Lane}
+        self.connecting: asyncio.Task[None] | None = None
+        self.retry: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        if self.connecting is not None:
+            self.connecting.cancel()
+        if self.retry is not None:
+            self.retry.cancel()
+
+
+class Links:
+    """All the sending of one process."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        limits: Limits,
+        on_sent: Callable[[PeerId], None],
+        on_unreachable: Callable[[PeerId, str], None],
+    ) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._on_sent = on_sent
+        self._on_unreachable = on_unreachable
+        self._boxes: dict[PeerId, _Outbox] = {}
+        self._replaced: dict[PeerId, None] = {}
+        self._cut: dict[PeerId, None] = {}
+        self._endpoints: dict[PeerId, str] = {}
+        self._closed = False
+        self.counters: Counter[str] = Counter()
+
+    def endpoint_of(self, peer: PeerId) -> str:
+        """Where ``peer`` listens, if this process has ever connected to it; else empty."""
+        return self._endpoints.get(peer, "")
+
+    def is_queueing(self, peer: PeerId) -> bool:
+        """Whether what is sent to ``peer`` now waits for its link."""
+        box = self._boxes.get(peer)
+        return box is not None and box.connecting is not None
+
+    def send(
+        self,
+        peer: PeerId,
+        endpoint: str,
+        lane: Lane,
+        envelope: Envelope,
+        body: Sequence[Frame],
+        *,
+        deadline_at: float | None = None,
+        surely: bool = False,
+    ) -> SendOutcome:
+        """Send, or queue, one message. ``surely``: rather break the link than lose it.
+
+        Raises:
+            MessageTooLarge: it is larger than the transport carries.
+        """
+        self._check_size(envelope, body)
+        parcel = Parcel(envelope, body, deadline_at)
+        box = self._boxes.get(peer)
+        if box is not None and (box.connecting is not None or box.queues[lane]):
+            return self._queue(peer, box, lane, parcel, surely)
+        outcome = self._hand_over(peer, lane, parcel)
+        if outcome is SendOutcome.FULL and surely:
+            box = self._boxes.setdefault(peer, _Outbox())
+            outcome = self._queue(peer, box, lane, parcel, surely)
+            self._retry_soon(peer, box)
+        elif outcome is SendOutcome.NO_LINK and self._may_connect(peer, endpoint):
+            box = self._boxes[peer] = _Outbox()
+            box.connecting = asyncio.get_running_loop().create_task(self._connect(peer, endpoint, box))
+            outcome = self._queue(peer, box, lane, parcel, surely)
+        return outcome
+
+    def _check_size(self, envelope: Envelope, body: Sequence[Frame]) -> None:
+        size = sum(len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes for frame in body)
+        if size > self._limits.message_max_bytes:
+            bound = self._limits.message_max_bytes
+            raise MessageTooLarge(f"{envelope.tag} has {size} bytes, expected at most {bound}: cut it up or stream it")
+
+    def _may_connect(self, peer: PeerId, endpoint: str) -> bool:
+        return bool(endpoint) and peer not in self._replaced and not self._closed
+
+    def _queue(self, peer: PeerId, box: _Outbox, lane: Lane, parcel: Parcel, surely: bool) -> SendOutcome:
+        if len(box.queues[lane]) < self._limits.message_queue_frames:
+            box.queues[lane].append(parcel)
+            return SendOutcome.QUEUED
+        self.counters["outbox_full"] += 1
+        if surely:
+            self.cut(peer)
+        return SendOutcome.FULL
+
+    def _hand_over(self, peer: PeerId, lane: Lane, parcel: Parcel) -> SendOutcome:
+        envelope, body, deadline_at = parcel
+        if deadline_at is not None:
+            remaining_s = deadline_at - asyncio.get_running_loop().time()
+            if remaining_s <= 0:
+                self.counters["expired_before_sending"] += 1
+                return SendOutcome.QUEUED
+            envelope.deadline_ms = max(1, int(remaining_s * 1000))
+        else:
+            envelope.deadline_ms = NO_DEADLINE
+        return self._transport.send(peer, lane, [encode_envelope(envelope), *body])
+
+    async def _connect(self, peer: PeerId, endpoint: str, box: _Outbox) -> None:
+        try:
+            found = await self._transport.connect(endpoint, timeout_s=self._limits.connect_timeout_s)
+        except TransportError as error:
+            self._give_up(peer, box, str(error))
+            return
+        if found != peer:
+            self._give_up(peer, box, f"at {endpoint} lives {found}, not {peer}")
+            return
+        self._endpoints[peer] = endpoint
+        self.on_peer_up(peer)
+
+    def _give_up(self, peer: PeerId, box: _Outbox, why: str) -> None:
+        self.counters["connects_failed"] += 1
+        if self._boxes.get(peer) is box:
+            del self._boxes[peer]
+            box.connecting = None
+            self._on_unreachable(peer, why)
+
+    def on_peer_up(self, peer: PeerId) -> None:
+        """The link is there: what waited for it goes first."""
+        box = self._boxes.get(peer)
+        if box is not None and box.connecting is not None:
+            # The task itself may be the caller, and if it is not it has nothing left to do but to return.
+            box.connecting = None
+            self._on_sent(peer)
+            self._drain(peer, box)
+
+    def _drain(self, peer: PeerId, box: _Outbox) -> None:
+        box.retry = None
+        if self._boxes.get(peer) is not box:
+            return
+        for lane, queue in box.queues.items():
+            while queue:
+                outcome = self._hand_over(peer, lane, queue[0])
+                if outcome is SendOutcome.NO_LINK:
+                    return  # on_peer_down is on its way and clears the box
+                if outcome is SendOutcome.FULL:
+                    break
+                queue.popleft()
+        if any(box.queues.values()):
+            self._retry_soon(peer, box)
+        else:
+            del self._boxes[peer]
+
+    def _retry_soon(self, peer: PeerId, box: _Outbox) -> None:
+        if box.retry is None:
+            box.retry = asyncio.get_running_loop().call_later(_RETRY_S, self._drain, peer, box)
+
+    def cut(self, peer: PeerId) -> None:
+        """Break the link to a peer that does not take what must arrive, or that talks nonsense."""
+        self.counters["links_cut"] += 1
+        self._cut[peer] = None
+        self._transport.disconnect(peer)
+
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> DownReason:
+        """Forget what was queued; returns what the loss means (a link that was cut here is no goodbye)."""
+        box = self._boxes.pop(peer, None)
+        if box is not None:
+            box.cancel()
+        if reason is DownReason.REPLACED:
+            self._replaced[peer] = None
+            while len(self._replaced) > self._limits.message_queue_frames:
+                del self._replaced[next(iter(self._replaced))]
+        was_cut = self._cut.pop(peer, peer) is None
+        return DownReason.UNREACHABLE if was_cut else reason
+
+    def close(self) -> None:
+        """Connect no more and retry no more."""
+        self._closed = True
+        for box in self._boxes.values():
+            box.cancel()
+        self._boxes.clear()

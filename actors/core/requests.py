@@ -1,0 +1,190 @@
+"""Questions and their answers: who waits for what until when, and which answers are kept for repeats.
+
+    ask ──open──▶ Waiter ◀──settle── reply, error, refusal, down, deadline: whichever comes first
+
+Invariants
+- A waiter ends exactly once and leaves the table then; an answer that finds no waiter is counted and dropped.
+- Deadlines belong to this table, never to a socket.
+- An answer is kept under (asker's peer with its incarnation, request id); a repeat never runs the handler again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from actors.core.answers import Caller
+from actors.core.errors import AskError, DeadlineExceeded, NotSent, RefusalReason, Refused, SentNoReply
+from actors.core.message import Message
+from transport.address import ActorAddress, PeerId
+
+
+class Waiter:
+    """An ask, or the consuming end of a stream, that has not ended."""
+
+    __slots__ = ("asker", "future", "question", "reply_kind", "request_id", "sent", "since", "target", "timer")
+
+    def __init__(
+        self, request_id: int, asker: str, target: ActorAddress, question: str, reply_kind: type[Message], since: float
+    ) -> None:
+        self.request_id = request_id
+        self.asker = asker
+        """The asking actor's name; empty for code outside of actors."""
+        self.target = target
+        self.question = question
+        self.reply_kind = reply_kind
+        self.since = since
+        self.sent = False
+        """The frames have been handed to a live link: the target may have seen them."""
+        self.future: asyncio.Future[Any] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether items are awaited, not one reply."""
+        return False
+
+    def settle(self, reply: Message) -> None:
+        """The answer is here."""
+        if self.future is not None and not self.future.done():
+            self.future.set_result(reply)
+
+    def fail(self, error: AskError) -> None:
+        """There will be no answer."""
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+    def lost(self, why: str, gone: str) -> AskError:
+        """What losing the link to the target means for this question."""
+        text = f"{self.question} to {self.target}: {why}"
+        kind = SentNoReply if self.sent else NotSent
+        return kind(text, target=self.target, question=self.question)
+
+
+class Requests:
+    """The table of open questions of one process."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._open: dict[int, Waiter] = {}
+        self.late_replies = 0
+        self.deadlines_exceeded = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Iterator[Waiter]:
+        return iter(list(self._open.values()))
+
+    def open(self, waiter: Waiter) -> None:
+        """Add a waiter.
+
+        Raises:
+            Refused: this process has ``limits.pending_asks`` open questions already.
+        """
+        if len(self._open) >= self._bound:
+            detail = f"{self._bound} questions are open in this process; limits.pending_asks bounds them"
+            raise Refused(RefusalReason.TOO_MANY_ASKS, detail, target=waiter.target, question=waiter.question)
+        self._open[waiter.request_id] = waiter
+
+    def arm(self, waiter: Waiter, deadline_at: float) -> None:
+        """Let the waiter fail with DeadlineExceeded at loop time ``deadline_at``."""
+        waiter.timer = asyncio.get_running_loop().call_at(deadline_at, self._expire, waiter)
+
+    def _expire(self, waiter: Waiter) -> None:
+        if self._open.get(waiter.request_id) is waiter:
+            self.deadlines_exceeded += 1
+            waited_s = asyncio.get_running_loop().time() - waiter.since
+            text = f"{waiter.question} to {waiter.target}: no answer within {waited_s:.3g} s"
+            self.close(waiter)
+            waiter.fail(DeadlineExceeded(text, target=waiter.target, question=waiter.question))
+
+    def get(self, request_id: int) -> Waiter | None:
+        """The waiter of that id, if it still waits."""
+        return self._open.get(request_id)
+
+    def take(self, request_id: int) -> Waiter | None:
+        """The waiter of that id, removed; None, and counted, if the answer comes too late."""
+        waiter = self._open.get(request_id)
+        if waiter is None:
+            self.late_replies += 1
+            return None
+        self.close(waiter)
+        return waiter
+
+    def close(self, waiter: Waiter) -> None:
+        """Remove a waiter. Idempotent."""
+        self._open.pop(waiter.request_id, None)
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+            waiter.timer = None
+
+    def mark_sent(self, peer: PeerId) -> None:
+        """What was queued for ``peer`` has been handed to its link."""
+        for waiter in self._open.values():
+            if waiter.target.peer == peer:
+                waiter.sent = True
+
+    def fail_peer(self, peer: PeerId, why: str, gone: str) -> None:
+        """Every question to ``peer`` ends now."""
+        for waiter in [w for w in self._open.values() if w.target.peer == peer]:
+            self.close(waiter)
+            waiter.fail(waiter.lost(why, gone))
+
+    def oldest(self) -> Waiter | None:
+        """The question that has been open longest."""
+        return min(self._open.values(), key=lambda waiter: waiter.since, default=None)
+
+
+class _Cached:
+    __slots__ = ("answer", "expires_at")
+
+    def __init__(self) -> None:
+        self.answer: Callable[[], None] | None = None
+        self.expires_at = float("inf")
+
+
+class ResultCache:
+    """Answers of idempotent handlers, for repeats. Bounded in entries and time."""
+
+    def __init__(self, entries: int, keep_s: float) -> None:
+        self._entries = entries
+        self._keep_s = keep_s
+        self._cache: OrderedDict[Caller, _Cached] = OrderedDict()
+        self.hits = 0
+
+    def __len__(self) -> int:
+        return len(self._cache)
+
+    def begin(self, caller: Caller, now: float) -> bool:
+        """True: run the handler. False: it is a repeat; a finished one is answered again here and now."""
+        self._forget(now)
+        cached = self._cache.get(caller)
+        if cached is None:
+            self._cache[caller] = _Cached()
+            return True
+        self.hits += 1
+        if cached.answer is not None:
+            cached.answer()
+        return False
+
+    def finish(self, caller: Caller, answer: Callable[[], None], now: float) -> None:
+        """The handler has answered; ``answer`` sends the same again."""
+        cached = self._cache.get(caller)
+        if cached is not None:
+            cached.answer = answer
+            cached.expires_at = now + self._keep_s
+            self._cache.move_to_end(caller)
+
+    def abandon(self, caller: Caller) -> None:
+        """The handler did not run to its end; a repeat may run it."""
+        self._cache.pop(caller, None)
+
+    def _forget(self, now: float) -> None:
+        while self._cache:
+            caller, cached = next(iter(self._cache.items()))
+            if cached.expires_at > now and len(self._cache) < self._entries:
+                return
+            del self._cache[caller]

@@ -1,0 +1,433 @@
+"""Where messages go: out through the links, or straight into a mailbox of this process.
+
+    ref.tell / ask / stream ─▶ target here?  ─▶ admit ─▶ mailbox                       nothing is encoded
+                              └▶ elsewhere   ─▶ Links ─▶ Transport
+    Transport ─▶ inbound.py ─▶ admit ─▶ decode ─▶ mailbox
+
+Invariants
+- Here or elsewhere, the outcomes are the same.
+- An answer, a Down and the end of a stream are never lost on a living link: rather the link is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from actors.core.actor import Actor, Handler
+from actors.core.answers import Caller, Failure, Refusal, TargetGone, error_of
+from actors.core.cell import ActorExit, Cell
+from actors.core.context import Context
+from actors.core.delivery import Delivery, Window, current
+from actors.core.errors import (
+    AskError,
+    NameTaken,
+    NotSent,
+    RefusalReason,
+    SentNoReply,
+    StartFailed,
+    WrongReply,
+)
+from actors.core.links import Links
+from actors.core.message import Message, tag_of
+from actors.core.requests import Requests, ResultCache, Waiter
+from actors.core.stream_desk import StreamDesk
+from actors.core.streams import Stream
+from actors.core.watch import Down, Gone, LocalWatch, Watches
+from configs.limits import Limits
+from transport.address import ActorAddress, PeerId
+from transport.codec import encode_body
+from transport.envelope import Envelope, Kind
+from transport.transport import Lane, SendOutcome, Transport
+
+R = TypeVar("R", bound=Message)
+
+_ID_MASK: Final = (1 << 63) - 1
+_labels: dict[type[Message], tuple[str, bool, bool]] = {}
+
+
+def label(kind: type[Message]) -> tuple[str, bool, bool]:
+    """Tag, whether it names a job, whether it names an epoch."""
+    label = _labels.get(kind)
+    if label is None:
+        fields = kind.__struct_fields__
+        label = _labels[kind] = (tag_of(kind), "job" in fields, "epoch" in fields)
+    return label
+
+
+class Router:
+    """The actors of one process and all their open business."""
+
+    def __init__(self, transport: Transport, limits: Limits, seed: int) -> None:
+        self.transport = transport
+        self.limits = limits
+        self.seed = seed
+        self.own = transport.peer
+        self.loop = asyncio.get_running_loop()
+        self.cells: dict[str, Cell] = {}
+        self.exits: dict[str, ActorExit] = {}
+        self.requests = Requests(limits.pending_asks)
+        self.results = ResultCache(limits.result_cache_entries, limits.result_cache_s)
+        self.watches = Watches()
+        self.streams = StreamDesk(self)
+        self.counters: Counter[str] = Counter()
+        self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable)
+        self.stopping = False
+        self.handled = 0
+        self._last_id = 0
+
+    @property
+    def endpoint(self) -> str:
+        """Where this process listens."""
+        return self.transport.endpoint
+
+    def now(self) -> float:
+        """The loop's clock."""
+        return self.loop.time()
+
+    def next_id(self) -> int:
+        """Unique within this process; never 0."""
+        self._last_id += 1
+        return self._last_id
+
+    def count(self, what: str) -> None:
+        """One more of it, for ``stats``."""
+        self.counters[what] += 1
+
+    # actors
+
+    async def spawn(self, name: str, actor: Actor, parent: Cell | None = None) -> Cell:
+        """Start an actor; returns when ``on_start`` is done."""
+        if self.stopping:
+            raise StartFailed(f"{name}: the system is stopping")
+        if name in self.cells:
+            raise NameTaken(f"{name} lives here already: stop it first, or choose another name")
+        cell = Cell(self, name, actor, parent)
+        actor.ctx = Context(cell)
+        self.cells[name] = cell
+        if parent is not None:
+            parent.children[name] = cell
+        self.exits.pop(name, None)
+        try:
+            async with asyncio.timeout(self.limits.ready_timeout_s):
+                await asyncio.shield(cell.started)
+        except TimeoutError:
+            await cell.kill()
+            raise StartFailed(f"{name}: on_start took longer than {self.limits.ready_timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            cell.task.cancel()
+            raise
+        except StartFailed:
+            await asyncio.shield(cell.ended)  # the name is free again when the caller hears of it
+            raise
+        return cell
+
+    async def stop_cell(self, cell: Cell, reason: str = "stopped") -> ActorExit:
+        """Stop in good order; after ``limits.stop_timeout_s`` by force."""
+        cell.stop(reason)
+        try:
+            async with asyncio.timeout(self.limits.stop_timeout_s):
+                return await asyncio.shield(cell.ended)
+        except TimeoutError:
+            self.count("actors_killed")
+            await cell.kill()
+            return cell.ended.result()
+
+    def cell_ended(self, cell: Cell, detail: str) -> None:
+        """Free the name and tell who watches."""
+        assert cell.exit is not None
+        del self.cells[cell.name]
+        self.exits[cell.name] = cell.exit
+        while len(self.exits) > self.limits.mailbox_messages:
+            del self.exits[next(iter(self.exits))]
+        gone = TargetGone(reason=cell.exit.gone, detail=detail)
+        for peer, watch_id in self.watches.take_watchers(cell.name):
+            if peer == self.own:
+                self.end_watch(watch_id, gone.reason, detail)
+            else:
+                self.post(peer, "", Lane.MESSAGE, Kind.DOWN, gone, request_id=watch_id, surely=True)
+
+    # sending
+
+    def post(
+        self,
+        peer: PeerId,
+        endpoint: str,
+        lane: Lane,
+        kind: Kind,
+        message: Message | None,
+        *,
+        source: str = "",
+        target: str = "",
+        request_id: int = 0,
+        attempt: int = 0,
+        number: int = 0,
+        number_bytes: int = 0,
+        deadline_at: float | None = None,
+        surely: bool = False,
+    ) -> SendOutcome:
+        envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
+                            request_id=request_id, attempt=attempt, number=number,
+                            number_bytes=number_bytes)  # fmt: skip
+        body: list[Any] = []
+        if message is not None:
+            envelope.tag, has_job, has_epoch = label(type(message))
+            if has_job:
+                envelope.job = cast(Any, message).job
+            if has_epoch:
+                envelope.epoch = cast(Any, message).epoch
+            body = encode_body(message)
+        envelope.trace_id, envelope.parent_id = self._trace()
+        outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
+        if outcome is not SendOutcome.QUEUED:
+            self.counters[f"send_{outcome.value}"] += 1
+        return outcome
+
+    def _trace(self) -> tuple[int, int]:
+        """The trace that goes on with what is sent now, and its parent span; a new trace outside of any."""
+        delivery = current.get()
+        if delivery is not None and delivery.trace_id:
+            return delivery.trace_id, delivery.span_id
+        return self.new_trace(), 0
+
+    def new_trace(self) -> int:
+        """An id that no other process draws: from the incarnation and a counter, so no randomness is used."""
+        return ((self.own.incarnation << 20) ^ self.next_id()) & _ID_MASK
+
+    # questions and tells, from refs
+
+    def tell(self, owner: ActorAddress | None, address: ActorAddress, message: Message, lane: Lane) -> SendOutcome:
+        """See ``ActorRef.tell``."""
+        if address.peer != self.own:
+            source = "" if owner is None else owner.name
+            return self.post(address.peer, address.endpoint, lane, Kind.TELL, message,
+                              source=source, target=address.name)  # fmt: skip
+        refusal = self.deliver_local(owner, address.name, message)
+        if refusal is None:
+            return SendOutcome.QUEUED
+        self.counters[f"tells_refused.{refusal.reason}"] += 1
+        return SendOutcome.FULL if refusal.reason is RefusalReason.MAILBOX_FULL else SendOutcome.NO_LINK
+
+    async def ask(
+        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
+        timeout_s: float | None, attempts: int,
+    ) -> R:  # fmt: skip
+        """See ``ActorRef.ask``."""
+        deadline_at = self.now() + (self.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        request_id = self.next_id()
+        asker = "" if owner is None else owner.name
+        pause_s = self.limits.backoff_first_s
+        for attempt in range(attempts):
+            waiter = Waiter(request_id, asker, address, label(type(message))[0], reply, self.now())
+            try:
+                return cast(R, await self._ask_once(waiter, owner, message, deadline_at, attempt))
+            except (NotSent, SentNoReply):
+                if attempt + 1 == attempts or self.now() + pause_s >= deadline_at:
+                    raise
+            self.count("asks_repeated")
+            await asyncio.sleep(pause_s)
+            pause_s *= 2
+        raise ValueError(f"attempts is {attempts}, expected at least 1")
+
+    async def _ask_once(
+        self, waiter: Waiter, owner: ActorAddress | None, message: Message, deadline_at: float, attempt: int
+    ) -> Message:
+        future = waiter.future = self.loop.create_future()
+        self.requests.open(waiter)
+        self.requests.arm(waiter, deadline_at)
+        address = waiter.target
+        answered = False
+        try:
+            if address.peer == self.own:
+                waiter.sent = True
+                caller = Caller(self.own, waiter.request_id)
+                refusal = self.deliver_local(owner, address.name, message, caller, deadline_at, attempt=attempt)
+                if refusal is not None:
+                    raise error_of(refusal, address, waiter.question, stream=False)
+            else:
+                self.send_question(waiter, Kind.ASK, message, Lane.MESSAGE, deadline_at, attempt=attempt)
+            reply = await future
+            answered = True
+            return reply
+        except AskError as error:
+            answered = error.executed.value != "maybe"
+            raise
+        finally:
+            self.requests.close(waiter)
+            if future.done() and not future.cancelled():
+                future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
+            if not answered:
+                self.send_cancel(waiter)
+
+    def send_question(
+        self, waiter: Waiter, kind: Kind, message: Message, lane: Lane, deadline_at: float,
+        *, attempt: int = 0, number: int = 0, number_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        """Send a question to another process; raises NotSent."""
+        address = waiter.target
+        outcome = self.post(
+            address.peer, address.endpoint, lane, kind, message, source=waiter.asker, target=address.name,
+            request_id=waiter.request_id, attempt=attempt, number=number,
+            number_bytes=number_bytes, deadline_at=deadline_at,
+        )  # fmt: skip
+        if outcome is not SendOutcome.QUEUED:
+            why = "there is no link" if outcome is SendOutcome.NO_LINK else "its queue is full"
+            text = f"{waiter.question} to {address} was not sent: {why}"
+            raise NotSent(text, target=address, question=waiter.question)
+        waiter.sent = not self.links.is_queueing(address.peer)
+
+    def send_cancel(self, waiter: Waiter, lane: Lane = Lane.MESSAGE) -> None:
+        """Tell the target that nobody waits for this answer any more. Best effort."""
+        address = waiter.target
+        if address.peer == self.own:
+            self.cancel(address.name, Caller(self.own, waiter.request_id))
+        elif waiter.sent:
+            self.post(address.peer, "", lane, Kind.CANCEL, None,
+                       target=address.name, request_id=waiter.request_id)  # fmt: skip
+
+    def cancel(self, target: str, caller: Caller) -> None:
+        """Whoever asked has left. Best effort, idempotent."""
+        self.streams.cancel(caller)
+        if (cell := self.cells.get(target)) is not None:
+            cell.cancel_question(caller)
+
+    # into a mailbox
+
+    def admit(
+        self, target: str, kind: type[Message], *, stream: bool = False, attempt: int = 0
+    ) -> tuple[Cell, Handler] | Refusal:
+        """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
+        cell = self.cells.get(target)
+        if cell is None:
+            return Refusal(reason=RefusalReason.UNKNOWN_ACTOR, detail=f"no {target!r} at {self.own}")
+        handler = cell.actor.handlers.get(kind)
+        if handler is None or handler.streams != stream:
+            actor = type(cell.actor).__name__
+            how = "" if handler is None else "; it opens a stream" if handler.streams else "; it opens no stream"
+            return Refusal(reason=RefusalReason.NO_HANDLER, detail=f"{actor} does not handle {kind.__name__}{how}")
+        if attempt and not handler.idempotent:
+            return Refusal(reason=RefusalReason.NOT_IDEMPOTENT, detail="a repeat was asked of a handler that may not")
+        reason = RefusalReason.STOPPING if cell.stopping else cell.mailbox.room()
+        return (cell, handler) if reason is None else Refusal(reason=reason)
+
+    def put(
+        self, cell: Cell, handler: Handler, message: Message, sender: ActorAddress | None, *,
+        caller: Caller | None = None, deadline_at: float | None = None, lane: Lane = Lane.MESSAGE,
+        window: Window | None = None, trace_id: int = 0,
+    ) -> None:  # fmt: skip
+        """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
+        if caller is not None and handler.idempotent and not handler.streams:
+            if not self.results.begin(caller, self.now()):
+                return
+        cell.mailbox.put(
+            Delivery(message, label(type(message))[0], handler, sender, caller=caller, deadline_at=deadline_at,
+                     lane=lane, window=window, trace_id=trace_id, span_id=self.next_id())
+        )  # fmt: skip
+
+    def deliver_local(
+        self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
+        deadline_at: float | None = None, *, window: Window | None = None, attempt: int = 0,
+    ) -> Refusal | None:  # fmt: skip
+        """Deliver within this process; returns the refusal, if it is refused."""
+        admitted = self.admit(target, type(message), stream=window is not None, attempt=attempt)
+        if isinstance(admitted, Refusal):
+            return admitted
+        self.put(*admitted, message, sender, caller=caller, deadline_at=deadline_at, window=window,
+                 trace_id=self._trace()[0])  # fmt: skip
+        return None
+
+    # answers
+
+    def answer(self, delivery: Delivery, kind: Kind, message: Message | None, number: int = 0) -> None:
+        """Answer a question, once; a tell is not answered."""
+        caller = delivery.caller
+        if caller is None or delivery.answered:
+            return
+        send = partial(self.send_answer, caller, kind, message, delivery.lane, number)
+        send()
+        delivery.answered = True
+        if delivery.handler.idempotent and not delivery.handler.streams:
+            final = kind is Kind.REPLY or (kind is Kind.ERROR and cast(Failure, message).declared)
+            if final:
+                self.results.finish(caller, send, self.now())
+            else:
+                self.results.abandon(caller)
+
+    def send_answer(self, caller: Caller, kind: Kind, message: Message | None, lane: Lane, number: int = 0) -> None:
+        """Send an answer to wherever the question came from."""
+        if caller.peer == self.own:
+            self.settle(caller.request_id, kind, message, number)
+            return
+        outcome = self.post(caller.peer, "", lane, kind, message,
+                             request_id=caller.request_id, number=number, surely=True)  # fmt: skip
+        if outcome is not SendOutcome.QUEUED:
+            self.count("answers_undeliverable")
+
+    def settle(self, request_id: int, kind: Kind, message: Message | None, number: int) -> None:
+        """The answer to a question of this process has come."""
+        waiter = self.requests.take(request_id)
+        if waiter is None:
+            return
+        if kind is Kind.STREAM_END and isinstance(waiter, Stream):
+            waiter.end(number)
+        elif kind is Kind.REPLY and not waiter.is_stream and isinstance(message, waiter.reply_kind):
+            waiter.settle(message)
+        elif kind in (Kind.ERROR, Kind.REFUSED, Kind.DOWN) and message is not None:
+            waiter.fail(error_of(message, waiter.target, waiter.question, stream=waiter.is_stream))
+        else:
+            got = "nothing" if message is None else type(message).__name__
+            text = f"{waiter.question} to {waiter.target}: expected {waiter.reply_kind.__name__}, got {got}"
+            waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
+
+    # death watch
+
+    def watch(self, cell: Cell, target: ActorAddress) -> None:
+        """See ``Context.watch``."""
+        if target in cell.watching:
+            return
+        watch_id = self.next_id()
+        cell.watching[target] = watch_id
+        self.watches.hold(LocalWatch(watch_id, cell.name, target))
+        if target.peer == self.own:
+            if target.name in self.cells:
+                self.watches.add_watcher(target.name, self.own, watch_id)
+            else:
+                self.end_watch(watch_id, Gone.UNKNOWN_ACTOR, "")
+            return
+        outcome = self.post(target.peer, target.endpoint, Lane.SIGNAL, Kind.WATCH, None,
+                             target=target.name, request_id=watch_id, surely=True)  # fmt: skip
+        if outcome is not SendOutcome.QUEUED:
+            self.end_watch(watch_id, Gone.UNREACHABLE, f"there is no link to {target.peer}")
+
+    def unwatch(self, cell: Cell, target: ActorAddress) -> None:
+        """See ``Context.unwatch``."""
+        watch_id = cell.watching.pop(target, 0)
+        if not watch_id or self.watches.release(watch_id) is None:
+            return
+        if target.peer == self.own:
+            self.watches.remove_watcher(target.name, self.own, watch_id)
+        else:
+            self.post(target.peer, "", Lane.SIGNAL, Kind.UNWATCH, None, target=target.name, request_id=watch_id)
+
+    def end_watch(self, watch_id: int, reason: Gone, detail: str) -> None:
+        """The watched actor is gone: the watcher gets its one Down."""
+        watch = self.watches.release(watch_id)
+        if watch is None:
+            return
+        cell = self.cells.get(watch.watcher)
+        if cell is not None and cell.watching.get(watch.target) == watch_id:
+            cell.put_own(Down(address=watch.target, reason=reason, detail=detail), watch.target, watch_id)
+
+    def _unreachable(self, peer: PeerId, why: str) -> None:
+        """No way to ``peer`` was found."""
+        self.peer_gone(peer, Gone.UNREACHABLE, why)
+
+    def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
+        """The link to ``peer`` is lost, or was never there: all business with it ends."""
+        self.requests.fail_peer(peer, why, reason)
+        for watch_id in self.watches.held_on(peer):
+            self.end_watch(watch_id, reason, why)
+        self.watches.remove_peer(peer)
+        self.streams.cancel_peer(peer)

@@ -1,0 +1,142 @@
+"""The actors of one process, from outside: start, spawn, look, stop.
+
+    system = ActorSystem(transport, limits=…, seed=…)
+    await system.start()
+    ref = await system.spawn("counter", Counter())
+    total = await ref.ask(GetTotal(), Total)
+    await system.stop()
+
+Invariants
+- One system a process and a transport; it owns the transport from ``start`` to ``stop``.
+- ``stop`` ends every actor, in reverse order of birth, each within ``limits.stop_timeout_s`` or by force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.core.actor import Actor
+from actors.core.cell import ActorExit
+from actors.core.errors import ActorError, UnknownActor
+from actors.core.inbound import Inbound
+from actors.core.ref import ActorRef
+from actors.core.router import Router
+from actors.core.stalls import LoopLag, Stall, SystemStats, stalls, stats
+from actors.core.watch import Gone
+from configs.limits import DEFAULT_LIMITS, Limits
+from transport.address import ActorAddress, PeerId
+from transport.transport import Transport
+
+__all__ = ["ActorExit", "ActorSystem", "Stall", "SystemStats"]
+
+
+class ActorSystem:
+    """Hosts actors over one transport. ``seed`` fixes every ``ctx.rng``."""
+
+    def __init__(self, transport: Transport, *, limits: Limits = DEFAULT_LIMITS, seed: int = 0) -> None:
+        self._transport = transport
+        self.limits = limits
+        self._seed = seed
+        self._started: Router | None = None
+        self._lag = LoopLag()
+
+    @property
+    def _router(self) -> Router:
+        if self._started is None:
+            raise ActorError("the system has not been started: await system.start() first")
+        return self._started
+
+    @property
+    def peer(self) -> PeerId:
+        """This process."""
+        return self._transport.peer
+
+    @property
+    def endpoint(self) -> str:
+        """Where this process listens; known after ``start``."""
+        return self._transport.endpoint
+
+    async def start(self) -> None:
+        """Listen, and take messages on the running loop."""
+        self._started = Router(self._transport, self.limits, self._seed)
+        await self._transport.start(Inbound(self._started))
+        self._lag.start(self.limits.loop_lag_warn_s)
+
+    async def spawn(self, name: str, actor: Actor) -> ActorRef:
+        """Start an actor; returns when its ``on_start`` is done.
+
+        Raises:
+            StartFailed: ``on_start`` raised, or took longer than ``limits.ready_timeout_s``.
+            NameTaken: an actor of that name lives here.
+        """
+        cell = await self._router.spawn(name, actor)
+        return ActorRef(self._router, cell.address)
+
+    def ref(self, address: ActorAddress) -> ActorRef:
+        """A ref for code outside of actors."""
+        return ActorRef(self._router, address)
+
+    def address(self, name: str) -> ActorAddress:
+        """The address that an actor of that name has, or would have, here."""
+        return ActorAddress(name, self.peer, self.endpoint)
+
+    def actors(self) -> list[str]:
+        """Names of the actors that live here, in order of birth."""
+        return list(self._router.cells)
+
+    async def connect(self, endpoint: str, timeout_s: float | None = None) -> PeerId:
+        """Open a link to whoever listens at ``endpoint`` and say who that is.
+
+        Raises:
+            HandshakeRefused, LinkTimeout.
+        """
+        return await self._transport.connect(endpoint, timeout_s=timeout_s or self.limits.connect_timeout_s)
+
+    async def wait_stopped(self, name: str, timeout_s: float | None = None) -> ActorExit:
+        """Wait for an actor to end, without a limit unless told; at once if it has ended already.
+
+        Raises:
+            UnknownActor: none of that name has lived here.
+            TimeoutError: it has not ended within ``timeout_s``.
+        """
+        router = self._router
+        cell = router.cells.get(name)
+        if cell is None:
+            if name not in router.exits:
+                raise UnknownActor(f"no actor {name!r} has lived at {self.peer}")
+            return router.exits[name]
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(cell.ended)
+
+    async def stop_actor(self, name: str, reason: str = "stopped") -> ActorExit:
+        """End one actor after the message that it handles, or by force after ``limits.stop_timeout_s``.
+
+        Raises:
+            UnknownActor: none of that name has lived here.
+        """
+        cell = self._router.cells.get(name)
+        if cell is None:
+            return await self.wait_stopped(name)
+        return await self._router.stop_cell(cell, reason)
+
+    def stats(self) -> SystemStats:
+        """Counters, mailbox depths, the oldest unanswered ask, loop lag."""
+        return stats(self._router, self._lag)
+
+    def stalls(self, longer_than_s: float = 0.0) -> list[Stall]:
+        """Who waits for whom since when, longest first."""
+        return stalls(self._router, longer_than_s=longer_than_s)
+
+    async def stop(self) -> None:
+        """End all actors, youngest first, say goodbye to the peers, close the transport. Idempotent."""
+        router = self._router
+        if router.stopping:
+            return
+        router.stopping = True
+        self._lag.stop()
+        for cell in reversed(list(router.cells.values())):
+            await router.stop_cell(cell)
+        router.links.close()
+        await self._transport.close(timeout_s=self.limits.close_timeout_s)
+        for peer in self._transport.peers():
+            router.peer_gone(peer, Gone.STOPPED, "this system has stopped")
