@@ -133,10 +133,12 @@ class Job(Actor):
         while not self.state.over:
             await self.ctx.sleep(delay_s)
             try:
-                return await self._register()
+                await self._register()
             except AskError as error:
                 self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error))
                 delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
+            else:
+                return
 
     # ------------------------------------------------------------ prompts
 

@@ -1,7 +1,7 @@
 """What the job hears from its operator: the control server, the terminal, another actor.
 
-    operator ──PauseJob, ResumeJob, CancelJob, CheckpointJob, JobStatus──▶ job ──▶ scheduler
-    operator ◀────────────────────── JobEvent* ────────WatchJob─────────── job
+operator ──PauseJob, ResumeJob, CancelJob, CheckpointJob, JobStatus──▶ job ──▶ scheduler
+operator ◀────────────────────── JobEvent* ────────WatchJob─────────── job
 """
 
 from __future__ import annotations

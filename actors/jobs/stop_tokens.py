@@ -48,5 +48,7 @@ def _single_token(model_path: Path, text: str) -> int:
         raise BadStopToken(f"rollout.stop: {model_path.name} has no tokenizer.json, so {text!r} cannot be looked up")
     ids: list[int] = Tokenizer.from_file(str(path)).encode(text, add_special_tokens=False).ids
     if len(ids) != 1:
-        raise BadStopToken(f"rollout.stop: {text!r} is {len(ids)} tokens of this model, it must be one; use another text")
+        raise BadStopToken(
+            f"rollout.stop: {text!r} is {len(ids)} tokens of this model, it must be one; use another text"
+        )
     return ids[0]

@@ -9,7 +9,21 @@ Row = dict[str, float | int | str]
 
 _ENDS = 5
 _COUNTS = frozenset(
-    ["step", "policy_version", "samples", "samples_dropped", "tokens_generated", "tokens_trained", "response_tokens_max", "staleness_max", "samples_migrated", "restarts", "prompts_lost", "samples_trained_twice", "leases_ignored"]
+    [
+        "step",
+        "policy_version",
+        "samples",
+        "samples_dropped",
+        "tokens_generated",
+        "tokens_trained",
+        "response_tokens_max",
+        "staleness_max",
+        "samples_migrated",
+        "restarts",
+        "prompts_lost",
+        "samples_trained_twice",
+        "leases_ignored",
+    ]
 )
 
 

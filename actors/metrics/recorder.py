@@ -57,7 +57,7 @@ class Metrics(Actor):
         for sink in list(self._sinks):
             try:
                 sink.write(int(row["step"]), row)
-            except Exception as error:  # a third party's code and network: no run ends for that
+            except Exception as error:  # noqa: BLE001 - a third party's code and network: no run ends for that
                 self.ctx.log.error("a metrics sink failed and is left out", sink=type(sink).__name__, error=repr(error))
                 self._sinks.remove(sink)
 

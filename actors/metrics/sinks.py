@@ -48,7 +48,7 @@ class WandbSink:
 
     def __init__(self, project: str, job: str, directory: Path) -> None:
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports] - an optional extra
         except ImportError as error:
             raise SinkUnavailable(
                 "metrics.wandb_project is set, but wandb is not installed: pip install 'headrace[wandb]', or unset it"
@@ -74,7 +74,9 @@ class PrometheusSink:
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
         except OSError as error:
-            raise SinkUnavailable(f"metrics.prometheus_port: {port} cannot be opened ({error}); choose another") from error
+            raise SinkUnavailable(
+                f"metrics.prometheus_port: {port} cannot be opened ({error}); choose another"
+            ) from error
 
     @property
     def port(self) -> int:

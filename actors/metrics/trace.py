@@ -34,7 +34,9 @@ class TraceFile:
         self._file.seek(0, os.SEEK_END)
         if self._file.tell() == 0:
             self._file.write(b"[")
-            self._append([{"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": job}}], first=True)
+            self._append(
+                [{"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": job}}], first=True
+            )
 
     def add(self, track: str, spans: Sequence[Span]) -> None:
         """Write these spans of one track."""
@@ -44,7 +46,9 @@ class TraceFile:
             number = self._tracks[track] = len(self._tracks) + 1
             order = 0 if track == "trainer" else number
             events.append({"ph": "M", "name": "thread_name", "pid": _PID, "tid": number, "args": {"name": track}})
-            events.append({"ph": "M", "name": "thread_sort_index", "pid": _PID, "tid": number, "args": {"sort_index": order}})
+            events.append(
+                {"ph": "M", "name": "thread_sort_index", "pid": _PID, "tid": number, "args": {"sort_index": order}}
+            )
         events.extend(_complete_event(span, number) for span in spans)
         self._append(events)
 

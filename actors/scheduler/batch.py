@@ -2,7 +2,7 @@
 
 Invariants
 - Row r is sibling ``r % group_size`` of prompt ``prompts[r // group_size]``; columns never change their length.
-- Row r's response is ``tokens[r, :length[r]]``, with the log-probability and the policy version of each token beside it.
+- Row r's response is ``tokens[r, :length[r]]``, with each token's log-probability and policy version beside it.
 - The token matrices are zeroed lazily by the operating system: a row costs memory for the pages that it has reached,
   not for ``max_tokens``.
 
@@ -54,7 +54,9 @@ class StepBatch:
     def __init__(self, event: BatchIssued) -> None:
         prompts = event.prompts
         if len(prompts) == 0 or event.group_size < 1 or np.any(np.diff(prompts) <= 0):
-            raise IllegalTransition(f"step {event.step}: a batch needs prompts in strictly increasing order and a group")
+            raise IllegalTransition(
+                f"step {event.step}: a batch needs prompts in strictly increasing order and a group"
+            )
         if len(event.contexts) != len(prompts) or int(event.prompt_lengths.sum()) != len(event.prompt_ids):
             raise IllegalTransition(f"step {event.step}: contexts or prompt ids do not fit {len(prompts)} prompts")
         self.step = event.step
@@ -120,7 +122,9 @@ class StepBatch:
                 f" {' or '.join(s.name.lower() for s in states)}"
             )
 
-    def put(self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int) -> None:
+    def put(
+        self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
+    ) -> None:
         """Write one token for each pair of row and position."""
         self._tokens[rows, positions] = tokens
         self._logprobs[rows, positions] = logprobs

@@ -37,7 +37,7 @@ def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:
     """All samples of a committed batch."""
     n = len(batch)
     ragged = batch.ragged(np.arange(n, dtype=np.int32))
-    tokens = memoryview(np.ascontiguousarray(ragged.tokens, "<i4")).cast("B")
+    tokens = memoryview(ragged.tokens.astype("<i4").tobytes())
     ends = np.cumsum(ragged.lengths).tolist()
     rows: list[CommittedSample] = []
     start = 0

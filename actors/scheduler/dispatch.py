@@ -1,8 +1,8 @@
 """Queued samples to workers: asks the policy, sends Assign, writes Assigned.
 
-    ledger's queued rows ──▶ GroupView ─┐
-    worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ Assign ──▶ worker
-                                                                 └──▶ Assigned ─▶ ledger, journal
+ledger's queued rows ──▶ GroupView ─┐
+worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ Assign ──▶ worker
+                                                             └──▶ Assigned ─▶ ledger, journal
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _NOTHING = np.empty(0, np.int32)
 class Dispatcher:
     """Hands out as much as credit allows each time it is asked to."""
 
-    def __init__(self, job: str, books: Books, workers: WorkerTable, max_staleness: int, limits: Limits, tell: Tell) -> None:
+    def __init__(
+        self, job: str, books: Books, workers: WorkerTable, max_staleness: int, limits: Limits, tell: Tell
+    ) -> None:
         self._job = job
         self._books = books
         self._workers = workers
@@ -99,5 +101,3 @@ def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
             work[index] = prompt
         prompt.samples.append(SampleWork(first + i, sibling, batch.held(row) if held[i] else _NOTHING))
     return list(work.values())
-
-

@@ -1,13 +1,13 @@
 """What the scheduler's own parts raise.
 
-    HeadraceError
-    └── SchedulerError
-        ├── IllegalTransition   our bug, or the sender's: the event was refused and nothing changed; do not retry
-        ├── JournalFailed       infrastructure: the disk refused; what was not yet durable may be lost
-        └── JournalUnreadable   configuration: not a journal, or one of another version; do not retry
+HeadraceError
+└── SchedulerError
+    ├── IllegalTransition   our bug, or the sender's: the event was refused and nothing changed; do not retry
+    ├── JournalFailed       infrastructure: the disk refused; what was not yet durable may be lost
+    └── JournalUnreadable   configuration: not a journal, or one of another version; do not retry
 
-    ReplyError
-    └── NotAccepted             the asker's fault: what it says contradicts the ledger, the text says how; do not retry
+ReplyError
+└── NotAccepted             the asker's fault: what it says contradicts the ledger, the text says how; do not retry
 """
 
 from __future__ import annotations

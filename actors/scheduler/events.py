@@ -49,7 +49,7 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
-    """One TokenDelta, columns as in ``messages.TokenDelta``. Rows that do not fit the ledger are ignored and counted."""
+    """One TokenDelta, columns as in ``messages.TokenDelta``. Rows that do not fit are ignored and counted."""
 
     worker: str
     policy_version: int

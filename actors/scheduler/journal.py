@@ -224,7 +224,9 @@ class SqliteJournal:
             rows: list[tuple[int, str, str, int, bytes]] = []
             for item in items:
                 if isinstance(item, StepBatch):
-                    db.executemany(_INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)])
+                    db.executemany(
+                        _INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)]
+                    )
                 elif isinstance(item, _Prune):
                     _insert(db, rows)
                     _prune(db, item.below)
@@ -244,7 +246,7 @@ class SqliteJournal:
         return self._seq, ev.kind_of(event), self._job, step, ev.encode_event(event)
 
 
-_INSERT_SAMPLE = f"INSERT OR REPLACE INTO samples VALUES ({', '.join('?' * len(CommittedSample.__struct_fields__))})"
+_INSERT_SAMPLE = "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 def _insert(db: sqlite3.Connection, rows: list[tuple[int, str, str, int, bytes]]) -> None:
@@ -253,8 +255,7 @@ def _insert(db: sqlite3.Connection, rows: list[tuple[int, str, str, int, bytes]]
 
 
 def _prune(db: sqlite3.Connection, below: int) -> None:
-    marks = ", ".join("?" * len(_KEPT))
-    db.execute(f"DELETE FROM events WHERE step < ? AND kind NOT IN ({marks})", (below, *_KEPT))
+    db.execute("DELETE FROM events WHERE step < ? AND kind NOT IN (?, ?, ?, ?)", (below, *_KEPT))
     db.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_below', ?)", (str(below),))
 
 
@@ -272,11 +273,12 @@ def _open(path: Path, job: str) -> sqlite3.Connection:
         db.executescript(_SCHEMA)
         found = dict(db.execute("SELECT name, value FROM meta").fetchall())
         if int(found.setdefault("schema_version", str(SCHEMA_VERSION))) != SCHEMA_VERSION:
-            raise JournalUnreadable(
-                f"{path.name} has schema {found['schema_version']}, this version reads {SCHEMA_VERSION}: start a new run"
-            )
+            version = found["schema_version"]
+            raise JournalUnreadable(f"{path.name} has schema {version}, not {SCHEMA_VERSION}: start a new run")
         if found.setdefault("job", job) != job:
-            raise JournalUnreadable(f"{path.name} belongs to job {found['job']!r}, not {job!r}: use another run directory")
+            raise JournalUnreadable(
+                f"{path.name} belongs to job {found['job']!r}, not {job!r}: use another run directory"
+            )
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", found.items())
     except sqlite3.DatabaseError as error:
         raise JournalUnreadable(f"{path.name} is no journal: {error}") from error
@@ -295,7 +297,9 @@ def _events(db: sqlite3.Connection) -> Iterator[ev.Event]:
             yield ev.decode_event(body)
         except (msgspec.DecodeError, ValueError):
             if seq <= _durable_seq(db):
-                raise JournalUnreadable(f"event {seq} cannot be read, and it was durable: the file is damaged") from None
+                raise JournalUnreadable(
+                    f"event {seq} cannot be read, and it was durable: the file is damaged"
+                ) from None
             db.execute("DELETE FROM events WHERE seq >= ?", (seq,))
             return
 

@@ -249,9 +249,7 @@ class Ledger:
         self._settle_returned(batch, rows[finished == FinishReason.ABORTED], outcome)
         outcome.ended += int(np.count_nonzero(finished))
 
-    def _settle_finished(
-        self, batch: StepBatch, rows: np.ndarray, finish: np.ndarray | int, outcome: Outcome
-    ) -> None:
+    def _settle_finished(self, batch: StepBatch, rows: np.ndarray, finish: np.ndarray | int, outcome: Outcome) -> None:
         if len(rows):
             batch.state[rows] = S.FINISHED
             batch.finish[rows] = finish
@@ -379,7 +377,9 @@ class Ledger:
 
     def _checkpointed(self, event: ev.Checkpointed) -> Outcome:
         if event.step > self.committed_steps:
-            raise IllegalTransition(f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed")
+            raise IllegalTransition(
+                f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed"
+            )
         for name, value in event.counters.items():  # what was counted before is not recounted from a pruned journal
             setattr(self.counters, name, max(value, getattr(self.counters, name)))
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]

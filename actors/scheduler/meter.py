@@ -27,7 +27,9 @@ class StepMeter:
         """The trainer has opened its first step: start-up is not part of it."""
         self._since_s = now
 
-    def take(self, batch: StepBatch, policy_version: int, from_trainer: dict[str, float], now: float) -> dict[str, float]:
+    def take(
+        self, batch: StepBatch, policy_version: int, from_trainer: dict[str, float], now: float
+    ) -> dict[str, float]:
         """The row of a step that has just been committed, without the trainer's idle share if it gave none."""
         counters = self._ledger.counters
         rows = np.nonzero(batch.state == SampleState.COMMITTED)[0].astype(np.int32)
@@ -52,5 +54,7 @@ class StepMeter:
             "samples_trained_twice": counters.samples_trained_twice,
         }
         self._since_s, self._tokens = now, counters.tokens
-        extra = {f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")}
+        extra = {
+            f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")
+        }
         return dict.fromkeys(FROM_TRAINER, 0.0) | {"trainer_idle_fraction": 0.0} | extra | row

@@ -289,7 +289,9 @@ class Scheduler(Actor):
         if kind is m.FailureKind.INFRASTRUCTURE:
             worker.rest(self.ctx.now(), self.ctx.limits.backoff_first_s, self.ctx.limits.backoff_max_s)
         blame = kind in (m.FailureKind.DATA, m.FailureKind.BUG)
-        outcome = self._books.apply(ev.Returned(worker.name, news.assignments, f"{kind}: {news.failure.message}", blame))
+        outcome = self._books.apply(
+            ev.Returned(worker.name, news.assignments, f"{kind}: {news.failure.message}", blame)
+        )
         for step, rows in located.items():
             self._drop_hopeless(self._ledger.batches[step], rows, f"{kind}: {news.failure.message}")
         self._after(worker, outcome)
@@ -323,9 +325,7 @@ class Scheduler(Actor):
     def _revoke(self, worker: Worker, assignments: np.ndarray, why: str) -> None:
         """End these hand-outs here at once and there as soon as possible."""
         if len(assignments):
-            self._tell(
-                worker.address, Revoke(job=self._job.name, epoch=self._ledger.epoch, assignments=assignments)
-            )
+            self._tell(worker.address, Revoke(job=self._job.name, epoch=self._ledger.epoch, assignments=assignments))
             self._after(worker, self._books.apply(ev.Returned(worker.name, assignments, why)))
 
     def _lose(self, worker: Worker, why: str) -> None:

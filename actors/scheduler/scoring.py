@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 class Scoring:
     """``settled(step)`` is called after samples of that step were scored or dropped."""
 
-    def __init__(self, ctx: Context, job: str, verdict_timeout_s: float, books: Books, settled: Callable[[int], None]) -> None:
+    def __init__(
+        self, ctx: Context, job: str, verdict_timeout_s: float, books: Books, settled: Callable[[int], None]
+    ) -> None:
         self._ctx = ctx
         self._job = job
         self._verdict_timeout_s = verdict_timeout_s

@@ -54,7 +54,9 @@ def _reason(view: StallView) -> str:
     if view.queued:
         return _queued_reason(view)
     if view.finished:
-        return f"verdicts on {view.finished} samples" + ("" if view.has_rewards else ": no reward worker has registered")
+        return f"verdicts on {view.finished} samples" + (
+            "" if view.has_rewards else ": no reward worker has registered"
+        )
     if not view.has_trainer:
         return f"the trainer to open step {view.step}"
     return f"the trainer to commit step {view.step}"

@@ -53,7 +53,7 @@ def _soon_ready(view: AssignView, step: int, now: float) -> list[WorkerView]:
 def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerView]) -> int:
     """The level to which workers are filled: the lowest that holds all the work, like water in a row of vessels."""
     total = sum(len(g.rows) for g in groups) + sum(load[w.name] for w in workers)
-    low, high = 1, max(max(w.slots for w in workers), 1)
+    low, high = 1, max(1, *(w.slots for w in workers))
     while low < high:
         level = (low + high) // 2
         if sum(max(load[w.name], min(level, w.slots)) for w in workers) >= total:
@@ -73,7 +73,9 @@ def _place(
 ) -> None:
     """Give the group to the least loaded worker with room, and what exceeds its share to the next."""
     rows = group.rows
-    queue = [(load[w.name] / w.slots, i, w.name) for i, w in enumerate(ready) if room[w.name] > 0 and load[w.name] < share]
+    queue = [
+        (load[w.name] / w.slots, i, w.name) for i, w in enumerate(ready) if room[w.name] > 0 and load[w.name] < share
+    ]
     heapq.heapify(queue)
     while len(rows) and queue:
         _, _, name = heapq.heappop(queue)
@@ -85,9 +87,9 @@ def _place(
 
 
 def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:
-    decisions: list[Decision] = []
-    for (worker, step), parts in picks.items():
-        rows = np.concatenate(parts)
-        for start in range(0, len(rows), message_samples):
-            decisions.append(AssignSamples(worker, step, rows[start : start + message_samples]))
-    return decisions
+    whole = {key: np.concatenate(parts) for key, parts in picks.items()}
+    return [
+        AssignSamples(worker, step, rows[start : start + message_samples])
+        for (worker, step), rows in whole.items()
+        for start in range(0, len(rows), message_samples)
+    ]

@@ -58,7 +58,9 @@ class ScriptedScheduler(Actor):
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
         numbers = range(question.start, question.start + question.count)
-        return PromptsRead(prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False)
+        return PromptsRead(
+            prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False
+        )
 
     @handles(m.IssueBatch)
     async def issue(self, batch: m.IssueBatch) -> m.BatchIssued:
@@ -92,7 +94,9 @@ class Stage:
 
     def commit(self, step: int, reward: float = 0.5, replay: bool = False) -> None:
         metrics = {"step": step, "reward_mean": reward, "samples": 6, "tokens_generated": 40, "prompts_lost": 0}
-        self.ref.tell(m.StepCommitted(job="j", step=step, replay=replay, metrics={k: float(v) for k, v in metrics.items()}))
+        self.ref.tell(
+            m.StepCommitted(job="j", step=step, replay=replay, metrics={k: float(v) for k, v in metrics.items()})
+        )
 
     async def order(self, order: object) -> jm.JobReport:
         return await self.ref.ask(order, jm.JobReport)  # type: ignore[arg-type]
@@ -141,7 +145,9 @@ async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
 
 
 async def test_a_resumed_run_counts_the_rows_of_its_earlier_part(stage: Stage) -> None:
-    (stage.run_dir / "metrics.jsonl").write_text('{"step": 0, "reward_mean": 0.1, "samples": 6, "tokens_generated": 40}\n')
+    (stage.run_dir / "metrics.jsonl").write_text(
+        '{"step": 0, "reward_mean": 0.1, "samples": 6, "tokens_generated": 40}\n'
+    )
     await stage.start()
     stage.commit(1, 0.3)
     await stage.order(jm.JobStatus(job="j"))

@@ -144,7 +144,7 @@ class FakeWorker(Actor):
             offsets=np.array([r[1] for r in rows], np.int32), counts=np.ones(n, np.int32),
             finished=np.array([r[2] for r in rows], np.uint8), tokens=np.array([r[3] for r in rows], np.int32),
             logprobs=np.zeros(n, np.float32),
-            stats=EngineStats(busy_s_total=self.busy, idle_s_total=self.ctx.now() - self.busy, tokens_total=self.sequence),
+            stats=EngineStats(busy_s_total=self.busy, idle_s_total=self.ctx.now() - self.busy),
         )  # fmt: skip
 
 
@@ -233,7 +233,8 @@ class FakeTrainer(Actor):
             self.publish()
             commit = m.CommitStep(
                 job="j", step=self.step - 1, trainer=self.ctx.self_address,
-                prompts=np.array([s[0] for s in samples], np.int64), siblings=np.array([s[1] for s in samples], np.int32),
+                prompts=np.array([s[0] for s in samples], np.int64),
+                siblings=np.array([s[1] for s in samples], np.int32),
                 policy_version=self.step, metrics={"kl": 0.5, "trainer_idle_fraction": 0.25},
             )  # fmt: skip
             answer = await scheduler.ask(commit, m.Committed)

@@ -73,7 +73,7 @@ async def test_committed_samples_can_be_read_and_compared(tmp_path: Path) -> Non
     rows = committed_samples(tmp_path / "a.db")
     assert rows == committed_samples(tmp_path / "b.db")
     assert [(r.step, r.prompt, r.sibling) for r in rows[:3]] == [(0, 0, 0), (0, 0, 1), (0, 1, 0)]
-    assert rows[1].reward == 0.25 and rows[1].state == "committed" and rows[1].finish == "stop" and rows[1].n_tokens == 1
+    assert (rows[1].reward, rows[1].state, rows[1].finish, rows[1].n_tokens) == (0.25, "committed", "stop", 1)
 
 
 async def test_a_torn_tail_ends_the_journal_and_not_the_run(tmp_path: Path) -> None:

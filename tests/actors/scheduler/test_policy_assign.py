@@ -10,7 +10,7 @@ from actors.scheduler.policies.assign import decide
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 
 
-def view(workers: list[WorkerView], groups: list[GroupView], staleness: int = 0, message_samples: int = 1000) -> AssignView:
+def view(workers: list, groups: list, staleness: int = 0, message_samples: int = 1000) -> AssignView:
     return AssignView(workers, groups, staleness, pull_patience_s=2.0, message_samples=message_samples)
 
 
