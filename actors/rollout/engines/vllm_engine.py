@@ -63,7 +63,9 @@ class _Rows:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
-    def add(self, request: int, offset: int, finished: int, tokens: Sequence[int] = (), logprobs: np.ndarray | None = None) -> None:
+    def add(
+        self, request: int, offset: int, finished: int, tokens: Sequence[int] = (), logprobs: np.ndarray | None = None
+    ) -> None:
         self.requests.append(request)
         self.offsets.append(offset)
         self.counts.append(len(tokens))
@@ -169,10 +171,17 @@ class VllmEngine:
 
     def _budget(self, sequence: _Sequence) -> int:
         """How many tokens this sequence may still get."""
-        return min(sequence.request.sampling.max_tokens - sequence.produced, self._live_core.context_tokens - len(sequence.tokens))
+        return min(
+            sequence.request.sampling.max_tokens - sequence.produced,
+            self._live_core.context_tokens - len(sequence.tokens),
+        )
 
     def abort(self, requests: Sequence[int]) -> None:
-        gone = {id(sequence) for number in requests if (sequence := self._sequences.pop(int(number), None)) and self._end_aborted(sequence)}
+        gone = {
+            id(sequence)
+            for number in requests
+            if (sequence := self._sequences.pop(int(number), None)) and self._end_aborted(sequence)
+        }
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
     def _end_aborted(self, sequence: _Sequence) -> bool:
@@ -263,13 +272,20 @@ class VllmEngine:
         return self._version
 
     async def load_weights(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, *, in_flight: Literal["keep", "recompute"]
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
     ) -> None:
         if self._asleep:
             raise EngineError("the vLLM engine is asleep; wake it before weights are loaded")
         await self._run(self._load_on_thread, tensors, dict(dtypes), policy_version, in_flight)
 
-    def _load_on_thread(self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str) -> None:
+    def _load_on_thread(
+        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str
+    ) -> None:
         from actors.rollout.engines.vllm_weights import reload_in_place
 
         assert self._expected is not None
@@ -281,7 +297,9 @@ class VllmEngine:
             reload_in_place(core.model, core.model_config, self._expected, tensors, can_undo=can_undo)
         except Exception as error:
             self._torn = "" if can_undo else "the last load failed"
-            raise WeightsMismatch(f"vLLM could not load version {policy_version}: {type(error).__name__}: {error}") from error
+            raise WeightsMismatch(
+                f"vLLM could not load version {policy_version}: {type(error).__name__}: {error}"
+            ) from error
         self._torn = ""
         self._version = policy_version
         stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
@@ -307,7 +325,9 @@ class VllmEngine:
         level 2 takes the whole engine down. Unfinished sequences are prefilled anew after ``wake``.
         """
         if level not in (1, 2):
-            raise EngineError(f"sleep level {level} is unknown; use 1 (weights kept on the host) or 2 (weights dropped)")
+            raise EngineError(
+                f"sleep level {level} is unknown; use 1 (weights kept on the host) or 2 (weights dropped)"
+            )
         if not self._asleep:
             await self._run(self._sleep_on_thread, level)
             self._asleep = level
@@ -338,7 +358,7 @@ class VllmEngine:
             self._core.restore_kv_cache()
         else:
             self._core.wake()
-        if self._asleep == 2:  # noqa: PLR2004  the protocol's level
+        if self._asleep == 2:
             self._torn = "sleep level 2 dropped them"
 
     @property

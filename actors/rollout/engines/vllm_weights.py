@@ -7,7 +7,7 @@
 
 Invariants
 - vLLM accepts half of the tensors without a word, so names, shapes, dtypes and count are checked before it sees one.
-- On a CPU vLLM empties linear weights after packing them for oneDNN; only the layerwise reload path can fill them again.
+- On a CPU vLLM empties linear weights after packing them; only the layerwise reload path can fill them again.
 - A head tied to the embedding keeps a packed copy of its own that no reload renews; it is packed anew here.
 - A reload that fails half-way leaves layers on the meta device; it is finished and then undone before anyone steps.
 """
@@ -33,10 +33,10 @@ _ARRAY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The parameters of a checkpoint, by Hugging Face name. ``aliases`` are second names of tied parameters."""
+    """A checkpoint's parameters by Hugging Face name. ``aliases``: second name of a tied parameter → its first."""
 
     shapes: Mapping[str, tuple[int, ...]]
-    aliases: Mapping[str, tuple[int, ...]]
+    aliases: Mapping[str, str]
     dtype: str
 
     @classmethod
@@ -54,16 +54,25 @@ class Expected:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config)
         except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise ModelUnreadable(f"model.path {str(model_path)!r} holds no causal language model that transformers reads: {error}") from error
+            raise ModelUnreadable(
+                f"model.path {str(model_path)!r} holds no causal language model that transformers reads: {error}"
+            ) from error
         model.tie_weights()
-        every = {name: tuple(tensor.shape) for name, tensor in model.named_parameters(remove_duplicate=False)}
-        shapes = {name: tuple(tensor.shape) for name, tensor in model.named_parameters()}
-        expected = cls(shapes=shapes, aliases={name: shape for name, shape in every.items() if name not in shapes}, dtype=dtype)
+        first = {id(parameter): name for name, parameter in model.named_parameters()}
+        expected = cls(
+            shapes={name: tuple(parameter.shape) for name, parameter in model.named_parameters()},
+            aliases={
+                name: first[id(parameter)]
+                for name, parameter in model.named_parameters(remove_duplicate=False)
+                if name != first[id(parameter)]
+            },
+            dtype=dtype,
+        )
         expected.check_files(model_path)
         return expected
 
     def check_files(self, model_path: Path) -> None:
-        """vLLM starts without a word from a checkpoint that lacks a part of a fused matrix, so the names are checked first.
+        """Check names first: vLLM starts without a word from a checkpoint that lacks a part of a fused matrix.
 
         A checkpoint whose names are not the model's own (an older scheme that the loader renames) is let through.
 
@@ -75,14 +84,17 @@ class Expected:
             try:
                 with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
                     names |= set(opened.keys())
-            except Exception as error:  # noqa: BLE001  the library raises a class of its own for each kind of damage
+            except Exception as error:
                 raise ModelUnreadable(f"model.path: {str(file)!r} is damaged: {error}") from error
         if not names:
-            raise ModelUnreadable(f"model.path {str(model_path)!r} holds no .safetensors file; save the model with save_pretrained")
-        missing = sorted(self.shapes.keys() - names)
-        tied = len(self.aliases) > 0 and bool(self.aliases.keys() & names)
-        if missing and names <= self.shapes.keys() | self.aliases.keys() and not tied:
-            raise ModelUnreadable(f"model.path {str(model_path)!r} lacks {len(missing)} parameters of its own model, such as {missing[:3]}")
+            raise ModelUnreadable(
+                f"model.path {str(model_path)!r} holds no .safetensors file; save the model with save_pretrained"
+            )
+        missing = sorted(self.shapes.keys() - {self.aliases.get(name, name) for name in names})
+        if missing and names <= self.shapes.keys() | self.aliases.keys():
+            raise ModelUnreadable(
+                f"model.path {str(model_path)!r} lacks {len(missing)} parameters of its model, such as {missing[:3]}"
+            )
 
     def check(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         """Accept exactly the model's parameters; a tied parameter may also come under its second name.
@@ -90,26 +102,29 @@ class Expected:
         Raises:
             WeightsMismatch: names the first tensors that are missing, unknown or of another shape or dtype.
         """
-        missing = sorted(self.shapes.keys() - tensors.keys())
+        missing = sorted(self.shapes.keys() - {self.aliases.get(name, name) for name in tensors})
         unknown = sorted(tensors.keys() - self.shapes.keys() - self.aliases.keys())
         if missing or unknown:
             raise WeightsMismatch(
-                f"{len(tensors)} tensors came, {len(self.shapes)} are the model's; missing {missing[:3]}, unknown {unknown[:3]}. "
-                "Publish every parameter under its Hugging Face name."
+                f"{len(tensors)} tensors came, {len(self.shapes)} are the model's; missing {missing[:3]}, "
+                f"unknown {unknown[:3]}. Publish every parameter under its Hugging Face name."
             )
         for name, array in tensors.items():
-            shape = self.shapes.get(name) or self.aliases[name]
+            shape = self.shapes[self.aliases.get(name, name)]
             if tuple(array.shape) != shape:
                 raise WeightsMismatch(f"{name} has shape {tuple(array.shape)}, the model has {shape}")
             declared = dtypes.get(name)
             if declared != self.dtype or array.dtype != _ARRAY_DTYPES.get(self.dtype):
-                raise WeightsMismatch(f"{name} is {declared} in an array of {array.dtype}; this engine serves {self.dtype}. Set model.dtype alike for trainer and rollout.")
+                raise WeightsMismatch(
+                    f"{name} is {declared} in an array of {array.dtype}; this engine serves {self.dtype}. "
+                    "Set model.dtype alike for trainer and rollout."
+                )
 
     def loadable(self, tensors: WeightTensors) -> Iterator[tuple[str, torch.Tensor]]:
         """The checked tensors as torch sees them, each once, without a copy."""
         for name, array in tensors.items():
-            if name in self.shapes:
-                yield name, as_torch(array, self.dtype)
+            if name in self.shapes or self.aliases[name] not in tensors:
+                yield self.aliases.get(name, name), as_torch(array, self.dtype)
 
 
 def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
@@ -120,16 +135,17 @@ def as_torch(array: np.ndarray, dtype: str) -> torch.Tensor:
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor
 
 
-def repack_tied_heads(model: Any) -> None:
+def repack_tied_heads(model: torch.nn.Module) -> None:
     """Pack a head that shares the embedding's storage anew; without this it goes on with the old embedding."""
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
-    layers = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding) and not module.weight.is_meta]
-    embeddings = {layer.weight.data_ptr() for layer in layers if not isinstance(layer, ParallelLMHead)}
-    for layer in layers:
-        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear") and layer.weight.data_ptr() in embeddings:
-            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)
+    heads: list[Any] = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    others: list[Any] = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    embeddings = {id(layer.weight) for layer in others if layer not in heads}
+    for head in heads:
+        if hasattr(head, "cpu_linear") and id(head.weight) in embeddings:
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
 
 class Rollback:
@@ -140,7 +156,9 @@ class Rollback:
     """
 
     def __init__(self, model: Any) -> None:
-        self._tensors = [(tensor, tensor.detach().to("cpu", copy=True)) for tensor in _tensors_of(model) if tensor.numel() > 0]
+        self._tensors = [
+            (tensor, tensor.detach().to("cpu", copy=True)) for tensor in _tensors_of(model) if tensor.numel() > 0
+        ]
         self._packed = [(layer, layer.cpu_linear) for layer in model.modules() if hasattr(layer, "cpu_linear")]
 
     def restore(self) -> None:
@@ -156,7 +174,9 @@ def _tensors_of(model: Any) -> Iterator[torch.Tensor]:
 
 
 @torch.no_grad()
-def reload_in_place(model: Any, model_config: Any, expected: Expected, tensors: WeightTensors, *, can_undo: bool) -> None:
+def reload_in_place(
+    model: Any, model_config: Any, expected: Expected, tensors: WeightTensors, *, can_undo: bool
+) -> None:
     """Fill ``model`` with checked ``tensors``. On an error the old weights are back when this raises.
 
     ``can_undo`` False skips the copies: after an error the model must not be stepped until a reload succeeds.

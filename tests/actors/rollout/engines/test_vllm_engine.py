@@ -23,9 +23,12 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 
 if importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
-    pytest.skip("vLLM is not installed; `make vllm` adds it, HEADRACE_REQUIRE_VLLM=1 makes this a failure", allow_module_level=True)
+    pytest.skip(
+        "vLLM is not installed; `make vllm` adds it, HEADRACE_REQUIRE_VLLM=1 makes this a failure",
+        allow_module_level=True,
+    )
 
-from actors.rollout.engines.vllm_engine import ABORTED, LENGTH, RUNNING, STOP, VllmEngine  # noqa: E402  after the skip
+from actors.rollout.engines.vllm_engine import ABORTED, LENGTH, RUNNING, STOP, VllmEngine
 
 SHAPE: dict[str, Any] = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2}
 """Heads of 32: vLLM's attention on a CPU has no kernel for smaller ones."""
@@ -36,9 +39,22 @@ def sampling(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 16, "temperature": 1.0, "seed": 7} | changes))
 
 
-def request(number: int, *, prompt_ids: np.ndarray = PROMPT, generated: Sequence[int] = (), prompt: int = 0, sibling: int = 0, **changes: Any) -> GenerationRequest:
+def request(
+    number: int,
+    *,
+    prompt_ids: np.ndarray = PROMPT,
+    generated: Sequence[int] = (),
+    prompt: int = 0,
+    sibling: int = 0,
+    **changes: Any,
+) -> GenerationRequest:
     return GenerationRequest(
-        request=number, prompt=prompt, sibling=sibling, prompt_ids=prompt_ids, generated=np.array(generated, np.int32), sampling=sampling(**changes)
+        request=number,
+        prompt=prompt,
+        sibling=sibling,
+        prompt_ids=prompt_ids,
+        generated=np.array(generated, np.int32),
+        sampling=sampling(**changes),
     )
 
 
@@ -66,7 +82,9 @@ class Harness:
 
     def step(self) -> None:
         output, at = self.do(self.engine.step()), 0
-        for number, offset, count, finished in zip(output.requests, output.offsets, output.counts, output.finished, strict=True):
+        for number, offset, count, finished in zip(
+            output.requests, output.offsets, output.counts, output.finished, strict=True
+        ):
             response = self.responses.setdefault(int(number), Response(int(offset)))
             assert response.finished == RUNNING, "a row after the last one"
             assert offset == response.offset + len(response.tokens), "a gap or a repeat"
@@ -170,25 +188,33 @@ def test_greedy_tokens_are_those_of_transformers(served: Harness, checkpoint: Pa
     import torch
 
     prompts = [np.arange(5, 5 + n, dtype=np.int32) for n in (3, 17, 40)]
-    responses = served.generate(*(request(n, prompt_ids=ids, temperature=0.0, max_tokens=24) for n, ids in enumerate(prompts)))
+    responses = served.generate(
+        *(request(n, prompt_ids=ids, temperature=0.0, max_tokens=24) for n, ids in enumerate(prompts))
+    )
     model = hf_model(checkpoint)
     for ids, response in zip(prompts, responses, strict=True):
-        expected = model.generate(torch.tensor([ids.tolist()]), max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        expected = model.generate(
+            torch.tensor([ids.tolist()]), max_new_tokens=24, do_sample=False, eos_token_id=-1, pad_token_id=0
+        )
         assert response.tokens == expected[0, len(ids) :].tolist()
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_logprobs_are_of_the_sampling_distribution(served: Harness, checkpoint: Path, temperature: float) -> None:
-    """vLLM's default would give them before the temperature, 0.29 off on average at 0.7."""
+    """VLLM's default would give them before the temperature, 0.29 off on average at 0.7."""
     model = hf_model(checkpoint)
     for response in served.generate(*(request(n, sibling=n, temperature=temperature) for n in range(4))):
         assert_logprobs(response, model, temperature=temperature)
 
 
 @pytest.mark.parametrize("temperature", [0.005, 3.0])
-def test_temperatures_that_vllm_would_change_or_refuse_are_used_as_asked(served: Harness, checkpoint: Path, temperature: float) -> None:
+def test_temperatures_that_vllm_would_change_or_refuse_are_used_as_asked(
+    served: Harness, checkpoint: Path, temperature: float
+) -> None:
     [response] = served.generate(request(1, temperature=temperature))
-    np.testing.assert_allclose(response.logprobs, hf_logprobs(hf_model(checkpoint), PROMPT, response.tokens, temperature), atol=1e-2)
+    np.testing.assert_allclose(
+        response.logprobs, hf_logprobs(hf_model(checkpoint), PROMPT, response.tokens, temperature), atol=1e-2
+    )
 
 
 def test_siblings_differ_and_a_repeat_is_the_same(served: Harness) -> None:
@@ -313,7 +339,9 @@ def test_keep_leaves_running_caches_alone_and_gives_them_to_nobody_else(served: 
         assert_logprobs(waiting, new)
     running = served.responses[0]
     assert running.versions == [0] * 6 + [6] * 10
-    assert np.abs(np.array(running.logprobs) - hf_logprobs(new, PROMPT, running.tokens))[6:].max() > 1e-2, "the old cache is in use"
+    assert np.abs(np.array(running.logprobs) - hf_logprobs(new, PROMPT, running.tokens))[6:].max() > 1e-2, (
+        "the old cache is in use"
+    )
 
 
 def broken(tensors: dict[str, np.ndarray], how: str) -> dict[str, np.ndarray]:
@@ -341,9 +369,11 @@ def test_a_mismatched_update_is_refused_and_the_engine_goes_on(served: Harness, 
 
 
 @pytest.mark.parametrize("where", ["load_weights", "finalize"])
-def test_a_load_that_fails_half_way_is_undone(served: Harness, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
-    """vLLM leaves layers on the meta device when a reload breaks; the next step would kill it."""
-    import actors.rollout.engines.vllm_weights as vllm_weights
+def test_a_load_that_fails_half_way_is_undone(
+    served: Harness, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """VLLM leaves layers on the meta device when a reload breaks; the next step would kill it."""
+    from actors.rollout.engines import vllm_weights
 
     old, new = hf_model(checkpoint), other_model(checkpoint, 16)
     served.add(request(1))
@@ -382,7 +412,7 @@ def test_sleep_1_frees_the_cache_for_real_and_sequences_go_on_after_it(served: H
     [whole] = served.generate(request(1))
     served.add(request(2))
     served.step()
-    caches = served.engine._live_core._runner.kv_caches  # noqa: SLF001  the storage itself is the proof
+    caches = served.engine._live_core._runner.kv_caches
     size = sum(cache.untyped_storage().nbytes() for cache in caches)
     served.do(served.engine.sleep(1))
     assert size > 0 == sum(cache.untyped_storage().nbytes() for cache in caches)
@@ -403,7 +433,9 @@ def test_sleep_2_drops_the_weights_and_a_load_must_follow(served: Harness, check
     new = other_model(checkpoint, 17)
     served.load(new, 3)
     served.drain()
-    np.testing.assert_allclose(served.responses[1].logprobs[1:], hf_logprobs(new, PROMPT, served.responses[1].tokens)[1:], atol=1e-3)
+    np.testing.assert_allclose(
+        served.responses[1].logprobs[1:], hf_logprobs(new, PROMPT, served.responses[1].tokens)[1:], atol=1e-3
+    )
 
 
 def test_stats_count_sequences_tokens_and_time(served: Harness) -> None:
@@ -428,7 +460,7 @@ def test_nothing_is_left_in_the_temporary_directory(served: Harness, files_befor
     assert left == set()
 
 
-# ---------------------------------------------------------------- untied weights, and starts that fail (last: they need the one engine gone)
+# ---------------------------------------------------------------- last, since they need the one engine gone
 
 
 def test_an_untied_model_serves_what_is_loaded(harness: Harness, tmp_path: Path) -> None:
@@ -455,13 +487,15 @@ def leave_out_a_tensor(path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_bad_starts_say_what_is_wrong_and_leave_the_process_usable(harness: Harness, checkpoint: Path, tmp_path: Path) -> None:
+def test_bad_starts_say_what_is_wrong_and_leave_the_process_usable(
+    harness: Harness, checkpoint: Path, tmp_path: Path
+) -> None:
     harness.do(harness.engine.close())
     with pytest.raises(ModelUnreadable, match="nothing-here"):
         harness.do(VllmEngine().start(EngineSpec(model_path=tmp_path / "nothing-here")))
     with pytest.raises(ModelUnreadable, match="heads of size 8"):
         harness.do(VllmEngine().start(EngineSpec(model_path=make_tiny_checkpoint(tmp_path / "small", heads=4))))
-    with pytest.raises(EngineError, match="engine_options.no_such"):
+    with pytest.raises(EngineError, match=r"engine_options\.no_such"):
         harness.do(VllmEngine().start(EngineSpec(model_path=checkpoint, options={"no_such": 1})))
     with pytest.raises(EngineUnavailable, match="CUDA"):
         harness.do(VllmEngine().start(EngineSpec(model_path=checkpoint, device="cuda")))
@@ -472,10 +506,10 @@ def test_bad_starts_say_what_is_wrong_and_leave_the_process_usable(harness: Harn
         harness.do(VllmEngine().start(EngineSpec(model_path=cut)))
     missing = make_tiny_checkpoint(tmp_path / "missing", **SHAPE)
     leave_out_a_tensor(missing / "model.safetensors")
-    with pytest.raises(ModelUnreadable, match="lacks 1 parameters.*up_proj"):
+    with pytest.raises(ModelUnreadable, match=r"lacks 1 parameters.*up_proj"):
         harness.do(VllmEngine().start(EngineSpec(model_path=missing)))
     engine = VllmEngine()
     harness.do(engine.start(EngineSpec(model_path=checkpoint, max_context_tokens=4096)))
-    assert engine._live_core.context_tokens == 512  # noqa: SLF001  the model knows no more positions
+    assert engine._live_core.context_tokens == 512
     harness.do(engine.close())
-    assert not isinstance(engine._thread, ThreadPoolExecutor)  # noqa: SLF001
+    assert not isinstance(engine._thread, ThreadPoolExecutor)

@@ -1,0 +1,98 @@
+"""The doctor: what it says about this machine, and that nothing breaks it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from supervisors import doctor, vllm_install
+
+
+def line(name: str, checks: doctor.Report) -> doctor.Check:
+    return next(check for check in checks if check["name"] == name)
+
+
+def test_a_set_up_machine_is_healthy_and_the_report_is_plain_data() -> None:
+    checks = doctor.report()
+    assert checks.healthy, [check for check in checks if check["state"] == "problem"]
+    assert json.loads(json.dumps(checks)) == list(checks)
+    console = Console(width=200, record=True, quiet=True)
+    console.print(checks)
+    assert line("torch engine", checks)["state"] == "ok"
+
+
+def test_a_missing_vllm_is_said_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    [check] = doctor._vllm()
+    assert (check["state"], "make vllm" in check["advice"]) == ("missing", True)
+
+
+def test_another_series_of_vllm_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.99.1" if name == "vllm" else None)
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
+    [check] = doctor._vllm()
+    assert (check["state"], check["found"]) == ("problem", "vLLM 0.99.1")
+
+
+def test_a_requirement_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor.importlib.metadata, "requires", lambda name: ["numpy>=999", "nothing-such>=1", "pytest; extra == 'test'"]
+    )
+    [check] = doctor._dependencies()
+    assert check["state"] == "problem"
+    assert "numpy" in check["found"]
+    assert "nothing-such is missing" in check["found"]
+    assert "pytest" not in check["found"]
+
+
+def test_little_shared_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = SimpleNamespace(total=64 << 20, used=0, free=64 << 20)
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda place: usage)
+    [check] = doctor._shared_memory()
+    assert (check["state"], "--shm-size" in check["advice"]) == ("problem", True)
+
+
+def test_a_check_that_fails_is_a_line_of_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise RuntimeError("a library that is half there")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", broken)
+    failed = line("torch", doctor.report())
+    assert (failed["state"], "half there" in failed["found"]) == ("problem", True)
+
+
+def test_pips_settings_reach_uv_and_the_environment_wins() -> None:
+    listing = ":env:.find-links='/wheels'\nglobal.extra-index-url='file:///a file:///b'\nglobal.find-links='/old'\nglobal.timeout='9'"
+    assert vllm_install.uv_arguments(vllm_install.pip_settings(listing)) == [
+        *("--find-links", "/wheels", "--extra-index-url", "file:///a", "--extra-index-url", "file:///b"),
+        *("--index-strategy", "unsafe-best-match"),
+    ]
+    assert vllm_install.uv_arguments({}) == []
+
+
+@pytest.mark.parametrize("codes", [[0], [1, 0], [1, 1]])
+def test_torchs_own_index_is_tried_when_pips_do_not_have_its_cpu_build(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int], tmp_path: Path
+) -> None:
+    commands: list[list[str]] = []
+    left = list(codes)
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        installs = "uv" in command
+        if installs:
+            assert "torchvision; sys_platform == 'never'" in Path(command[command.index("--overrides") + 1]).read_text()
+        return subprocess.CompletedProcess(command, left.pop(0) if installs else 0, stdout="")
+
+    monkeypatch.setattr(vllm_install.subprocess, "run", run)
+    assert vllm_install.install_cpu(tmp_path) == codes[-1]
+    assert ["--torch-backend" in command for command in commands if "uv" in command] == [False, True][: len(codes)]
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    assert vllm_install.main(["rocm"]) == 2
