@@ -299,3 +299,20 @@ async def test_an_unknown_kind_and_a_missing_checkpoint_are_refused_by_name(tmp_
     with pytest.raises(ModelUnreadable, match=r"config\.json"):
         await engine.start(EngineSpec(model_path=tmp_path / "nothing"))
     await engine.close()
+
+
+async def test_after_recompute_running_samples_go_on_as_if_the_new_version_had_read_them_from_the_start(
+    engine: RolloutEngine, checkpoint: Path
+) -> None:
+    if engine.kind == "simulated":
+        pytest.skip("the simulated engine has no model")
+    engine.add([ask(n, prompt=n, max_tokens=14) for n in range(3)])
+    samples: dict[int, Sample] = {}
+    record(await engine.step(), samples)
+    done = [list(samples[n].tokens) for n in range(3)]
+    await engine.load_weights(*weights_of(checkpoint, shift=0.3), 1, in_flight="recompute")
+    await finish(engine, samples)
+    fresh = await run(engine, *(ask(10 + n, prompt=n, max_tokens=14, generated=done[n]) for n in range(3)))
+    for n in range(3):
+        assert done[n] + fresh[10 + n].tokens == samples[n].tokens
+        np.testing.assert_allclose(samples[n].logprobs[len(done[n]) :], fresh[10 + n].logprobs, atol=1e-4)
