@@ -24,6 +24,7 @@ from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
 IPC_PATH_MAX_BYTES: Final = 107
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+|\*):(?P<port>\*|\d{1,5})")
 _LANE_TCP: Final = re.compile(r"tcp://\*:(\d{1,5})")
+_WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104  recognised, not bound
 _KEY: Final = re.compile(r"[0-9a-f]{64,96}")
 
 
@@ -78,7 +79,8 @@ def _ipc_path(path: str, *, secure: bool) -> str:
         directory.mkdir(mode=0o700, parents=True)
     if stat.S_IMODE(directory.stat().st_mode) & 0o077 and not secure:
         raise InsecureBind(
-            f"listen ipc://{path}: other users can enter {directory}; use a directory of mode 0700, or ipc://* for a fresh one"
+            f"listen ipc://{path}: other users can enter {directory}; "
+            "use a directory of mode 0700, or ipc://* for a fresh one"
         )
     return path
 
@@ -96,7 +98,7 @@ def is_loopback(host: str) -> bool:
 def advertised(bound: str, *, host: str | None, key: str | None) -> str:
     """The endpoint that others are told: the bound one, with a host that means something elsewhere, and the key."""
     match = _TCP.fullmatch(bound)
-    if match is not None and (host is not None or match["host"] in ("*", "0.0.0.0", "[::]")):
+    if match is not None and (host is not None or match["host"] in _WILDCARDS):
         bound = f"tcp://{host or socket.gethostname()}:{match['port']}"
     return bound if key is None else f"{bound}?key={key}"
 

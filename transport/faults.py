@@ -4,7 +4,8 @@
 
 Invariants
 - The wrapper keeps the contract that it wraps: it numbers messages itself, so a dropped one breaks the link at the next
-  message of its lane, or after the heartbeat time-out, and a repeated one is dropped by the receiving wrapper. Both ends must be wrapped.
+  message of its lane, or after the heartbeat time-out, and a repeated one is dropped by the receiving wrapper. Both
+  ends must be wrapped.
 - Corruption flips bits of the payload and is passed on: reading what cannot be read is the receiver's part to survive.
 - A partition holds both directions; lasting longer than ``limits.heartbeat_timeout_s`` it is UNREACHABLE at both ends.
 - Which messages are hit is drawn from a seeded stream and the loop's clock; equal seeds hit the same messages.

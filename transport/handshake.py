@@ -9,8 +9,9 @@
 Invariants
 - A link uses three connections; it is up at the listener when all three have spoken, at the dialer with READY.
 - Both ask at once: the dial of the smaller PeerId wins, the other side yields.
-- A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later one,
-  the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the listener.
+- A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later
+  one, the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the
+  listener.
 - Each message on the wire opens with a head of 9 bytes, kind and sequence number; only DATA is numbered, from 1.
 """
 

@@ -275,8 +275,12 @@ class MemoryTransport:
         link = Link(self, other)
         for here, there in ((self, other.peer), (other, self._peer)):
             here.replace_older(there)
-            here._links[there] = link
+            here.adopt(there, link)
             here.loop.call_soon(here.receiver.on_peer_up, there)
+
+    def adopt(self, peer: PeerId, link: Link) -> None:
+        """A link is up; called at both ends by whoever dialed."""
+        self._links[peer] = link
 
     def replace_older(self, newer: PeerId) -> None:
         """Fence every other life of ``newer``'s name."""

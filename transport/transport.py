@@ -92,7 +92,7 @@ class Transport(Protocol):
     def peers(self) -> list[PeerId]: ...
 
     def report_malformed(self, peer: PeerId) -> None:
-        """Count a message of ``peer`` that the layer above could not read; ``limits.malformed_max`` of them end the link."""
+        """Count a message that the layer above could not read; ``limits.malformed_max`` of them end the link."""
         ...
 
     async def close(self, *, timeout_s: float) -> None:

@@ -1,7 +1,7 @@
 """One attempt to link to a listener: three sockets and the dialer's half of the handshake.
 
-An attempt ends once, with an outcome: LINKED (by this dial or by the peer's own), REFUSED, or RETRY. It never retries by
-itself and libzmq is told not to, since a silent reconnect could hand one life's mail to another.
+An attempt ends once, with an outcome: LINKED (by this dial or by the peer's own), REFUSED, or RETRY. It never retries
+by itself and libzmq is told not to, since a silent reconnect could hand one life's mail to another.
 """
 
 from __future__ import annotations

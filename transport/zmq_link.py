@@ -59,6 +59,8 @@ class LaneOut:
         self.bound = bound
         self.queue: deque[list[Frame]] = deque()
         self.sent_seq = 0
+        self.on_stuck: Callable[[], None] = lambda: None
+        """Called whenever something had to be queued."""
         self._route: list[Frame] = [] if route is None else [route]
 
     def offer(self, frames: Sequence[Frame]) -> SendOutcome:
@@ -75,6 +77,7 @@ class LaneOut:
                 return SendOutcome.QUEUED
             case Sent.FULL:
                 self.queue.append(message)
+                self.on_stuck()
                 return SendOutcome.QUEUED
             case Sent.GONE:
                 return SendOutcome.NO_LINK
@@ -83,6 +86,8 @@ class LaneOut:
         """Queue a control message behind the data."""
         self.queue.append([*self._route, *frames])
         self.flush()
+        if self.queue:
+            self.on_stuck()
 
     def probe(self) -> bool:
         """Whether the connection still exists, as far as libzmq knows."""

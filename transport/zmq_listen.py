@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,7 +30,7 @@ from transport.handshake import (
 )
 from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane
-from transport.zmq_link import Counters, Link
+from transport.zmq_link import Counters, Link, LinkState
 from transport.zmq_socket import ZmqSocket
 
 PENDING_MAX = 1024
@@ -66,6 +67,7 @@ class Listener:
         self._handshake_s = handshake_s
         self._loop = asyncio.get_running_loop()
         self._links: dict[bytes, Link] = {}
+        self._stuck: dict[bytes, Link] = {}
         self._pending: dict[bytes, Incoming] = {}
 
     def on_message(self, lane: Lane, frames: list[Frame]) -> None:
@@ -125,6 +127,9 @@ class Listener:
             self._reply(Lane.SIGNAL, route, control(Mark.YIELD))
             return
         self._links[route] = link
+        for out in link.outs.values():
+            out.on_stuck = functools.partial(self._stuck.__setitem__, route, link)
+        self._stuck[route] = link
 
     def _reply(self, lane: Lane, route: bytes, frames: list[Frame]) -> None:
         """Best effort: a stranger who does not read gets no second chance."""
@@ -133,11 +138,14 @@ class Listener:
     def forget(self, route: bytes) -> None:
         """A link is down."""
         self._links.pop(route, None)
+        self._stuck.pop(route, None)
 
     def flush(self) -> None:
-        """Some socket may take more."""
-        for link in list(self._links.values()):
+        """Some socket may take more. Only links that have something queued are asked, as there may be a thousand."""
+        for route, link in list(self._stuck.items()):
             link.flush()
+            if link.flushed or link.state in (LinkState.DYING, LinkState.DOWN):
+                self._stuck.pop(route, None)
 
     def probe(self, lane: Lane) -> None:
         """Find the links whose connection on ``lane`` no longer exists."""

@@ -184,8 +184,8 @@ class ZmqSocket:
         socket.setsockopt(zmq.SNDHWM, options.hwm_messages)
         socket.setsockopt(zmq.RCVHWM, options.hwm_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
-        # Nothing may outlive its connection, so a dialer must not reconnect. Both official ways to say so (an interval of
-        # -1, IMMEDIATE=1) also throw away what has been received and not yet read; an hour does not.
+        # Nothing may outlive its connection, so a dialer must not reconnect. Both official ways to say so (an interval
+        # of -1, IMMEDIATE=1) also throw away what has been received and not yet read; an hour does not.
         socket.setsockopt(zmq.IMMEDIATE, 0)
         socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_RECONNECT_MS)
         socket.setsockopt(zmq.HANDSHAKE_IVL, int(options.handshake_s * 1000))

@@ -440,7 +440,8 @@ class ZmqTransport:
             dial.finish(None)
         for link in list(self._links.values()):
             link.end(DownReason.STOPPED)
-        while self._loop.time() < until and any(not link.flushed for link in self._links.values()):
+        # libzmq tells no one when it has taken a message, so ask it now and then
+        while self._loop.time() < until and any(not link.flushed for link in self._links.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await self._shut(max(0.05, until - self._loop.time()))
 

@@ -80,11 +80,14 @@ def test_send_never_delivers_before_it_returns(world: Any) -> None:
     world.run(scenario)
 
 
-def test_a_lane_at_its_bound_says_full_and_loses_nothing_that_it_has_queued(world: Any) -> None:
+@pytest.mark.parametrize("dialer_sends", [True, False])
+def test_a_lane_at_its_bound_says_full_and_loses_nothing_that_it_has_queued(world: Any, dialer_sends: bool) -> None:
     payload = bytes(1 << 20)
 
     async def scenario(world: Any) -> None:
-        a, _, b, seen_b = await world.pair()
+        a, seen_a, b, seen_b = await world.pair()
+        if not dialer_sends:
+            a, b, seen_b = b, a, seen_a
         queued = 0
         # one loop runs both ends, so nobody reads while this loop does not yield
         while (outcome := a.send(b.peer, Lane.BULK, [str(queued).encode(), payload])) is SendOutcome.QUEUED:
@@ -185,6 +188,20 @@ def test_who_crashes_is_seen_unreachable_once_and_after_what_it_had_delivered(wo
         await asyncio.sleep(0.2)
         assert seen.downs() == [(victim.peer, DownReason.UNREACHABLE)]
         assert seen.events[-1][0] == "down"
+
+    world.run(scenario)
+
+
+@pytest.mark.parametrize("dialer_crashes", [True, False])
+def test_a_crash_is_seen_at_once_however_seldom_the_heartbeat(world: Any, dialer_crashes: bool) -> None:
+    seldom = DEFAULT_LIMITS.model_copy(update={"heartbeat_interval_s": 30.0, "heartbeat_timeout_s": 90.0})
+
+    async def scenario(world: Any) -> None:
+        a, seen_a, b, seen_b = await world.pair(seldom)
+        victim, seen = (a, seen_b) if dialer_crashes else (b, seen_a)
+        world.crash(victim)
+        await seen.until(lambda r: bool(r.downs()), 1.0)
+        assert seen.downs() == [(victim.peer, DownReason.UNREACHABLE)]
 
     world.run(scenario)
 

@@ -1,4 +1,4 @@
-"""The codec gives back what it was given, plain msgpack can read it, and nothing else than an error comes of bad bytes."""
+"""The codec gives back what it was given, plain msgpack can read it, and bad bytes are an error and nothing else."""
 
 from __future__ import annotations
 

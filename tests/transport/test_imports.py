@@ -9,9 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import time
-started = time.perf_counter()
+started = time.process_time()
 import transport.zmq_transport, transport.faults, transport.sim.network, transport.codec, transport.envelope
-took_s = time.perf_counter() - started
+took_s = time.process_time() - started
 import sys
 print(took_s, [name for name in ("torch", "vllm", "transformers", "pandas") if name in sys.modules])
 """

@@ -51,7 +51,7 @@ def test_when_everybody_waits_and_nothing_is_scheduled_the_report_names_who_wait
         task = asyncio.get_running_loop().create_task(stuck(), name="the stuck one")
         await task
 
-    with pytest.raises(SimulationDeadlock, match="the stuck one at test_sim_loop.py"):
+    with pytest.raises(SimulationDeadlock, match=r"the stuck one at test_sim_loop\.py"):
         run_simulated(main())
 
 
@@ -91,10 +91,11 @@ def test_equal_seeds_run_ready_tasks_in_equal_order_and_others_do_not() -> None:
 def test_callbacks_keep_their_order_however_tasks_are_shuffled() -> None:
     async def main() -> list[int]:
         order: list[int] = []
+        tasks: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         for number in range(20):
             loop.call_soon(order.append, number)
-            loop.create_task(asyncio.sleep(0))
+            tasks.append(loop.create_task(asyncio.sleep(0)))
         await asyncio.sleep(1)
         return order
 

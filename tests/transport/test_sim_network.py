@@ -1,4 +1,4 @@
-"""Weather: latency, loss, repeats and partitions keep the transport's promises, and equal seeds give equal histories."""
+"""Latency, loss, repeats and partitions keep the transport's promises, and equal seeds give equal histories."""
 
 from __future__ import annotations
 

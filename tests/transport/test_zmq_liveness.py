@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -28,7 +29,9 @@ from transport.zmq_transport import ZmqTransport
 class Echo:
     def on_frames(self, peer, lane, frames):
         if bytes(frames[0]) == b"hold":
-            sum(range(10**9 // 12))  # holds the GIL and the loop for seconds
+            until = time.monotonic() + 2.5
+            while time.monotonic() < until:
+                sum(range(10**6))  # holds the GIL, and the loop meanwhile
             transport.send(peer, lane, [b"held"])
         else:
             transport.send(peer, lane, frames)
@@ -71,7 +74,7 @@ class Scene:
         self._listen = listen
         self._child_dials = child_dials
 
-    async def __aenter__(self) -> Scene:
+    async def __aenter__(self) -> Self:
         self.watcher = Watcher()
         self.transport = ZmqTransport(new_peer("here"), listen=self._listen, cluster="t", limits=DEFAULT_LIMITS)
         await self.transport.start(self.watcher)

@@ -1,4 +1,4 @@
-"""An event loop whose clock moves only when nobody can run: hours pass in milliseconds, and equal seeds give equal runs.
+"""An event loop whose clock moves only when nobody can run: hours pass in milliseconds, equal seeds give equal runs.
 
 Invariants
 - ``loop.time()`` starts at 0 and jumps to the next timer when nothing is ready; nothing ever waits in real time.
@@ -89,7 +89,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def _is_task_step(handle: asyncio.Handle) -> bool:
-    callback = cast("Any", handle)._callback
+    callback = cast("Any", handle)._callback  # noqa: SLF001  asyncio itself tells its tasks apart so
     return isinstance(getattr(callback, "__self__", None), asyncio.Task)
 
 
