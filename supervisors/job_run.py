@@ -22,7 +22,7 @@ from actors.jobs.job import Job
 from actors.jobs.messages import CancelJob, JobEvent, JobReport, JobState
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.metrics.messages import Event
-from actors.metrics.recorder import MetricsRecorder
+from actors.metrics.recorder import Metrics
 from actors.roles import RoleArgs
 from actors.rollout.messages import Drain
 from actors.scheduler.scheduler import Scheduler
@@ -101,7 +101,7 @@ class JobRun:
 
         metrics = self._address("metrics")
         core = [
-            actor_child(f"metrics.{name}", lambda: MetricsRecorder(job, run_dir), node="head", role="metrics"),
+            actor_child(f"metrics.{name}", lambda: Metrics(name, run_dir, job.metrics), node="head", role="metrics"),
             actor_child(f"scheduler.{name}", lambda: Scheduler(job, run_dir, metrics=metrics), node="head", role="scheduler"),
             actor_child(f"job.{name}", make_job, node="head", role="job"),
         ]
@@ -192,7 +192,7 @@ class JobRun:
             for task in tasks:
                 task.cancel()
         errors = [task.result().error for task in tasks if task.done() and not task.cancelled()]
-        self._error = "; ".join(str(error) for error in errors if error is not None) or "the job's tree was stopped"
+        self.fail("; ".join(str(error) for error in errors if error is not None) or "the job's tree was stopped")
 
     async def _until_interrupted(self, interrupted: asyncio.Event) -> None:
         await interrupted.wait()
