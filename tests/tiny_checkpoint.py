@@ -30,7 +30,7 @@ def make_tiny_checkpoint(
     max_position: int = 512,
     dtype: str = "float32",
 ) -> Path:
-    """Write a random ``architecture`` (qwen3, qwen2, llama, mistral, gpt2, gpt_neox, opt) to ``path`` and return ``path``.
+    """Write a random ``architecture`` (qwen3, qwen2, llama, mistral, gpt2, gpt_neox, opt) to ``path``; returns ``path``.
 
     Weights are drawn five times wider than usual, so that greedy choices have clear margins.
     """
@@ -45,7 +45,9 @@ def make_tiny_checkpoint(
     return path
 
 
-def _model(architecture: str, vocab: int, tied: bool, hidden: int, layers: int, heads: int, kv_heads: int, positions: int) -> Any:
+def _model(
+    architecture: str, vocab: int, tied: bool, hidden: int, layers: int, heads: int, kv_heads: int, positions: int
+) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ids: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, "tie_word_embeddings": tied}
@@ -53,7 +55,12 @@ def _model(architecture: str, vocab: int, tied: bool, hidden: int, layers: int, 
     if architecture == "gpt2":
         sizes: dict[str, Any] = {"n_embd": hidden, "n_layer": layers, "n_head": heads, "n_positions": positions}
     elif architecture == "opt":
-        sizes = {"hidden_size": hidden, "ffn_dim": 2 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+        sizes = {
+            "hidden_size": hidden,
+            "ffn_dim": 2 * hidden,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+        }
         sizes |= {"max_position_embeddings": positions, "word_embed_proj_dim": hidden}
         wide = {"init_std": 0.1}
     else:

@@ -1,11 +1,11 @@
 """What can go wrong in a rollout engine.
 
-    HeadraceError
-    └── EngineError
-        ├── EngineUnavailable   the machine's fault: a library or device is missing; a retry elsewhere is safe
-        ├── ModelUnreadable     the job's fault: the checkpoint cannot be loaded; do not retry
-        ├── WeightsMismatch     the publisher's fault: the tensors are not this model's; nothing was changed
-        └── RequestRefused      the prompt's fault (data): this request cannot be processed, others can
+HeadraceError
+└── EngineError
+    ├── EngineUnavailable   the machine's fault: a library or device is missing; a retry elsewhere is safe
+    ├── ModelUnreadable     the job's fault: the checkpoint cannot be loaded; do not retry
+    ├── WeightsMismatch     the publisher's fault: the tensors are not this model's; nothing was changed
+    └── RequestRefused      the prompt's fault (data): this request cannot be processed, others can
 """
 
 from __future__ import annotations

@@ -63,7 +63,9 @@ class VersionPuller:
                 version, delay_s = self._wanted, self._ctx.limits.backoff_first_s
                 continue
             except VersionNotHeld as error:
-                self._ctx.log.warning("a version is no longer held; asking for the newest", version=version, error=str(error))
+                self._ctx.log.warning(
+                    "a version is no longer held; asking for the newest", version=version, error=str(error)
+                )
                 version = NEWEST
             except HeadraceError as error:
                 self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error), delay_s=delay_s)
@@ -80,7 +82,9 @@ class VersionPuller:
         """
         if pulled.policy_version <= self._fetched:
             pulled.close()
-            raise VersionNotHeld(f"the newest version at the server is {pulled.policy_version}, wanted is {self._wanted}")
+            raise VersionNotHeld(
+                f"the newest version at the server is {pulled.policy_version}, wanted is {self._wanted}"
+            )
         self.close()
         self._fetched, self._ready = pulled.policy_version, pulled
         self._on_ready(pulled.seconds)

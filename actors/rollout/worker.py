@@ -4,7 +4,7 @@
                                                                                     ▼
     generation task:   ┌─▶ apply commands ─▶ load a pulled version ─▶ engine.step ─▶ TokenDelta ─▶ scheduler
                        └──────────────── nothing to do: wait ◀──────────────────────────┘
-    pull task:         fetch and verify while the engine generates ─▶ hand over ─▶ loaded between two steps ─▶ WorkerVersion
+    pull task:         fetch, verify while the engine generates ─▶ hand over ─▶ loaded between steps ─▶ WorkerVersion
 
 Invariants
 - The engine is touched by the generation task alone, so every command takes effect between two engine steps.
@@ -197,7 +197,9 @@ class RolloutWorker(Actor):
             return f"the worker is leaving ({self._draining})"
         if message.min_policy_version > self._policy_version:
             return f"the work needs version {message.min_policy_version}, the worker holds {self._policy_version}"
-        if len(self._held) + count > 2 * self._slots:  # credit may be exceeded by what has ended but is still on its way
+        if (
+            len(self._held) + count > 2 * self._slots
+        ):  # credit may be exceeded by what has ended but is still on its way
             return f"{len(self._held)} samples are held and {count} more offered: the worker has {self._slots} slots"
         return ""
 

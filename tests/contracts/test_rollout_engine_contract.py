@@ -60,11 +60,14 @@ async def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncItera
 
 def ask(
     request: int, *, prompt: int = 0, sibling: int = 0, ids: Sequence[int] | None = None, generated: Sequence[int] = (),
-    max_tokens: int = 8, temperature: float = 1.0, stops: tuple[int, ...] = (), seed: int = 7, top_k: int = 0, top_p: float = 1.0,
+    max_tokens: int = 8, temperature: float = 1.0, stops: tuple[int, ...] = (), seed: int = 7,
+    top_k: int = 0, top_p: float = 1.0,
 ) -> GenerationRequest:  # fmt: skip
     if ids is None:
         ids = [3 + (prompt * 11 + i) % 90 for i in range(5 + prompt % 4)]
-    sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops, seed=seed, top_k=top_k, top_p=top_p)
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, stop_token_ids=stops, seed=seed, top_k=top_k, top_p=top_p
+    )
     return GenerationRequest(
         request=request, prompt=prompt, sibling=sibling, prompt_ids=np.array(ids, np.int32),
         generated=np.array(generated, np.int32), sampling=sampling,
@@ -75,7 +78,9 @@ def record(output: StepOutput, into: dict[int, Sample]) -> None:
     assert len(output.requests) == len(output.offsets) == len(output.counts) == len(output.finished)
     assert output.counts.sum() == len(output.tokens) == len(output.logprobs)
     start = 0
-    for request, offset, count, finished in zip(output.requests, output.offsets, output.counts, output.finished, strict=True):
+    for request, offset, count, finished in zip(
+        output.requests, output.offsets, output.counts, output.finished, strict=True
+    ):
         sample = into.setdefault(int(request), Sample())
         sample.rows_after_end += sample.finished != FinishReason.RUNNING
         if sample.first_offset < 0:
@@ -103,9 +108,13 @@ async def run(engine: RolloutEngine, *requests: GenerationRequest) -> dict[int, 
     return await finish(engine)
 
 
-async def test_every_request_ends_once_within_its_budget_also_with_more_requests_than_slots(engine: RolloutEngine) -> None:
+async def test_every_request_ends_once_within_its_budget_also_with_more_requests_than_slots(
+    engine: RolloutEngine,
+) -> None:
     samples = await run(engine, *(ask(n, prompt=n // 4, sibling=n % 4, max_tokens=1 + n % 9) for n in range(20)))
-    assert {n: (len(s.tokens), s.finished) for n, s in samples.items()} == {n: (1 + n % 9, FinishReason.LENGTH) for n in range(20)}
+    assert {n: (len(s.tokens), s.finished) for n, s in samples.items()} == {
+        n: (1 + n % 9, FinishReason.LENGTH) for n in range(20)
+    }
 
 
 async def test_a_stop_token_ends_a_sample_and_is_its_last_token(engine: RolloutEngine) -> None:
@@ -130,7 +139,9 @@ async def test_equal_requests_give_equal_samples_and_siblings_differ(engine: Rol
 
 async def test_a_moved_sample_goes_on_with_the_tokens_that_it_would_have_produced(engine: RolloutEngine) -> None:
     whole = (await run(engine, ask(0, prompt=3, sibling=2, max_tokens=20)))[0]
-    moved = (await run(engine, ask(1, prompt=3, sibling=2, max_tokens=20, generated=whole.tokens[:9]), ask(2, prompt=1)))[1]
+    moved = (
+        await run(engine, ask(1, prompt=3, sibling=2, max_tokens=20, generated=whole.tokens[:9]), ask(2, prompt=1))
+    )[1]
     assert moved.first_offset == 9
     assert moved.tokens == whole.tokens[9:]
     np.testing.assert_allclose(moved.logprobs, whole.logprobs[9:], atol=1e-4)
@@ -141,7 +152,11 @@ async def test_what_the_ledger_already_holds_can_end_a_sample(engine: RolloutEng
     spent = ask(1, generated=[5, 6, 7], max_tokens=3)
     too_long = ask(2, ids=[5] * (CONTEXT_TOKENS + 10))
     samples = await run(engine, stopped, spent, too_long)
-    assert {n: s.finished for n, s in samples.items()} == {0: FinishReason.STOP, 1: FinishReason.LENGTH, 2: FinishReason.LENGTH}
+    assert {n: s.finished for n, s in samples.items()} == {
+        0: FinishReason.STOP,
+        1: FinishReason.LENGTH,
+        2: FinishReason.LENGTH,
+    }
     assert [samples[n].first_offset for n in range(3)] == [2, 3, 0]
     assert not any(sample.tokens for sample in samples.values())
 
@@ -229,7 +244,9 @@ async def test_a_load_that_does_not_fit_changes_nothing(engine: RolloutEngine, c
 
 
 @pytest.mark.parametrize("level", [1, 2])
-async def test_sequences_survive_sleep_and_level_2_demands_a_load(engine: RolloutEngine, checkpoint: Path, level: int) -> None:
+async def test_sequences_survive_sleep_and_level_2_demands_a_load(
+    engine: RolloutEngine, checkpoint: Path, level: int
+) -> None:
     whole = (await run(engine, ask(0, max_tokens=12)))[0]
     engine.add([ask(1, max_tokens=12)])
     samples: dict[int, Sample] = {}
@@ -256,7 +273,14 @@ async def test_greedy_tokens_are_those_of_transformers_generate(engine: RolloutE
     for request in requests:
         ids = torch.from_numpy(request.prompt_ids.astype(np.int64))[None]
         with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24, eos_token_id=-1, pad_token_id=0)
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=False,
+                max_new_tokens=24,
+                eos_token_id=-1,
+                pad_token_id=0,
+            )
             expected = out[0, ids.shape[1] :].tolist()
             logits = model(out).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
         assert samples[request.request].tokens == expected
@@ -264,7 +288,9 @@ async def test_greedy_tokens_are_those_of_transformers_generate(engine: RolloutE
         np.testing.assert_allclose(samples[request.request].logprobs, logprobs, atol=1e-4)
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.6), (0.8, 12, 0.9)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.6), (0.8, 12, 0.9)]
+)
 async def test_logprobs_are_of_the_distribution_that_was_sampled(
     engine: RolloutEngine, checkpoint: Path, temperature: float, top_k: int, top_p: float
 ) -> None:
@@ -293,7 +319,7 @@ async def test_logprobs_are_of_the_distribution_that_was_sampled(
 
 
 async def test_an_unknown_kind_and_a_missing_checkpoint_are_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(EngineUnavailable, match="'warp'.*torch, vllm, simulated"):
+    with pytest.raises(EngineUnavailable, match=r"'warp'.*torch, vllm, simulated"):
         create_engine("warp")
     engine = create_engine("torch")
     with pytest.raises(ModelUnreadable, match=r"config\.json"):

@@ -28,7 +28,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
-        """Add ``tokens`` [n], the newest of each row, whose lengths with it are ``lengths`` [n]. Returns logits [n, vocab]."""
+        """Add ``tokens`` [n], the newest of each row; ``lengths`` [n] include it. Returns logits [n, vocab]."""
         ...
 
     def compact(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
@@ -48,7 +48,7 @@ class Decoder(Protocol):
 
 
 def prefill_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut sequences into padded batches of at most ``max_tokens`` (a longer one goes alone), similar lengths together."""
+    """Cut sequences into padded batches of at most ``max_tokens`` (a longer one goes alone), by length."""
     chunks: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
         if chunks and lengths[index] * (len(chunks[-1]) + 1) <= max_tokens:

@@ -1,7 +1,8 @@
 """The fast decoder: Llama, Mistral, Qwen2 and Qwen3 as plain tensor code on the module's own weights.
 
-    ids ─▶ embed ─▶ ┌ norm ─▶ q,k,v in one matmul ─▶ (q/k norm) ─▶ rotate ─▶ cache ─▶ attend ─▶ o ─┐ × layers ─▶ norm ─▶ head
+    ids ─▶ embed ─▶ ┌ norm ─▶ q,k,v in one matmul ─▶ (q/k norm) ─▶ rotate ─▶ cache ─▶ attend ─▶ o ─┐ × layers
                     └ norm ─▶ gate,up in one matmul ─▶ silu(gate) · up ─▶ down ────────────────────┘
+                    ─▶ norm ─▶ head ─▶ logits
 
 Invariants
 - Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
@@ -20,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -148,14 +149,16 @@ class FusedDecoder:
             computed[chunk] = np.arange(len(chunk))
             rows = np.flatnonzero(computed[owners] >= 0)
             chosen = self._index(computed[owners[rows]])
-            self._prefill_chunk([sequences[i] for i in chunk], self._index(rows + self._rows), chosen, logits, self._index(rows))
+            self._prefill_chunk(
+                [sequences[i] for i in chunk], self._index(rows + self._rows), chosen, logits, self._index(rows)
+            )
         self._rows += len(owners)
         return logits
 
     def _prefill_chunk(
         self, sequences: list[NDArray[np.int32]], targets: Tensor, chosen: Tensor, logits: Tensor, places: Tensor
     ) -> None:
-        """Compute ``sequences`` once; cache row ``targets[j]`` and ``logits[places[j]]`` get those of sequence ``chosen[j]``."""
+        """Compute ``sequences`` once. Cache row ``targets[j]`` and ``logits[places[j]]`` get those of ``chosen[j]``."""
         n, width = len(sequences), _bucket(max(len(sequence) for sequence in sequences))
         ids = np.zeros((n, width), np.int64)
         for i, sequence in enumerate(sequences):
@@ -168,7 +171,9 @@ class FusedDecoder:
             q, k, v = (part.view(n, width, -1, self._head_dim).transpose(1, 2) for part in (q, k, v))
             self._cache.write_prefix(number, targets, k, v, chosen)
             # right padding: a real token never sees a pad, so causality is the whole mask
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1])
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
             mixed = mixed.transpose(1, 2).reshape(n * width, -1)
             hidden = self._finish_layer(layer, hidden, mixed)
         logits[places] = self._logits(hidden[self._index(last)])[chosen]

@@ -9,7 +9,7 @@ architecture supports (also those that count distances by column: ALiBi, sliding
 
 Invariants
 - Row i occupies the last ``lengths[i]`` columns; the attention mask says so; positions count within the row.
-- The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view, the cache never drops.
+- The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view, nothing is dropped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class GenericDecoder:
         self._takes_positions = "position_ids" in accepted
         self._keeps_last = "logits_to_keep" in accepted
         if getattr(model.config, "is_encoder_decoder", False) or not getattr(model, "_supports_cache_class", True):
-            raise ModelUnreadable(f"{type(model).__name__} has no key-value cache of its own: the torch engine needs one")
+            raise ModelUnreadable(
+                f"{type(model).__name__} has no key-value cache of its own: the torch engine needs one"
+            )
         self._layers: list[tuple[Tensor, Tensor]] = []
         self._lengths = np.zeros(0, np.int64)
 
@@ -77,7 +79,9 @@ class GenericDecoder:
             output, computed = self._forward(ids, lengths, [])
             for row, i in enumerate(chunk):
                 logits[i] = output[row]
-                layers[i] = [(k[row, :, width - lengths[row] :], v[row, :, width - lengths[row] :]) for k, v in computed]
+                layers[i] = [
+                    (k[row, :, width - lengths[row] :], v[row, :, width - lengths[row] :]) for k, v in computed
+                ]
         lengths = np.array([len(sequences[owner]) for owner in owners], np.int64)
         self._lengths = np.concatenate([self._lengths, lengths])
         self._join([layers[owner] for owner in owners])
@@ -111,7 +115,7 @@ class GenericDecoder:
     def _forward(
         self, ids: NDArray[np.int64], lengths: NDArray[np.int64], past: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Run ids [n, q] behind ``past``; lengths [n] include them. Returns the last logits [n, vocab] and the new cache."""
+        """Run ids [n, q] behind ``past``; lengths [n] include them. Returns logits [n, vocab] and the new cache."""
         cache = DynamicCache()
         for number, (keys, values) in enumerate(past):
             cache.update(keys, values, number)
@@ -124,11 +128,17 @@ class GenericDecoder:
         if self._keeps_last:
             extra["logits_to_keep"] = 1
         output = self._model(
-            input_ids=self._tensor(ids), attention_mask=self._tensor(mask.astype(np.int64)), past_key_values=cache, use_cache=True, **extra
+            input_ids=self._tensor(ids),
+            attention_mask=self._tensor(mask.astype(np.int64)),
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
         )
         layers: list[Any] = cache.layers
         if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
-            raise ModelUnreadable(f"{type(self._model).__name__} keeps a state that is not keys and values: the torch engine cannot hold it")
+            raise ModelUnreadable(
+                f"{type(self._model).__name__} keeps a state that is no keys and values: the torch engine cannot hold it"
+            )
         return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:

@@ -26,7 +26,9 @@ class KvCache:
         self._keys = self._values = self._zeros(0, 0)
 
     def _zeros(self, rows: int, width: int) -> Tensor:
-        return torch.zeros(self._layers, rows, self.heads, width, self._head_dim, dtype=self._dtype, device=self._device)
+        return torch.zeros(
+            self._layers, rows, self.heads, width, self._head_dim, dtype=self._dtype, device=self._device
+        )
 
     @property
     def nbytes(self) -> int:
@@ -59,7 +61,7 @@ class KvCache:
             part[:, targets] = part[:, sources]
 
     def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor, chosen: Tensor) -> None:
-        """Row ``targets[j]`` begins with ``keys[chosen[j]]``, ``values[chosen[j]]``: [n, heads, tokens, head_dim] each."""
+        """Row ``targets[j]`` begins with ``keys[chosen[j]]`` and ``values[chosen[j]]``, [heads, tokens, head_dim]."""
         width = min(keys.shape[2], self.width)
         self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width].index_select(0, chosen))
         self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width].index_select(0, chosen))
@@ -69,8 +71,10 @@ class KvCache:
         rows = torch.arange(positions.shape[0] * self.heads, device=positions.device) * self.width
         return rows + positions.repeat_interleave(self.heads)
 
-    def append(self, layer: int, places: Tensor, keys: Tensor, values: Tensor, rows: int, span: int) -> tuple[Tensor, Tensor]:
-        """Store one token a row at ``places``; returns the first ``span`` tokens of rows: [rows * heads, span, head_dim]."""
+    def append(
+        self, layer: int, places: Tensor, keys: Tensor, values: Tensor, rows: int, span: int
+    ) -> tuple[Tensor, Tensor]:
+        """Store a token a row at ``places``; returns the first ``span`` tokens: [rows * heads, span, head_dim]."""
         flat = (self._keys[layer].view(-1, self._head_dim), self._values[layer].view(-1, self._head_dim))
         flat[0].index_copy_(0, places, keys.reshape(-1, self._head_dim))
         flat[1].index_copy_(0, places, values.reshape(-1, self._head_dim))

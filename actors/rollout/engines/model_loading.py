@@ -22,7 +22,8 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise EngineUnavailable(
-            f"rollout.device is {name!r} but torch {torch.__version__} finds no CUDA device: use cpu, or install a CUDA build of torch"
+            f"rollout.device is {name!r} but torch {torch.__version__} finds no CUDA device: use cpu, or install a "
+            "CUDA build of torch"
         )
     return torch.device(name)
 

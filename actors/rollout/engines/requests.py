@@ -22,8 +22,12 @@ def check_requests(requests: Sequence[GenerationRequest], *, vocab: int) -> None
     for request in requests:
         if len(request.prompt_ids) == 0:
             problems[request.request] = f"prompt {request.prompt} has no tokens: expected at least one"
-        elif (bad := _outside(request.prompt_ids, vocab)) is not None or (bad := _outside(request.generated, vocab)) is not None:
-            problems[request.request] = f"prompt {request.prompt} holds token id {bad}: the model's vocabulary is 0 … {vocab - 1}"
+        elif (bad := _outside(request.prompt_ids, vocab)) is not None or (
+            bad := _outside(request.generated, vocab)
+        ) is not None:
+            problems[request.request] = (
+                f"prompt {request.prompt} holds token id {bad}: the model's vocabulary is 0 … {vocab - 1}"
+            )
     if problems:
         raise RequestRefused(next(iter(problems.values())), tuple(problems))
 

@@ -48,7 +48,11 @@ class Rows:
         self.lengths[slot], self.offsets[slot] = length, known
         self.budgets[slot] = min(sampling.max_tokens, self._max_tokens - (length - known))
         self.keys[slot] = stream_keys(sampling.seed, request.prompt, request.sibling)[0]
-        self.temperature[slot], self.top_p[slot], self.top_k[slot] = sampling.temperature, sampling.top_p, sampling.top_k
+        self.temperature[slot], self.top_p[slot], self.top_k[slot] = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+        )
         self.stops[slot] = -1
         self.stops[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
         self.count += 1
@@ -101,5 +105,5 @@ class Rows:
         return sources, targets
 
     def _columns(self) -> list[NDArray[np.generic]]:
-        return [self.requests, self.lengths, self.offsets, self.budgets, self.keys, self.temperature, self.top_p, self.top_k,
-                self.stops, self.tokens]  # fmt: skip
+        shared = [self.requests, self.lengths, self.offsets, self.budgets, self.keys]
+        return [*shared, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]

@@ -8,8 +8,8 @@ and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it cos
 
 Invariants
 - Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
-- A response's length is geometric-like, drawn once per sample: ``1 + floor(-mean · ln u)``, cut at ``max_tokens``. The last
-  token of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
+- A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token of
+  a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``load_s`` 0.05,
 ``mean_tokens`` 64, ``vocab`` 256.
@@ -79,7 +79,9 @@ class SimulatedEngine:
 
     async def start(self, spec: EngineSpec) -> None:
         if unknown := sorted(set(spec.options) - set(_DEFAULTS)):
-            raise EngineUnavailable(f"rollout.engine_options has {unknown}: the simulated engine knows {sorted(_DEFAULTS)}")
+            raise EngineUnavailable(
+                f"rollout.engine_options has {unknown}: the simulated engine knows {sorted(_DEFAULTS)}"
+            )
         self._spec = spec
         self._costs |= {name: float(value) for name, value in spec.options.items()}
 
@@ -145,7 +147,12 @@ class SimulatedEngine:
             del self._running[int(request)]
 
     async def load_weights(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, *, in_flight: Literal["keep", "recompute"]
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
     ) -> None:
         """The first load fixes names and shapes; later ones must match them."""
         if self._level:

@@ -19,7 +19,9 @@ class StepColumns:
 
     def __init__(self) -> None:
         self._ended: list[tuple[int, int, int]] = []
-        self._parts: list[tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]] = []
+        self._parts: list[
+            tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]
+        ] = []
 
     def __bool__(self) -> bool:
         return bool(self._ended or self._parts)
@@ -57,11 +59,21 @@ class StepColumns:
             step_s=step_s,
         )
 
-    def _joined(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]:
+    def _joined(
+        self,
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float32], NDArray[np.uint8]]:
         if not self._parts:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros(0, np.uint8)
+            return (
+                np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
+                np.zeros(0, np.int64),
+                np.zeros(0, np.float32),
+                np.zeros(0, np.uint8),
+            )
         if len(self._parts) == 1:
             return self._parts[0]
-        requests, offsets, tokens, logprobs, finished = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        requests, offsets, tokens, logprobs, finished = (
+            np.concatenate(column) for column in zip(*self._parts, strict=True)
+        )
         order = np.argsort(requests, kind="stable")
         return requests[order], offsets[order], tokens[order], logprobs[order], finished[order]

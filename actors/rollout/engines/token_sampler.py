@@ -27,7 +27,9 @@ class RowSampling:
     """0: no limit."""
 
 
-def draw(logits: Tensor, noise: NDArray[np.float64], sampling: RowSampling) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw(
+    logits: Tensor, noise: NDArray[np.float64], sampling: RowSampling
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """One token a row: tokens int64[n] and logprobs float32[n] for ``logits`` [n, vocab] and ``noise`` float64[n]."""
     scaled = logits.double()
     greedy = sampling.temperature <= 0
@@ -40,14 +42,18 @@ def draw(logits: Tensor, noise: NDArray[np.float64], sampling: RowSampling) -> t
     cumulative = scaled.exp().cumsum(-1)
     total = cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, _column(noise, scaled) * total, right=True)
-    tokens = tokens.clamp_(max=scaled.shape[-1] - 1)  # only NaN logits reach the end; the caller sees a NaN log-probability
+    tokens = tokens.clamp_(
+        max=scaled.shape[-1] - 1
+    )  # only NaN logits reach the end; the caller sees a NaN log-probability
     if np.any(greedy):
         tokens = torch.where(_column(greedy, scaled, torch.bool), scaled.argmax(-1, keepdim=True), tokens)
     logprobs = scaled.gather(-1, tokens) - total.log()
     return tokens[:, 0].cpu().numpy(), logprobs[:, 0].float().cpu().numpy()
 
 
-def _column(values: NDArray[np.float64] | NDArray[np.bool_], like: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
+def _column(
+    values: NDArray[np.float64] | NDArray[np.bool_], like: Tensor, dtype: torch.dtype = torch.float64
+) -> Tensor:
     return torch.as_tensor(values, dtype=dtype).to(like.device).unsqueeze(1)
 
 

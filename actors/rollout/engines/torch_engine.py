@@ -205,7 +205,12 @@ class TorchEngine:
     # ------------------------------------------------------------------ weights and memory
 
     async def load_weights(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, *, in_flight: Literal["keep", "recompute"]
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
     ) -> None:
         if self._sleeping:
             raise EngineError("load_weights while asleep: wake first")

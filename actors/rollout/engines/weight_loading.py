@@ -43,7 +43,9 @@ def verify_weights(model: torch.nn.Module, tensors: WeightTensors, dtypes: Mappi
             raise WeightsMismatch(f"{name} has shape {tuple(array.shape)}, the model's is {tuple(parameter.shape)}")
         have = dtypes.get(name, str(array.dtype))
         if have != want or array.dtype.name != _NUMPY_OF.get(want, want):
-            raise WeightsMismatch(f"{name} is {have} in {array.dtype} words, the model's is {want}: train and serve in one dtype")
+            raise WeightsMismatch(
+                f"{name} is {have} in {array.dtype} words, the model's is {want}: train and serve in one dtype"
+            )
 
 
 def copy_weights(model: torch.nn.Module, tensors: WeightTensors) -> None:

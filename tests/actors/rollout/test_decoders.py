@@ -78,7 +78,9 @@ def expected(model: Any, row: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("architecture", "kind"), CASES)
-def test_logits_are_those_of_hugging_face_while_rows_come_share_prefixes_and_go(tmp_path: Path, architecture: str, kind: str) -> None:
+def test_logits_are_those_of_hugging_face_while_rows_come_share_prefixes_and_go(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
     model = load(tmp_path, architecture, tied=architecture in ("qwen3", "gpt2", "opt"))
     batch = Batch(make(model, kind))
     checked = 0

@@ -22,7 +22,10 @@ def test_noise_is_pinned_so_that_a_resumed_run_goes_on_with_the_same_tokens() ->
 def test_noise_does_not_depend_on_what_it_is_computed_together_with() -> None:
     prompts, siblings, positions = np.arange(50) // 5, np.arange(50) % 5, np.arange(50) * 3
     together = uniforms(stream_keys(9, prompts, siblings), positions)
-    alone = [uniforms(stream_keys(9, int(p), int(s)), int(at))[0] for p, s, at in zip(prompts, siblings, positions, strict=True)]
+    alone = [
+        uniforms(stream_keys(9, int(p), int(s)), int(at))[0]
+        for p, s, at in zip(prompts, siblings, positions, strict=True)
+    ]
     assert together.tolist() == alone
 
 
@@ -72,7 +75,9 @@ def test_top_k_and_top_p_cut_the_tail_and_renormalise_what_stays() -> None:
 
 
 def test_exactly_k_of_equal_logits_stay() -> None:
-    tokens, logprobs = draw(torch.zeros(500, 10), uniforms(stream_keys(1, 0, 0), np.arange(500)), parameters(500, top_k=3))
+    tokens, logprobs = draw(
+        torch.zeros(500, 10), uniforms(stream_keys(1, 0, 0), np.arange(500)), parameters(500, top_k=3)
+    )
     assert set(tokens.tolist()) == {0, 1, 2}
     np.testing.assert_allclose(logprobs, np.log(1 / 3), rtol=1e-6)
 

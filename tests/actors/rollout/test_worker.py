@@ -6,7 +6,7 @@ import asyncio
 import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -77,7 +77,9 @@ class FakeScheduler(Actor):
         for number, delta in enumerate(self.all(TokenDelta)):
             assert delta.sequence == number, "a delta is missing or out of order"
             start = 0
-            for row, count, code in zip(delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True):
+            for row, count, code in zip(
+                delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True
+            ):
                 tokens, _ = samples.get(row, ([], FinishReason.RUNNING))
                 samples[row] = (tokens + delta.tokens[start : start + count].tolist(), FinishReason(code))
                 start += count
@@ -115,7 +117,9 @@ class FakeWeights(Actor):
         manifest, data = self.versions[message.policy_version]
         for index in message.chunks.tolist():
             start, end = chunk_bounds(manifest, index)
-            yield Chunk(policy_version=message.policy_version, index=index, data=np.frombuffer(data[start:end], np.uint8))
+            yield Chunk(
+                policy_version=message.policy_version, index=index, data=np.frombuffer(data[start:end], np.uint8)
+            )
 
 
 class FakeMetrics(Actor):
@@ -140,7 +144,7 @@ class Stage:
         chosen = DEFAULT_LIMITS.model_copy(update=limits)
         return ActorSystem(MemoryTransport(self.network, PeerId(name, incarnation), limits=chosen), limits=chosen)
 
-    async def __aenter__(self) -> Stage:
+    async def __aenter__(self) -> Self:
         self.head = self._system("head", 1)
         await self.head.start()
         self.scheduler_ref = await self.head.spawn("scheduler", self.scheduler)
@@ -153,7 +157,8 @@ class Stage:
         job = {
             "name": JOB, "steps": 1, "model": {"source": "tiny"}, "data": {"source": "jsonl", "path": "x.jsonl"},
             "reward": {"kind": "exact_match"},
-            "rollout": {"engine": "simulated", "max_running": slots, "engine_options": {"base_s": STEP_S, "load_s": 0.0}},
+            "rollout": {"engine": "simulated", "max_running": slots,
+                        "engine_options": {"base_s": STEP_S, "load_s": 0.0}},
         }  # fmt: skip
         args = RoleArgs(role="rollout", name="rollout-0", node="n", job=json.dumps(job), model_path="", run_dir="",
                         scheduler=self.head.address("scheduler"), metrics=self.head.address("metrics"))  # fmt: skip
@@ -169,15 +174,19 @@ class Stage:
 
     async def have_version(self, version: int) -> None:
         self.weights.publish(version)
-        self.worker_ref.tell(PullVersion(job=JOB, epoch=self.scheduler.epoch, policy_version=version, weights=self.weights_address))
+        self.worker_ref.tell(
+            PullVersion(job=JOB, epoch=self.scheduler.epoch, policy_version=version, weights=self.weights_address)
+        )
         await self.scheduler.until(lambda: any(m.policy_version == version for m in self.scheduler.all(WorkerVersion)))
 
-    def assign(self, *assignments: int, tokens: int = 5, epoch: int = 1, min_version: int = -1, generated: tuple[int, ...] = (),
-               prompt_ids: tuple[int, ...] = (1, 2, 3)) -> None:  # fmt: skip
+    def assign(self, *assignments: int, tokens: int = 5, epoch: int = 1, min_version: int = -1,
+               generated: tuple[int, ...] = (), prompt_ids: tuple[int, ...] = (1, 2, 3)) -> None:  # fmt: skip
         samples = [SampleWork(assignment=n, sibling=n, generated=np.array(generated, np.int32)) for n in assignments]
         work = PromptWork(step=0, prompt=0, prompt_ids=np.array(prompt_ids, np.int32), samples=samples)
         sampling = SamplingParams(max_tokens=tokens)
-        self.worker_ref.tell(Assign(job=JOB, epoch=epoch, min_policy_version=min_version, sampling=sampling, work=[work]))
+        self.worker_ref.tell(
+            Assign(job=JOB, epoch=epoch, min_policy_version=min_version, sampling=sampling, work=[work])
+        )
 
 
 Scene = Callable[[Stage], Coroutine[Any, Any, None]]
@@ -329,8 +338,8 @@ async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(sta
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
     stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="preempted by the provider"))
     stage.assign(3)
-    exit = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
-    assert (exit.reason, exit.error) == ("preempted", None)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert (ended.reason, ended.error) == ("preempted", None)
     await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)))
     assert {reason for _, reason in stage.scheduler.samples().values()} == {FinishReason.ABORTED}
     assert stage.scheduler.all(AssignmentsFailed)[0].assignments.tolist() == [3]
@@ -349,13 +358,15 @@ async def test_a_cut_link_loses_no_delta_and_the_worker_registers_anew(stage: St
 
 
 @in_virtual_time
-async def test_without_its_scheduler_a_worker_generates_until_the_outbox_is_full_and_stops_after_the_grace(stage: Stage) -> None:
+async def test_without_its_scheduler_a_worker_generates_until_the_outbox_is_full_and_stops_after_the_grace(
+    stage: Stage,
+) -> None:
     await stage.start_worker(outbox_messages=10, orphan_grace_s=20.0, ask_timeout_s=1.0)
     stage.assign(1, tokens=500)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
     await stage.head.stop()
-    exit = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
-    assert exit.reason == "orphaned"
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
+    assert ended.reason == "orphaned"
     assert 10 <= stage.engine.stats().tokens_total <= 15
 
 
@@ -382,6 +393,6 @@ async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
 
     stage.engine.step = broken  # type: ignore[method-assign]
     stage.assign(1)
-    exit = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
-    assert exit.reason == "crashed"
-    assert "the device is gone" in str(exit.error)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert ended.reason == "crashed"
+    assert "the device is gone" in str(ended.error)
