@@ -33,7 +33,7 @@ def group_normalised(rewards: np.ndarray) -> np.ndarray:
 
 
 def centred(rewards: np.ndarray) -> np.ndarray:
-    """r - mean, without the division that favours groups of small spread.
+    """The reward minus the mean, without the division that favours groups of small spread.
 
     Source: Dr. GRPO, Liu et al. 2025 (Understanding R1-Zero-like training), section 3.2.
     """
@@ -42,7 +42,7 @@ def centred(rewards: np.ndarray) -> np.ndarray:
 
 
 def leave_one_out(rewards: np.ndarray) -> np.ndarray:
-    """r_i minus the mean of the *other* rewards: an unbiased baseline, equal to g / (g - 1) times the centred reward.
+    """Each reward minus the mean of the *other* rewards, an unbiased baseline: g / (g - 1) times the centred reward.
 
     Source: RLOO, Ahmadian et al. 2024 (Back to basics), section 3.1.
     """

@@ -23,6 +23,9 @@ from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.errors import BadLease
 
+ASYNC_WINDOWS = 4
+"""Each micro-batch costs a few milliseconds beside its tokens: a handful of windows streams, many would crawl."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:
@@ -82,18 +85,27 @@ def check_group(group: LeaseGroup) -> None:
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
     """Sort by length and cut into micro-batches of at most ``budget_tokens`` padded tokens (at least one sample each).
 
-    Longest first, so that the largest allocation comes first. Ties go by prompt and sibling: the result depends on
+    Longest first, so that the largest allocation comes first. Where prompts make up most of the tokens, siblings stay
+    together, so that a backend may compute their prompt once. Ties go by prompt and sibling: the result depends on
     the samples alone. Samples without response, and those of advantage 0 unless ``keep_zero``, are left out.
     """
     useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
-    useful.sort(key=lambda s: (-s.length, s.prompt, s.sibling))
-    batches: list[MicroBatch] = []
-    start = 0
-    while start < len(useful):
-        rows = max(1, budget_tokens // useful[start].length)
-        batches.append(pad(useful[start : start + rows]))
-        start += rows
-    return batches
+    if 2 * sum(s.prompt_ids.size for s in useful) > sum(s.length for s in useful):
+        longest: dict[int, int] = {}
+        for s in useful:
+            longest[s.prompt] = max(s.length, longest.get(s.prompt, 0))
+        useful.sort(key=lambda s: (-longest[s.prompt], s.prompt, -s.length, s.sibling))
+    else:
+        useful.sort(key=lambda s: (-s.length, s.prompt, s.sibling))
+    batches: list[list[TrainSample]] = []
+    width = 0
+    for sample in useful:
+        width = max(width, sample.length)
+        if not batches or (len(batches[-1]) + 1) * width > budget_tokens:
+            batches.append([])
+            width = sample.length
+        batches[-1].append(sample)
+    return [pad(batch) for batch in batches]
 
 
 def pad(samples: Sequence[TrainSample]) -> MicroBatch:
@@ -123,9 +135,16 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
     )
 
 
-def window_size(*, configured: int, prompts_per_step: int, streaming_windows: int = 4) -> int:
-    """Prompts per window. 0 means: a quarter of the step, so that three quarters are trained while the rest arrives."""
-    return configured if configured > 0 else max(1, -(-prompts_per_step // streaming_windows))
+def window_size(*, configured: int, prompts_per_step: int, sync: bool) -> int:
+    """Prompts per window. 0 means: the whole step in sync mode, a quarter of it in async mode.
+
+    In sync mode generation waits for the step anyway, and one cut of everything pads least; where the tail of
+    generation is long and the trainer has a device of its own, smaller windows are worth configuring. In async mode
+    the groups of a step trickle in while the trainer works, so it should not wait for the last of them.
+    """
+    if configured > 0:
+        return configured
+    return prompts_per_step if sync else -(-prompts_per_step // ASYNC_WINDOWS)
 
 
 class Inbox:

@@ -129,7 +129,7 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, grad_logprobs: Tensor, grad_entropies: Tensor
+        ctx: torch.autograd.function.FunctionCtx, grad_logprobs: Tensor, _grad_entropies: Tensor
     ) -> tuple[Tensor, None, None]:
         logits, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
@@ -148,7 +148,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] under softmax(``logits`` [n, V] / temperature).
+    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] under softmax of ``logits`` [n, V] / temperature.
 
     Temperature 0 is greedy decoding, whose distribution has no gradient: the distribution at 1 is used instead.
     Only the log-probabilities carry gradient.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from actors.roles import RoleArgs
@@ -29,7 +30,7 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         model_path=Path(args.model_path),
         dtype=job.model.dtype,
         device=resolve_device(trainer.device, trainer.backend),
-        threads=trainer.threads,
+        threads=resolve_threads(job),
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps,
         weight_decay=trainer.weight_decay,
@@ -39,6 +40,17 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         needs_reference=job.algorithm.kl_coefficient > 0,
         gradient_checkpointing=trainer.gradient_checkpointing,
     )
+
+
+def resolve_threads(job: JobConfig) -> int:
+    """As configured. Unset: in sync mode all cores (0), since generation rests while the trainer computes; in async
+
+    mode half of them, since both compute at once, and threads that wait for each other at the end of every operation
+    suffer most when a core is taken away.
+    """
+    if job.trainer.threads > 0 or job.sync.mode == "sync":
+        return job.trainer.threads
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def resolve_device(configured: str, backend: str) -> str:

@@ -162,12 +162,12 @@ class Trainer(Actor):
 
     def _open(self) -> Inbox:
         job, step = self._job, self.step
-        per_step = job.algorithm.prompts_per_step
+        per_step, sync = job.algorithm.prompts_per_step, job.sync.mode == "sync"
         self._inbox = Inbox(
             step=step,
             expected=range(step * per_step, (step + 1) * per_step),
-            window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step),
-            in_order=job.sync.mode == "sync",
+            window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step, sync=sync),
+            in_order=sync,
         )
         self._tell_open()
         return self._inbox

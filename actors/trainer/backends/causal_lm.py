@@ -1,10 +1,10 @@
 """Any Hugging Face causal LM, asked only for the log-probabilities of response tokens.
 
-    input_ids[B, T] ─ decoder ─▶ hidden[B, T, H] ─ rows that predict a response token ─▶ [N, H] ─ lm_head ─▶ logits[N, V]
+    MicroBatch ─ layout ─▶ ids[R, L] ─ decoder ─▶ hidden[R, L, H] ─ rows that predict ─▶ [N, H] ─ head ─▶ logits[N, V]
 
 The rows are picked by a hook in front of the output embedding: the prompt and the padding never meet the vocabulary,
-and whatever a model does to its logits afterwards (scaling, soft caps) still happens. Padding comes last, so causal
-attention alone keeps it away from every token that counts, and no mask is built.
+and whatever a model does to its logits afterwards (scaling, soft caps) still happens. In a padded layout padding comes
+last, so causal attention alone keeps it away from every token that counts, and no mask is built.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from actors.core.import_guard import hide_broken_optionals
 from actors.trainer.backend import BackendSpec, MicroBatch
+from actors.trainer.backends.packing import Layout, choose, packed, padded, plan_rows
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 
 
@@ -36,7 +37,7 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError) as error:
         raise ModelNotLoadable(f"model.path: {path} holds no causal LM that transformers can load: {error}") from error
-    model.to(device=spec.device, dtype=dtype)
+    model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
     model.config.use_cache = False
     model.eval()
     if spec.gradient_checkpointing:
@@ -57,14 +58,17 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 class ResponseLogits:
-    """Calls a causal LM for logits at chosen positions."""
+    """Calls a causal LM for logits at chosen positions. ``may_pack``: it was seen to obey a packed row's mask."""
 
     def __init__(self, model: nn.Module, device: str) -> None:
         self.model = model
+        self.may_pack = False
         self._device = device
         self._rows: Tensor | None = None
+        self._hidden: int = model.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
         head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
         head.register_forward_pre_hook(self._pick_rows)
+        self.may_pack = self._obeys_masks()
 
     def _pick_rows(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
         if self._rows is None:
@@ -75,16 +79,63 @@ class ResponseLogits:
     def __call__(self, batch: MicroBatch, predicted: np.ndarray) -> tuple[Tensor, Tensor]:
         """(logits [N, V], targets int64[N]) for the N positions where ``predicted`` bool[B, T] holds, in row order."""
         check_batch(batch, predicted)
-        positions = np.flatnonzero(predicted)
-        ids = torch.from_numpy(batch.input_ids.astype(np.int64)).to(self._device)
-        # the hidden state at t - 1 predicts the token at t
-        self._rows = torch.from_numpy(positions - 1).to(self._device)
+        layout = choose(batch, predicted, hidden=self._hidden, may_pack=self.may_pack)
+        targets = torch.from_numpy(batch.input_ids[predicted].astype(np.int64)).to(self._device)
+        return self.forward(layout), targets
+
+    def forward(self, layout: Layout) -> Tensor:
+        """Logits [N, V] of the layout's predicting positions."""
+        extra: dict[str, Tensor] = {}
+        if layout.mask is not None and layout.position_ids is not None:
+            extra["attention_mask"] = torch.from_numpy(layout.mask).to(self._device)
+            extra["position_ids"] = torch.from_numpy(layout.position_ids).to(self._device)
+        self._rows = torch.from_numpy(layout.rows).to(self._device)
         try:
-            logits = self.model(input_ids=ids, use_cache=False).logits[0]
+            ids = torch.from_numpy(layout.input_ids).to(self._device)
+            return self.model(input_ids=ids, use_cache=False, **extra).logits[0]
         finally:
             self._rows = None
-        targets = torch.from_numpy(batch.input_ids.reshape(-1)[positions].astype(np.int64)).to(self._device)
-        return logits, targets
+
+    def _obeys_masks(self) -> bool:
+        """Whether packed rows give the padded rows' logits on an example. Not so with ALiBi or recurrence.
+
+        Windowed attention ignores its window under a mask of ours, so such models are never packed.
+        """
+        config: Any = self.model.config
+        if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None):
+            return False
+        example, predicted = probe_batch(int(config.vocab_size))
+        with torch.no_grad():
+            expected = self.forward(padded(example, predicted)).float()
+            try:
+                actual = self.forward(packed(example, predicted, plan_rows(example))).float()
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                return False
+        # the spread of an honest model's logits is about 1; half precision rounds in the second digit
+        tolerance = 1e-3 if expected.dtype == torch.float32 and self._full_precision() else 0.1
+        scale = max(1.0, expected.abs().max().item())
+        return bool((expected - actual).abs().max().item() < tolerance * scale)
+
+    def _full_precision(self) -> bool:
+        return next(self.model.parameters()).dtype == torch.float32
+
+
+def probe_batch(vocabulary: int) -> tuple[MicroBatch, np.ndarray]:
+    """Three siblings of one prompt and one of another: enough to see leaks between responses, and wrong positions."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, vocabulary, (4, 12)).astype(np.int32)
+    ids[1:3, :5] = ids[0, :5]
+    lengths, prompts = np.array([12, 9, 11, 12], dtype=np.int32), np.array([5, 5, 5, 3], dtype=np.int32)
+    zeros = np.zeros(ids.shape, dtype=np.float32)
+    batch = MicroBatch(
+        input_ids=ids,
+        lengths=lengths,
+        prompt_lengths=prompts,
+        behaviour_logprobs=zeros,
+        advantages=zeros,
+        loss_weight=zeros,
+    )
+    return batch, response_positions(batch)
 
 
 def response_positions(batch: MicroBatch) -> np.ndarray:

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from actors.weights.manifest import layout
-from actors.weights.messages import TensorEntry
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name without its prefix: ``float32``, ``bfloat16``."""
+    """The name in torch, without ``torch.``: ``float32``, ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -85,12 +84,3 @@ class FlatParameters:
     def fingerprint(self) -> str:
         """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""
         return "\n".join(f"{e.name} {e.dtype} {list(e.shape)} {e.offset_bytes}" for e in self.entries)
-
-    def entry_names(self) -> tuple[str, ...]:
-        """The parameter names in the order of the buffer."""
-        return tuple(entry.name for entry in self.entries)
-
-
-def segment_entries(parameters: FlatParameters) -> tuple[TensorEntry, ...]:
-    """The manifest's tensor table."""
-    return parameters.entries

@@ -111,7 +111,7 @@ class SimulatedBackend:
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
         self._started()
         await asyncio.sleep(self._cost.export_s)
-        data = memoryview(self._weights).cast("B")
+        data = self._weights.view(np.uint8).data
         return write_segment(
             path, data, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes, tensors=self._entries
         )

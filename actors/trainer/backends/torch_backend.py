@@ -187,7 +187,7 @@ class _Core:
     # ------------------------------------------------------------ files
 
     def export_segment(self, path: Path, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        data = memoryview(self._parameters.bytes_on_host().numpy())
+        data = self._parameters.bytes_on_host().numpy().data
         return write_segment(
             path,
             data,

@@ -150,7 +150,7 @@ def test_whatever_the_order_of_arrival_each_group_is_trained_exactly_once(seed, 
 def sample(prompt: int, sibling: int, *, p: int = 3, r: int = 4, advantage: float = 1.0) -> TrainSample:
     return TrainSample(
         prompt=prompt, sibling=sibling, prompt_ids=np.arange(1, p + 1, dtype=np.int32), advantage=advantage,
-        tokens=np.arange(20, 20 + r, dtype=np.int32), logprobs=np.full(r, -1.0, np.float32), stale=np.zeros(r, np.bool_),
+        tokens=np.arange(20, 20 + r, dtype=np.int32), logprobs=np.full(r, -1, np.float32), stale=np.zeros(r, np.bool_),
     )  # fmt: skip
 
 
@@ -196,6 +196,23 @@ def test_the_cut_does_not_depend_on_the_order_of_the_samples() -> None:
     assert [b.input_ids.tolist() for b in one] == [b.input_ids.tolist() for b in two]
 
 
-@pytest.mark.parametrize(("configured", "prompts", "expected"), [(0, 32, 8), (0, 3, 1), (5, 32, 5)])
-def test_the_window_is_as_configured_or_a_quarter_of_the_step(configured: int, prompts: int, expected: int) -> None:
-    assert window_size(configured=configured, prompts_per_step=prompts) == expected
+@pytest.mark.parametrize(
+    ("configured", "prompts", "sync", "expected"),
+    [(0, 32, True, 32), (0, 32, False, 8), (0, 3, False, 1), (5, 32, True, 5)],
+)
+def test_the_window_is_as_configured_or_follows_from_the_mode(
+    configured: int, prompts: int, sync: bool, expected: int
+) -> None:
+    assert window_size(configured=configured, prompts_per_step=prompts, sync=sync) == expected
+
+
+def test_siblings_stay_together_where_prompts_are_most_of_the_tokens() -> None:
+    samples = [sample(prompt, sibling, p=20, r=1 + 3 * sibling) for prompt in range(3) for sibling in range(3)]
+    batches = cut(samples, budget_tokens=3 * 27, keep_zero=False)
+    assert [batch.lengths.tolist() for batch in batches] == [[27, 24, 21]] * 3
+
+
+def test_samples_of_like_length_stay_together_where_responses_are_most_of_the_tokens() -> None:
+    samples = [sample(prompt, sibling, p=2, r=1 + 9 * sibling) for prompt in range(3) for sibling in range(3)]
+    batches = cut(samples, budget_tokens=3 * 21, keep_zero=False)
+    assert [batch.lengths.tolist() for batch in batches] == [[21] * 3, [12] * 3 + [3] * 2, [3]]

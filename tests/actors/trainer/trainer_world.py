@@ -1,4 +1,4 @@
-"""A small world for the trainer: a scripted scheduler, a weight server that keeps books, a backend that notes its calls.
+"""A small world for the trainer: a scripted scheduler, a bookkeeping weight server, a backend that notes its calls.
 
 scheduler.j   leases the groups of each step in a scripted order, and remembers commits and checkpoints
 weights       answers Publish and QueryVersions as the real one does

@@ -40,7 +40,8 @@ def samples(groups: int = 3, siblings: int = 3, seed: int = 0) -> list[TrainSamp
             made.append(
                 TrainSample(
                     prompt=prompt, sibling=sibling, prompt_ids=prompt_ids,
-                    tokens=rng.integers(3, 99, r).astype(np.int32), logprobs=rng.normal(-4.6, 0.3, r).astype(np.float32),
+                    tokens=rng.integers(3, 99, r).astype(np.int32),
+                    logprobs=rng.normal(-4.6, 0.3, r).astype(np.float32),
                     stale=rng.random(r) < 0.5, advantage=float(rng.normal()),
                 )
             )  # fmt: skip

@@ -1,0 +1,142 @@
+"""Packed rows compute shared prompts once, and change nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.backends import packing
+from actors.trainer.backends.causal_lm import ResponseLogits, load_model, response_positions
+from actors.trainer.backends.packing import choose, packed, padded, plan_rows
+from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.batching import TrainSample, pad
+from tests.tiny_checkpoint import make_tiny_checkpoint
+
+
+def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0) -> MicroBatch:
+    """Groups as (prompt tokens, response tokens of each sibling)."""
+    rng = np.random.default_rng(seed)
+    samples: list[TrainSample] = []
+    for prompt, (p, responses) in enumerate(groups):
+        prompt_ids = rng.integers(3, 99, p).astype(np.int32)
+        for sibling, r in enumerate(responses):
+            samples.append(
+                TrainSample(
+                    prompt=prompt,
+                    sibling=sibling,
+                    prompt_ids=prompt_ids,
+                    tokens=rng.integers(3, 99, r).astype(np.int32),
+                    logprobs=np.full(r, -4.6, np.float32),
+                    stale=np.zeros(r, np.bool_),
+                    advantage=float(rng.normal()),
+                )
+            )
+    return pad(samples)
+
+
+EXAMPLE = [(6, [3, 1, 4]), (2, [5]), (4, [1, 1])]
+
+
+def test_siblings_share_one_row_and_the_last_tokens_are_left_out() -> None:
+    batch = batch_of(EXAMPLE)
+    plan = plan_rows(batch)
+    assert [(row.prompt_tokens, row.members, row.response_tokens) for row in plan] == [
+        (6, (0, 1, 2), (2, 0, 3)),
+        (2, (3,), (4,)),
+        (4, (4, 5), (0, 0)),
+    ]
+
+
+def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
+    batch = batch_of([(2, [3, 2])])
+    layout = packed(batch, response_positions(batch), plan_rows(batch))
+    a, b = batch.input_ids
+    assert layout.input_ids.tolist() == [[a[0], a[1], a[2], a[3], b[2]]]
+    assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 3, 2]]
+    assert layout.rows.tolist() == [1, 2, 3, 1, 4]
+    assert layout.mask is not None
+    assert layout.mask[0, 0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],  # the second response sees the prompt and itself, never the first response
+    ]
+
+
+def test_a_group_that_is_too_long_for_one_row_gets_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "ROW_TOKENS_MAX", 12)
+    plan = plan_rows(batch_of([(4, [5, 5, 5, 30])]))
+    assert [row.members for row in plan] == [(0, 1), (2,), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("groups", "is_packed"),
+    [
+        ([(20, [8] * 8)] * 4, True),
+        ([(20, [8])] * 4, False),  # nothing to share
+        ([(4, [400] * 4)], False),  # attention over the long row would cost more than the prompts
+        ([(500, [100] * 8)], True),
+    ],
+)
+def test_the_cheaper_layout_is_chosen(groups: list[tuple[int, list[int]]], is_packed: bool) -> None:
+    batch = batch_of(groups)
+    layout = choose(batch, response_positions(batch), hidden=64, may_pack=True)
+    assert (layout.mask is not None) == is_packed
+    assert choose(batch, response_positions(batch), hidden=64, may_pack=False).mask is None
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "gpt2", "gpt_neox", "opt"])
+def test_both_layouts_give_the_same_log_probabilities(tmp_path: Path, architecture: str) -> None:
+    model = load_model(
+        make_tiny_checkpoint(tmp_path, architecture=architecture), BackendSpec(model_path=tmp_path, threads=1)
+    )
+    source = ResponseLogits(model, "cpu")
+    assert source.may_pack, "the probe must accept an architecture that obeys masks"
+    batch = batch_of(EXAMPLE)
+    where = response_positions(batch)
+    with torch.no_grad():
+        one, two = source.forward(padded(batch, where)), source.forward(packed(batch, where, plan_rows(batch)))
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+
+
+async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
+    path = make_tiny_checkpoint(tmp_path)
+    batch = batch_of([(9, [2, 3, 4, 1]), (7, [2, 2])])
+    gradients: list[torch.Tensor] = []
+    for may_pack in (True, False):
+        backend = TorchBackend()
+        await backend.start(BackendSpec(model_path=path, threads=1))
+        assert backend._core is not None
+        backend._core._logits.may_pack = may_pack
+        await backend.accumulate(batch, LossSpec())
+        gradients.append(backend._core._parameters.grad.clone())
+        await backend.close()
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=2e-5)
+
+
+def test_a_model_that_ignores_the_mask_is_found_out(tmp_path: Path) -> None:
+    """As ALiBi or recurrent models do: the probe sees that packed rows give other logits."""
+    model = load_model(make_tiny_checkpoint(tmp_path), BackendSpec(model_path=tmp_path, threads=1))
+    original = model.forward
+
+    def forgetful(*args: object, attention_mask: object = None, **kwargs: object) -> object:
+        return original(*args, **kwargs)
+
+    model.forward = forgetful  # type: ignore[method-assign]
+    assert not ResponseLogits(model, "cpu").may_pack
+
+
+def test_a_model_that_takes_no_positions_is_found_out(tmp_path: Path) -> None:
+    model = load_model(make_tiny_checkpoint(tmp_path), BackendSpec(model_path=tmp_path, threads=1))
+    original = model.forward
+
+    def positionless(input_ids: object, use_cache: bool, attention_mask: object = None) -> object:
+        return original(input_ids=input_ids, use_cache=use_cache, attention_mask=attention_mask)
+
+    model.forward = positionless  # type: ignore[method-assign]
+    assert not ResponseLogits(model, "cpu").may_pack

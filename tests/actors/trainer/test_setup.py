@@ -1,0 +1,56 @@
+"""The job file reaches the backend and the loss field by field."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from actors.roles import RoleArgs
+from actors.trainer.setup import backend_spec, loss_spec, make_backend, resolve_threads
+from configs.schema import JobConfig
+from tests.actors.trainer.trainer_world import job_config
+from transport.address import ActorAddress, PeerId
+
+NOBODY = ActorAddress("nobody", PeerId("nowhere", 1))
+
+
+def spec_of(job: JobConfig):
+    args = RoleArgs(
+        role="trainer", name="trainer", node="n", job=job.model_dump_json(), model_path="/model", run_dir="/run",
+        scheduler=NOBODY, metrics=NOBODY,
+    )  # fmt: skip
+    return backend_spec(args, job)
+
+
+def test_every_training_parameter_reaches_the_backend() -> None:
+    trainer = {
+        "backend": "simulated", "lr": 0.5, "warmup_steps": 7, "weight_decay": 0.1, "betas": (0.8, 0.9),
+        "max_grad_norm": 3.0, "threads": 2, "gradient_checkpointing": True,
+    }  # fmt: skip
+    spec = spec_of(job_config(trainer=trainer, seed=9, model={"path": "m", "dtype": "bfloat16"}))
+    assert (spec.model_path, spec.dtype, spec.device, spec.threads) == (Path("/model"), "bfloat16", "cpu", 2)
+    assert (spec.learning_rate, spec.warmup_steps, spec.weight_decay) == (0.5, 7, 0.1)
+    assert (spec.adam_betas, spec.max_grad_norm, spec.seed) == ((0.8, 0.9), 3.0, 9)
+    assert spec.gradient_checkpointing
+    assert not spec.needs_reference
+
+
+def test_a_kl_term_needs_a_reference() -> None:
+    job = job_config(algorithm={"kl_coefficient": 0.01, "clip_high": 0.3, "importance_cap": 4.0})
+    assert spec_of(job).needs_reference
+    loss = loss_spec(job)
+    assert (loss.kl_coefficient, loss.clip_low, loss.clip_high, loss.importance_cap) == (0.01, 0.2, 0.3, 4.0)
+
+
+def test_in_async_mode_the_trainer_leaves_cores_to_generation() -> None:
+    cores = len(os.sched_getaffinity(0))
+    assert resolve_threads(job_config()) == 0
+    assert resolve_threads(job_config(sync={"mode": "async"})) == max(1, cores // 2)
+    assert resolve_threads(job_config(sync={"mode": "async"}, trainer={"threads": 3})) == 3
+
+
+def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="simulated"):
+        make_backend("jax")
