@@ -95,6 +95,7 @@ class Limits(BaseModel):
     next_batch_s: float = Field(
         default=5.0, description="a commit's answer waits this long to learn whether data goes on"
     )
+    score_linger_s: float = Field(0.005, description="finished samples gather for this long while others are being scored")
     score_requests: int = Field(
         default=8, description="Score requests in flight; more samples per request instead of more of them"
     )

@@ -78,9 +78,15 @@ class Job(Actor):
         self._subscribers.append(subscriber)
 
     async def wait_over(self, timeout_s: float | None = None) -> JobState:
-        """Until the job is finished, failed or interrupted. Raises TimeoutError."""
+        """Until the job is finished, failed or interrupted, or this actor has ended: then look at its next life.
+
+        Raises:
+            TimeoutError.
+        """
         async with asyncio.timeout(timeout_s):
             await self._over.wait()
+            if not self.state.over:
+                await asyncio.sleep(self._config.limits.backoff_first_s)  # its supervisor starts another one
         return self.state
 
     def result(self) -> dict[str, str | int | float | None]:
@@ -116,6 +122,9 @@ class Job(Actor):
             for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
                 self._summary.add(row)
         await self._register()
+
+    async def on_stop(self) -> None:
+        self._over.set()
 
     async def _register(self) -> None:
         service = sm.RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
@@ -216,6 +225,8 @@ class Job(Actor):
             self._event("step_replayed", step=news.step)
             return
         row = row_of(news.metrics)
+        if self._restarts is not None:
+            row["restarts"] = self._restarts()
         self._summary.add(row)
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))

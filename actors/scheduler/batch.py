@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,9 +112,11 @@ class StepBatch:
         """Raises IllegalTransition unless each row exists, is named once, and is in one of ``states``."""
         if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self)):
             raise IllegalTransition(f"step {self.step}: cannot {doing}: a row is outside 0..{len(self) - 1}")
-        if len(rows) > 1 and len(np.unique(rows)) != len(rows):
+        named = np.zeros(len(self), np.bool_)
+        named[rows] = True
+        if np.count_nonzero(named) != len(rows):
             raise IllegalTransition(f"step {self.step}: cannot {doing}: a sample is named twice")
-        fits = np.isin(self.state[rows], states)
+        fits = one_of(*states)[self.state[rows]]
         if not fits.all():
             row = int(rows[~fits][0])
             raise IllegalTransition(
@@ -169,6 +172,15 @@ def _select(archive: Ragged, rows: np.ndarray) -> Ragged:
     starts = ends[rows] - lengths
     at = ragged_positions(lengths) + np.repeat(starts, lengths)
     return Ragged(rows, lengths, archive.tokens[at], archive.logprobs[at], archive.versions[at])
+
+
+@functools.cache
+def one_of(*states: SampleState) -> np.ndarray:
+    """bool[8] by state; ``one_of(...)[batch.state]`` costs a tenth of ``np.isin``."""
+    table = np.zeros(len(SampleState), np.bool_)
+    table[list(states)] = True
+    table.flags.writeable = False
+    return table
 
 
 def ragged_positions(counts: np.ndarray) -> np.ndarray:

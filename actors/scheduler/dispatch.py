@@ -47,12 +47,19 @@ class Dispatcher:
         workers = [w.view(now) for w in self._workers.by_name.values()]
         if not any(w.slots > w.in_flight for w in workers):
             return 0
-        groups = [view for step in sorted(self._books.ledger.batches) for view in self._queued(step)]
+        newest = max(w.policy_version for w in workers)
+        groups = [view for step in self._open_steps(newest) for view in self._queued(step)]
         if not groups:
             return 0
         limits = self._limits
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
         return sum(self._send(decision, now) for decision in assign.decide(view, now))
+
+    def _open_steps(self, newest_version: int) -> list[int]:
+        """Steps that are not committed and that somebody's version is new enough for."""
+        ledger = self._books.ledger
+        last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
+        return [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
 
     def _queued(self, step: int) -> list[GroupView]:
         batch = self._books.ledger.batches[step]

@@ -39,7 +39,7 @@ CREATE TABLE IF NOT EXISTS samples (
     first_version INTEGER, last_version INTEGER, attempts INTEGER NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
-_KEPT = ("opened", "committed", "checkpointed", "rewound")
+KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound")
 """Small events that are never pruned: they say what was trained."""
 
 
@@ -80,48 +80,6 @@ def prune_step(event: ev.Event, newest: int) -> int:
 @dataclass(frozen=True, slots=True)
 class _Prune:
     below: int
-
-
-class MemoryJournal:
-    """The same list in memory, without threads; for tests and for simulations under virtual time."""
-
-    def __init__(self, job: str = "job") -> None:
-        self.job = job
-        self.pruned_below = 0
-        self.samples: list[CommittedSample] = []
-        self._bodies: list[tuple[str, int, bytes]] = []
-        self._durable = 0
-        self._newest_step = -1
-
-    def read(self) -> tuple[int, list[ev.Event]]:
-        return self.pruned_below, [ev.decode_event(body) for _, _, body in self._bodies]
-
-    def append(self, event: ev.Event) -> None:
-        step = prune_step(event, self._newest_step)
-        self._newest_step = max(self._newest_step, step)
-        self._bodies.append((ev.kind_of(event), step, ev.encode_event(event)))
-
-    def record(self, batch: StepBatch) -> None:
-        self.samples.extend(committed_rows(self.job, batch))
-
-    async def room(self) -> None:
-        return
-
-    async def durable(self) -> None:
-        self._durable = len(self._bodies)
-
-    def prune(self, below: int) -> None:
-        kept = [i for i, (kind, step, _) in enumerate(self._bodies) if step >= below or kind in _KEPT]
-        self._durable = sum(i < self._durable for i in kept)
-        self._bodies = [self._bodies[i] for i in kept]
-        self.pruned_below = max(self.pruned_below, below)
-
-    def crash(self, keep: int = 0) -> None:
-        """Lose the events after the last ``durable``, but for the first ``keep`` of them."""
-        del self._bodies[self._durable + keep :]
-
-    async def close(self) -> None:
-        await self.durable()
 
 
 class SqliteJournal:
@@ -255,7 +213,7 @@ def _insert(db: sqlite3.Connection, rows: list[tuple[int, str, str, int, bytes]]
 
 
 def _prune(db: sqlite3.Connection, below: int) -> None:
-    db.execute("DELETE FROM events WHERE step < ? AND kind NOT IN (?, ?, ?, ?)", (below, *_KEPT))
+    db.execute("DELETE FROM events WHERE step < ? AND kind NOT IN (?, ?, ?, ?)", (below, *KEPT_KINDS))
     db.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_below', ?)", (str(below),))
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from actors.scheduler import events as ev
-from actors.scheduler.batch import IN_FLIGHT, SampleState, StepBatch, ragged_positions
+from actors.scheduler.batch import IN_FLIGHT, SampleState, StepBatch, one_of, ragged_positions
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.messages import FinishReason
 from actors.scheduler.slots import Slots
@@ -133,7 +133,7 @@ class Ledger:
         """Step → rows of those of ``assignments`` that are live with ``worker``."""
         steps, rows = self._slots.find(assignments, self._workers.get(worker, -1))
         steps, rows = steps[rows >= 0], rows[rows >= 0]
-        return {int(step): rows[steps == step] for step in np.unique(steps)}
+        return {step: rows[steps == step] for step in _distinct(steps)}
 
     def count_states(self) -> dict[str, int]:
         counts = np.zeros(len(SampleState), np.int64)
@@ -156,7 +156,7 @@ class Ledger:
         self.epoch = event.epoch
         self._slots.reset(event.epoch)
         for batch in self.batches.values():
-            rows = np.nonzero(np.isin(batch.state, IN_FLIGHT))[0].astype(np.int32)
+            rows = np.nonzero(one_of(*IN_FLIGHT)[batch.state])[0].astype(np.int32)
             self._settle_returned(batch, rows, outcome)
             batch.state[batch.state == S.LEASED] = S.SCORED
         return outcome
@@ -206,8 +206,8 @@ class Ledger:
                 self.counters.unknown_rows += int(np.count_nonzero(unknown))
                 still_runs = unknown & (event.finished == FinishReason.RUNNING)
                 outcome.broken = np.concatenate([outcome.broken, event.assignments[still_runs]])
-            for step in np.unique(steps[known]):
-                self._append_step(event, int(step), rows, known & (steps == step), outcome)
+            for step in _distinct(steps[known]):
+                self._append_step(event, step, rows, known & (steps == step), outcome)
         return outcome
 
     def _append_step(
@@ -230,8 +230,11 @@ class Ledger:
         else:
             rows, counts, offsets = all_rows[good], event.counts[good], event.offsets[good]
             flat = np.repeat(good, event.counts)
-        positions = ragged_positions(counts) + np.repeat(offsets, counts)
-        batch.put(np.repeat(rows, counts), positions, event.tokens[flat], event.logprobs[flat], event.policy_version)
+        if (counts == 1).all():
+            at_rows, positions = rows, offsets
+        else:
+            at_rows, positions = np.repeat(rows, counts), ragged_positions(counts) + np.repeat(offsets, counts)
+        batch.put(at_rows, positions, event.tokens[flat], event.logprobs[flat], event.policy_version)
         batch.length[rows] += counts
         batch.state[rows[counts > 0]] = S.STREAMING
         outcome.tokens += len(positions)
@@ -348,7 +351,7 @@ class Ledger:
 
     def _commit_first(self, batch: StepBatch, rows: np.ndarray) -> None:
         batch.require(rows, (S.LEASED,), "commit")
-        open_rows = np.nonzero(np.isin(batch.state, _UNSETTLED))[0].astype(np.int32)
+        open_rows = np.nonzero(one_of(*_UNSETTLED)[batch.state])[0].astype(np.int32)
         if len(open_rows):
             batch.require(open_rows, (S.LEASED, S.DROPPED), "commit the step before it is settled:")
         batch.state[rows] = S.COMMITTED
@@ -414,10 +417,20 @@ def _join(rows_by_step: dict[int, np.ndarray], step: int, rows: np.ndarray) -> N
     rows_by_step[step] = rows if before is None else np.concatenate([before, rows])
 
 
+def _distinct(steps: np.ndarray) -> list[int]:
+    """Ascending. Nearly always there is one, so that case is quick."""
+    if not len(steps):
+        return []
+    if (steps == steps[0]).all():
+        return [int(steps[0])]
+    return np.unique(steps).tolist()
+
+
 def _passes(assignments: np.ndarray) -> Iterator[np.ndarray]:
     """Masks of the rows to judge together: all, or one by one if an assignment comes twice in a delta."""
     n = len(assignments)
-    if n > 1 and len(np.unique(assignments)) != n:
+    ordered = np.sort(assignments)
+    if (ordered[1:] == ordered[:-1]).any():
         yield from np.eye(n, dtype=np.bool_)
     else:
         yield np.ones(n, np.bool_)

@@ -316,7 +316,7 @@ class Scheduler(Actor):
         worker.in_flight -= outcome.ended
         if outcome.finished:
             self._scoring.add(outcome.finished)
-            self._scoring.pump()
+            self._scoring.pump_soon()
         for step, rows in outcome.queued.items():
             self._drop_hopeless(self._ledger.batches[step], rows, "it has moved too often")
         if outcome.ended:

@@ -22,6 +22,7 @@ from actors.rewards.messages import PromptResponses, Response, Score, Scored, Ve
 from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
+from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.messages import FailureKind
 from transport.address import ActorAddress
 
@@ -44,6 +45,7 @@ class Scoring:
         self._tries: dict[tuple[int, int], int] = {}
         self.rewards: ActorAddress | None = None
         self.requests = 0
+        self._lingering = False
 
     @property
     def waiting(self) -> int:
@@ -55,6 +57,19 @@ class Scoring:
         for step, rows in finished.items():
             before = self._pending.get(step)
             self._pending[step] = rows if before is None else np.concatenate([before, rows])
+
+    def pump_soon(self) -> None:
+        """Ask at once if nobody is being asked, else after ``score_linger_s``, with what has finished until then."""
+        if self.requests == 0:
+            self.pump()
+        elif not self._lingering:
+            self._lingering = True
+            self._ctx.start_task(self._linger(), "score soon")
+
+    async def _linger(self) -> None:
+        await self._ctx.sleep(self._ctx.limits.score_linger_s)
+        self._lingering = False
+        self.pump()
 
     def serve(self, address: ActorAddress | None) -> None:
         """Who scores from now on; None: nobody."""
@@ -91,7 +106,7 @@ class Scoring:
                 self.add({step: np.array(later, np.int32)})
         finally:
             self.requests -= 1
-        self.pump()
+        self.pump_soon()
 
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
         """The reward worker raised: it is its bug or this input's, so tries are counted."""
@@ -102,6 +117,8 @@ class Scoring:
 
     def _take(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> list[int]:
         """Enter the verdicts; returns the rows whose scorer's machine failed, to be asked again after a pause."""
+        if self._take_all(batch, rows, verdicts):
+            return []
         later: list[int] = []
         scored: dict[int, float] = {}
         retry: dict[int, str] = {}
@@ -127,6 +144,24 @@ class Scoring:
         self._retry_or_drop(batch, retry)
         self._settled(batch.step)
         return later
+
+    def _take_all(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> bool:
+        """The common case, in columns: a reward for each of ``rows``. False: look at them one by one."""
+        rewards = [verdict.reward for verdict in verdicts]
+        if len(rewards) != len(rows) or None in rewards:
+            return False
+        prompts = np.fromiter((verdict.prompt for verdict in verdicts), np.int64, len(rows))
+        siblings = np.fromiter((verdict.sibling for verdict in verdicts), np.int32, len(rows))
+        try:
+            named = batch.rows_of(prompts, siblings)
+        except IllegalTransition:
+            return False
+        values = np.array(rewards, np.float64)
+        if not (np.isfinite(values).all() and np.array_equal(np.sort(named), np.sort(rows))):
+            return False
+        self._books.apply(ev.Scored(batch.step, named, values))
+        self._settled(batch.step)
+        return True
 
     def _retry_or_drop(self, batch: StepBatch, reasons: dict[int, str]) -> None:
         for row, why in reasons.items():

@@ -17,8 +17,8 @@ from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState
 from actors.scheduler.errors import IllegalTransition
-from actors.scheduler.journal import MemoryJournal
 from actors.scheduler.ledger import Ledger
+from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.messages import FinishReason
 
 PROMPTS, GROUP, BUDGET, STEPS = 2, 2, 4, 4

@@ -20,7 +20,7 @@ from actors.jobs.job import Job
 from actors.rewards.messages import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
 from actors.rollout.messages import Assign, EngineStats, PullVersion, Revoke
 from actors.scheduler import messages as m
-from actors.scheduler.journal import MemoryJournal
+from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId

@@ -12,8 +12,9 @@ import pytest
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.errors import JournalUnreadable
-from actors.scheduler.journal import MemoryJournal, SqliteJournal, committed_samples
+from actors.scheduler.journal import SqliteJournal, committed_samples
 from actors.scheduler.ledger import Ledger
+from actors.scheduler.memory_journal import MemoryJournal
 
 
 def issue(step: int, prompts: int = 2, group: int = 2, max_tokens: int = 4) -> ev.BatchIssued:
