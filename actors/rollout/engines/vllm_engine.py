@@ -98,6 +98,7 @@ class VllmEngine:
         self._core: VllmCore | None = None
         self._expected: Expected | None = None
         self._version = 0
+        self._loads = 0
         self._sequences: dict[int, _Sequence] = {}
         self._by_core_id: dict[str, _Sequence] = {}
         self._incoming: list[_Sequence] = []
@@ -237,7 +238,7 @@ class VllmEngine:
             origin=(request.prompt, request.sibling),
             start=sequence.produced,
             budget=self._budget(sequence),
-            salt=f"v{self._version}",
+            salt=f"{self._version}.{self._loads}",
         )
 
     def _take(self, row: CoreRow, rows: _Rows) -> None:
@@ -302,6 +303,7 @@ class VllmEngine:
             ) from error
         self._torn = ""
         self._version = policy_version
+        self._loads += 1
         stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
         self._resubmit(stale)
 
