@@ -1,4 +1,4 @@
-"""A pool of scorer processes under deadlines.
+"""A pool of task processes under deadlines: they score responses and read prompts.
 
     batch ──▶ a free process ──▶ one verdict a frame, each within reward.timeout_s
                    │ none in time, or the process died
@@ -15,14 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import msgpack
 
-from actors.rewards.errors import ScorerBroken, ScorerTimedOut
+from actors.rewards.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.rewards.scorer_process import frame
 from configs.schema import JobConfig
 
@@ -40,11 +40,12 @@ class PoolVerdict:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own."""
+    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) they read prompts as well."""
 
-    def __init__(self, job: JobConfig, log: Path | None = None) -> None:
+    def __init__(self, job: JobConfig, log: Path | None = None, model: Path | None = None) -> None:
         self._job = job
         self._log = log
+        self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._all: list[_ScorerProcess] = []
 
@@ -54,17 +55,33 @@ class ScorerPool:
         Raises:
             ScorerBroken: the scorer cannot be made (import error, unknown task); says why.
         """
-        self._all = [_ScorerProcess(self._job, self._log) for _ in range(self._job.reward.workers)]
+        self._all = [_ScorerProcess(self._job, self._log, self._model) for _ in range(self._job.reward.workers)]
+        await asyncio.gather(*(process.start() for process in self._all))
         for process in self._all:
-            await process.start()
             self._free.put_nowait(process)
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
-        """One verdict per item, in order. Waits for a free process for at most the whole batch's own deadline."""
+        """One verdict per item, in order."""
+        async with self._process() as process:
+            return await process.score(items)
+
+    async def read(self, start: int, count: int) -> dict[str, Any]:
+        """As ``PromptStream.read``.
+
+        Raises:
+            SourceUnreadable: the data set cannot be read; says where.
+            ScorerBroken, ScorerTimedOut: the process failed; ask again.
+        """
+        async with self._process() as process:
+            return await process.read(start, count)
+
+    @contextlib.asynccontextmanager
+    async def _process(self) -> AsyncIterator[_ScorerProcess]:
+        """A free process, waited for no longer than one may take to start."""
         async with asyncio.timeout(self._job.limits.ready_timeout_s):
             process = await self._free.get()
         try:
-            return await process.score(items)
+            yield process
         finally:
             self._free.put_nowait(process)
 
@@ -76,9 +93,10 @@ class ScorerPool:
 class _ScorerProcess:
     """One process; started again by ``score`` when it had to be killed."""
 
-    def __init__(self, job: JobConfig, log: Path | None) -> None:
+    def __init__(self, job: JobConfig, log: Path | None, model: Path | None) -> None:
         self._job = job
         self._log = log
+        self._model = model
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -90,7 +108,7 @@ class _ScorerProcess:
         finally:
             if errors is not None:
                 errors.close()
-        await self._send({"job": self._job.model_dump_json()})
+        await self._send({"job": self._job.model_dump_json(), "model": str(self._model or "")})
         try:
             reply = await self._receive(self._job.limits.ready_timeout_s)
         except (ScorerTimedOut, ScorerBroken) as error:
@@ -111,11 +129,24 @@ class _ScorerProcess:
             verdicts += await self._score_until_failure(items[len(verdicts) :])
         return verdicts
 
+    async def read(self, start: int, count: int) -> dict[str, Any]:
+        if self._process is None:
+            await self.start()
+        try:
+            await self._send({"read": [start, count]})
+            reply = await self._receive(self._job.limits.read_timeout_s)
+        except (ScorerTimedOut, ScorerBroken):
+            await self.kill()
+            raise
+        if "broken" in reply:
+            raise SourceUnreadable(reply["broken"])
+        return reply
+
     async def _score_until_failure(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         """Verdicts of a prefix of ``items``: all of them, or up to and with the one that cost the process its life."""
         verdicts: list[PoolVerdict] = []
         try:
-            await self._send(items)
+            await self._send({"score": items})
             for _ in items:
                 reward, reason = await self._receive(self._job.reward.timeout_s)
                 verdicts.append(PoolVerdict(reward, reason))
@@ -142,7 +173,7 @@ class _ScorerProcess:
                 head = await process.stdout.readexactly(4)
                 return msgpack.unpackb(await process.stdout.readexactly(int.from_bytes(head, "big")))
         except TimeoutError as error:
-            raise ScorerTimedOut(f"no verdict within {timeout_s} s") from error
+            raise ScorerTimedOut(f"no answer within {timeout_s} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
             raise ScorerBroken(f"the scorer process died (exit code {process.returncode})") from error
 

@@ -1,23 +1,28 @@
-"""A scorer process: the user's verifier runs here, so that it may hang, crash or print without harm.
+"""A task process: the data set is read and the user's verifier runs here, so that they may hang, crash or print without harm.
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
-    in   {"job": job file as JSON}                                        once
+    in   {"job": job file as JSON, "model": directory}                    once
     out  {"ready": true} | {"broken": reason}                             once
-    in   [[response, prompt, answer, index, extra], …]                    a batch
+    in   {"score": [[response, prompt, answer, index, extra], …]}
     out  [reward, ""] or [nil, reason]                                    one frame per response, in order, as each is done
+    in   {"read": [start, count]}
+    out  {"prompts": [[ordinal, ids as int32 bytes, text, context], …], "exhausted": bool} | {"broken": reason}
 
-The parent kills this process when a verdict takes longer than ``reward.timeout_s``.
+One process does both because both need the data set, which can take seconds to import. The parent kills it when a
+verdict takes longer than ``reward.timeout_s``.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgpack
 
+from actors.core.fate import die_with_parent
 from configs.schema import JobConfig
 
 
@@ -35,7 +40,8 @@ def frame(value: object) -> bytes:
 
 
 def main() -> None:
-    """Serve until stdin closes."""
+    """Serve until stdin closes, or the parent dies while a verifier hangs."""
+    die_with_parent(os.getppid())
     requests = sys.stdin.buffer
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not between the frames
@@ -46,25 +52,34 @@ def main() -> None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from actors.rewards.scorers import Example, make_scorer  # noqa: PLC0415 (a failed import is reported, not raised)
+    from actors.rewards.prompt_stream import PromptStream  # noqa: PLC0415 (a failed import is reported, not raised)
+    from actors.rewards.scorers import Example, make_scorer  # noqa: PLC0415 (as above)
 
     def send(value: object) -> None:
         replies.write(frame(value))
         replies.flush()
 
-    job = JobConfig.model_validate_json(read_frame(requests)["job"])
+    order = read_frame(requests)
     try:
+        job = JobConfig.model_validate_json(order["job"])
         score = make_scorer(job)
+        stream = PromptStream(job, Path(order["model"])) if order["model"] else None
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
         send({"broken": f"{type(error).__name__}: {error}"})
         return
     send({"ready": True})
     while True:
-        for response, prompt, answer, index, extra in read_frame(requests):
+        request = read_frame(requests)
+        for response, prompt, answer, index, extra in request.get("score", ()):
             try:
                 send([score(response, Example(prompt, answer, index, extra)), ""])
             except Exception as error:  # noqa: BLE001 (as above)
                 send([None, f"{type(error).__name__}: {error}"])
+        if "read" in request:
+            try:
+                send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))
+            except Exception as error:  # noqa: BLE001 (a row that cannot be read is the data's fault)
+                send({"broken": str(error)})
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from actors.core.fate import die_with_parent
 from actors.rewards.sources import Source, open_source
 from configs.schema import JobConfig, ModelConfig
 
@@ -123,4 +124,5 @@ def _padded(examples: list[tuple[str, str]], tokenizer: Any) -> tuple[torch.Tens
 
 
 if __name__ == "__main__":
+    die_with_parent()
     make_tiny_model(JobConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -24,12 +24,10 @@ from actors.scheduler.messages import Acknowledged, FailureKind, RegisterService
 class RewardWorker(Actor):
     """Answers Score; several questions at once, as many in work as there are scorer processes."""
 
-    def __init__(self, args: RoleArgs) -> None:
+    def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
         self._args = args
         self._job = args.job_config
-        log = Path(args.run_dir) / "logs" / f"{args.name}-scorers.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._pool = ScorerPool(self._job, log)
+        self._pool = pool
         self._codec: TextCodec | None = None
 
     async def on_start(self) -> None:
@@ -70,5 +68,8 @@ def _verdict(prompt: int, sibling: int, verdict: PoolVerdict) -> Verdict:
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The process hosts the scorer and the prompt source: both need the data set and the tokenizer."""
-    return {args.name: RewardWorker(args), "prompts": PromptSource(args)}
+    """The process hosts the scorer and the prompt source: they share the processes that hold the data set."""
+    log = Path(args.run_dir) / "logs" / f"{args.name}-tasks.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pool = ScorerPool(args.job_config, log, Path(args.model_path))
+    return {args.name: RewardWorker(args, pool), "prompts": PromptSource(args, pool)}
