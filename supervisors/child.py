@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from supervisors.fate import die_with_parent
+from actors.core.fate import die_with_parent
 from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
 from supervisors.process_spec import ProcessSpec
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from supervisors.fate import PARENT_PID_VARIABLE
+from actors.core.fate import PARENT_PID_VARIABLE
 from supervisors.process_log import open_log
 from supervisors.restart_budget import ExitCause
 

@@ -115,7 +115,7 @@ def test_a_missing_executable_is_an_error_at_once(run, tmp_path):
 
 def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path):
     """A parent process launches a child that binds its fate to it; the parent is killed without notice."""
-    child_code = "from supervisors.fate import die_with_parent; die_with_parent()\n" + SLEEP
+    child_code = "from actors.core.fate import die_with_parent; die_with_parent()\n" + SLEEP
     parent_code = (
         "import asyncio,sys\nfrom pathlib import Path\nfrom supervisors.process import Launch,launch\n"
         "async def go():\n"
@@ -133,7 +133,7 @@ def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path):
 
 
 def test_a_child_whose_parent_died_before_it_could_bind_itself_ends():
-    code = "from supervisors.fate import die_with_parent; die_with_parent(1 << 30); print('survived')"
+    code = "from actors.core.fate import die_with_parent; die_with_parent(1 << 30); print('survived')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (-9, b"")
 
