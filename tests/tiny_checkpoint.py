@@ -30,7 +30,7 @@ def make_tiny_checkpoint(
     max_position: int = 512,
     dtype: str = "float32",
 ) -> Path:
-    """Write a random ``architecture`` (qwen3, qwen2, llama, mistral, gpt2, gpt_neox, opt) to ``path``; returns ``path``.
+    """Write a random ``architecture`` (qwen3, qwen2, llama, mistral, gpt2, gpt_neox, opt) to ``path``; return ``path``.
 
     Weights are drawn five times wider than usual, so that greedy choices have clear margins.
     """

@@ -1,8 +1,8 @@
-"""Keeps the worker's deltas in order and in bounds while the scheduler cannot be reached.
+"""Keeps what the worker says in order and in bounds while the link to the scheduler is full or down.
 
 Invariants
 - Deltas leave in the order of their sequence numbers; none overtakes one that waits.
-- At most ``bound`` wait. A full outbox stops the generation: nothing is ever thrown away to make room.
+- Beyond ``bound`` it is full, and a full outbox stops the generation: nothing is ever thrown away to make room.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ class Outbox:
                 return
             self._waiting.popleft()
 
-    def clear(self) -> None:
-        """Forget what waits: its reign is over and nobody would read it."""
-        self._waiting.clear()
+    def retain(self, kind: type[Message]) -> None:
+        """Forget all that waits but messages of ``kind``: nobody would read the rest."""
+        self._waiting = deque(message for message in self._waiting if isinstance(message, kind))

@@ -8,10 +8,11 @@
 
 Invariants
 - The engine is touched by the generation task alone, so every command takes effect between two engine steps.
-- Commands of an older epoch are refused. A newer epoch voids everything that the older one assigned.
-- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless its epoch is over.
-- A worker that cannot reach its scheduler goes on, in bounds: deltas wait in the outbox, a full outbox stops the
-  engine, and after ``orphan_grace_s`` the worker stops.
+- Commands of an older epoch are refused.
+- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
+  has lost us (Down), or a newer epoch, has given its samples to others, so nothing more is said about it.
+- Without its scheduler the worker offers itself again, with backoff; after ``orphan_grace_s`` it stops. A link that is
+  merely full fills the outbox, and a full outbox stops the engine.
 - An exception of the engine crashes the worker; a request that the engine refuses fails alone, as DATA.
 """
 
@@ -31,6 +32,7 @@ from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
 from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
+from actors.rollout.engines.step_columns import without_requests
 from actors.rollout.errors import RequestRefused
 from actors.rollout.messages import Assign, Drain, PullVersion, Revoke
 from actors.rollout.outbox import Outbox
@@ -71,6 +73,8 @@ class RolloutWorker(Actor):
         self._commands: deque[Command] = deque()
         self._held: set[int] = set()
         """Assignments that have not ended."""
+        self._void: set[int] = set()
+        """Assignments that nobody waits for any more; the engine has yet to end them."""
         self._wake = asyncio.Event()
         self._policy_version = -1
         self._draining = ""
@@ -128,23 +132,26 @@ class RolloutWorker(Actor):
         self._registering = False
         self.ctx.watch(self._args.scheduler)
         if self._epochs.admit(answer.epoch):
-            self._begin_reign()
+            self._void_all()
         self._outbox.held_back = False
         self._puller.want(answer.policy_version, answer.weights)
         self._wake.set()
 
-    def _begin_reign(self) -> None:
-        """A new epoch: whoever rules now has assigned none of what we hold."""
-        self._outbox.clear()
-        if self._held:
-            self._commands.append(([], sorted(self._held)))
+    def _void_all(self) -> None:
+        """Nobody waits for what we hold: it has been given to others, or will be."""
+        self._outbox.retain(WorkerVersion)
+        self._void |= self._held
+        self._commands.append(([], sorted(self._held)))
+        self._held.clear()
+        self._wake.set()
 
     @handles(Down)
     async def scheduler_down(self, message: Down) -> None:
         if self._registering or self._draining:
             return
-        self.ctx.log.warning("the scheduler is gone; generating on", reason=message.reason)
+        self.ctx.log.warning("the scheduler is gone; offering again", reason=message.reason)
         self._registering = self._outbox.held_back = True
+        self._void_all()
         self.ctx.start_task(self._register_or_stop(), "register")
 
     async def _register_or_stop(self) -> None:
@@ -166,7 +173,7 @@ class RolloutWorker(Actor):
             self.ctx.log.warning("a command of another job", job=job)
             return False
         if self._epochs.admit(epoch):
-            self._begin_reign()
+            self._void_all()
         return True
 
     @handles(Assign)
@@ -272,6 +279,12 @@ class RolloutWorker(Actor):
                 self._add(rest)
 
     def _deliver(self, output: StepOutput) -> None:
+        if self._void:
+            ended = output.requests[output.finished != FinishReason.RUNNING].tolist()
+            output = without_requests(output, self._void)
+            self._void.difference_update(ended)
+        if not len(output.requests):
+            return
         self._held.difference_update(output.requests[output.finished != FinishReason.RUNNING].tolist())
         stats = msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
         self._outbox.send(

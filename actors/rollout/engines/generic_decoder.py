@@ -9,7 +9,7 @@ architecture supports (also those that count distances by column: ALiBi, sliding
 
 Invariants
 - Row i occupies the last ``lengths[i]`` columns; the attention mask says so; positions count within the row.
-- The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view, nothing is dropped.
+- The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class GenericDecoder:
         layers: list[Any] = cache.layers
         if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
             raise ModelUnreadable(
-                f"{type(self._model).__name__} keeps a state that is no keys and values: the torch engine cannot hold it"
+                f"{type(self._model).__name__} keeps a state that is no key-value cache: not for the torch engine"
             )
         return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
 

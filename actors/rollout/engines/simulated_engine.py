@@ -8,8 +8,8 @@ and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it cos
 
 Invariants
 - Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
-- A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token of
-  a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
+- A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token
+  of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``load_s`` 0.05,
 ``mean_tokens`` 64, ``vocab`` 256.

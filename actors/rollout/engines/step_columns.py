@@ -7,6 +7,8 @@ Invariants
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -77,3 +79,18 @@ class StepColumns:
         )
         order = np.argsort(requests, kind="stable")
         return requests[order], offsets[order], tokens[order], logprobs[order], finished[order]
+
+
+def without_requests(output: StepOutput, gone: set[int]) -> StepOutput:
+    """``output`` without the rows of the requests in ``gone``."""
+    rows = ~np.isin(output.requests, list(gone))
+    entries = np.repeat(rows, output.counts)
+    return replace(
+        output,
+        requests=output.requests[rows],
+        offsets=output.offsets[rows],
+        counts=output.counts[rows],
+        finished=output.finished[rows],
+        tokens=output.tokens[entries],
+        logprobs=output.logprobs[entries],
+    )

@@ -311,9 +311,10 @@ async def test_commands_of_an_older_epoch_are_refused_and_a_newer_epoch_voids_wh
     stage.assign(1, tokens=50)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 2)
     stage.assign(2, tokens=5, epoch=4)
-    ended = await stage.scheduler.finished(1, 2)
-    assert ended[1][1] == FinishReason.ABORTED
+    ended = await stage.scheduler.finished(2)
     assert ended[2][1] == FinishReason.LENGTH
+    assert not stage.engine.has_work, "what the older reign assigned has ended, silently"
+    assert len(stage.scheduler.samples()[1][0]) <= 3
     stage.assign(3, tokens=5, epoch=3)
     await asyncio.sleep(10)
     assert 3 not in stage.scheduler.samples()
@@ -347,27 +348,34 @@ async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(sta
 
 
 @in_virtual_time
-async def test_a_cut_link_loses_no_delta_and_the_worker_registers_anew(stage: Stage) -> None:
+async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_again(stage: Stage) -> None:
     await stage.start_worker()
-    stage.assign(1, tokens=60)
+    await stage.have_version(1)
+    stage.assign(1, 2, tokens=60)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
     stage.network.break_link("head", "n.tale.rollout-0")
-    ended = await stage.scheduler.finished(1)
-    assert len(ended[1][0]) == 60
-    assert len(stage.scheduler.all(RegisterWorker)) == 2
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
+    assert stage.scheduler.all(RegisterWorker)[1].policy_version == 1
+    before, reason = stage.scheduler.samples()[1]
+    stage.assign(3, tokens=60, generated=tuple(before))
+    ended = await stage.scheduler.finished(3)
+    assert len(before) + len(ended[3][0]) == 60
+    assert reason == stage.scheduler.samples()[1][1] == FinishReason.RUNNING
+    later = np.concatenate([delta.assignments for delta in stage.scheduler.all(TokenDelta)[6:]])
+    assert 1 not in later, "voided work is silent"
 
 
 @in_virtual_time
-async def test_without_its_scheduler_a_worker_generates_until_the_outbox_is_full_and_stops_after_the_grace(
-    stage: Stage,
-) -> None:
-    await stage.start_worker(outbox_messages=10, orphan_grace_s=20.0, ask_timeout_s=1.0)
+async def test_without_its_scheduler_a_worker_ends_its_work_and_stops_after_the_grace(stage: Stage) -> None:
+    await stage.start_worker(orphan_grace_s=20.0, ask_timeout_s=1.0)
     stage.assign(1, tokens=500)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    cut_at_s = asyncio.get_running_loop().time()
     await stage.head.stop()
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
     assert ended.reason == "orphaned"
-    assert 10 <= stage.engine.stats().tokens_total <= 15
+    assert 10 < asyncio.get_running_loop().time() - cut_at_s <= 25
+    assert stage.engine.stats().tokens_total <= 6
 
 
 @in_virtual_time
