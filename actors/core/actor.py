@@ -44,6 +44,11 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
     idempotent: bool
     streams: bool
 
+    @property
+    def occupies(self) -> bool:
+        """Whether it runs in the actor's own task, so that nothing else does."""
+        return not (self.concurrent or self.streams)
+
 
 def handles(*kinds: type[Message]) -> Callable[[F], F]:
     """Mark a coroutine method, or an async generator method, as the handler of ``kinds``."""
@@ -63,7 +68,10 @@ def handles(*kinds: type[Message]) -> Callable[[F], F]:
 
 
 def concurrent(function: F) -> F:
-    """Let this handler run beside others. It shares the actor's state with them between its awaits."""
+    """Let this handler run beside others. It shares the actor's state with them between its awaits.
+
+    It is cancelled when whoever asked gives up: leaves, or reaches its deadline.
+    """
     setattr(function, _CONCURRENT, True)
     return function
 

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+from actors.core.errors import ActorError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,12 +28,17 @@ def threads_allowed(loop: asyncio.AbstractEventLoop) -> bool:
     return not getattr(loop, "virtual_time", False)
 
 
+class BlockingQueueFull(ActorError):
+    """A bug of the actor: more calls wait for its thread than it may have handlers at work."""
+
+
 class BlockingThread:
     """Runs functions away from the loop. Made at the first call."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, calls_max: int) -> None:
         self._name = name
-        # Bounded by the actor's handlers: each awaits its call before it makes another one.
+        self._calls_max = calls_max
+        # Bounded in ``run``.
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -51,6 +58,8 @@ class BlockingThread:
             raise RuntimeError(f"the actor {self._name} has ended: it cannot run {_name_of(function)}")
         if self._thread is None:
             self._start(loop)
+        if self._jobs.qsize() >= self._calls_max:
+            raise BlockingQueueFull(f"{self._name}: {self._calls_max} blocking calls wait already; await some first")
         future: asyncio.Future[R] = loop.create_future()
 
         def call() -> R:
@@ -88,14 +97,12 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-def _serve(
-    jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]
-) -> None:
+def _serve(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
     while (job := jobs.get()) is not None:
         call, future = job
         try:
             result = call()
-        except BaseException as error:  # all of it belongs to the caller, who is on the loop
+        except BaseException as error:  # noqa: BLE001 - all of it belongs to the caller, who is on the loop
             _report(loop, future, None, error)
         else:
             _report(loop, future, result, None)

@@ -67,7 +67,7 @@ class Cell:
         self.children: dict[str, Cell] = {}
         self.watching: dict[ActorAddress, int] = {}
         self.timers: dict[asyncio.TimerHandle, None] = {}
-        self.blocking = BlockingThread(name)
+        self.blocking = BlockingThread(name, self.limits.concurrent_handlers)
         self.working: dict[Delivery, asyncio.Task[None] | None] = {}
         self.handled = 0
         loop = asyncio.get_running_loop()
@@ -166,7 +166,7 @@ class Cell:
         self.router.handled += 1
         delivery.since = self.router.now()
         handler = delivery.handler
-        if not handler.concurrent and not handler.streams:
+        if handler.occupies:
             self.working[delivery] = None
             await self._run(delivery)
             return
@@ -178,6 +178,8 @@ class Cell:
             return
         task = self._group.create_task(self._run(delivery), name=f"{self.name}: {delivery.tag}")
         self.working[delivery] = task
+        # A task that is cancelled before its first step never reaches the end of ``_run``.
+        task.add_done_callback(lambda _: self._done_with(delivery))
         if not handler.concurrent:
             while delivery in self.working and not self._stop_reason:
                 await self.mailbox.wait()
@@ -219,7 +221,8 @@ class Cell:
             raise
         finally:
             current.reset(token)
-            self._done_with(delivery)
+            if delivery.handler.occupies:
+                self._done_with(delivery)
 
     def _done_with(self, delivery: Delivery) -> None:
         if delivery.abandoned and delivery.caller is not None:
@@ -231,18 +234,18 @@ class Cell:
 
     # end
 
-    def _close_mailbox(self, exit: ActorExit) -> None:
+    def _close_mailbox(self, ended: ActorExit) -> None:
         if not self.started.done():
-            failed = StartFailed(f"{self.name} did not start: {exit.error!r}")
-            failed.__cause__ = exit.error
+            failed = StartFailed(f"{self.name} did not start: {ended.error!r}")
+            failed.__cause__ = ended.error
             self.started.set_exception(failed)
             self.started.exception()  # spawn may have given up waiting; the exit says the same
-        gone = TargetGone(reason=exit.gone, detail=_detail(exit))
+        gone = TargetGone(reason=ended.gone, detail=_detail(ended))
         for delivery in self.working:
             self.router.answer(delivery, Kind.DOWN, gone)
         self.working.clear()
         for delivery in self.mailbox.close():
-            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STOPPING, detail=exit.reason))
+            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STOPPING, detail=ended.reason))
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
@@ -251,28 +254,28 @@ class Cell:
         try:
             async with asyncio.timeout(self.limits.stop_timeout_s):
                 await self.actor.on_stop()
-        except (Exception, asyncio.CancelledError) as error:
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any actor's code; its exit reports it
             log.error("on_stop failed", actor=self.name, error=repr(error))
             self.router.count("on_stop_failed")
             return error
         return None
 
-    async def _finish(self, exit: ActorExit) -> None:
-        if exit.error is not None:
-            log.error("an actor crashed", actor=self.name, error=repr(exit.error), exc_info=exit.error)
+    async def _finish(self, ended: ActorExit) -> None:
+        if ended.error is not None:
+            log.error("an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
         for child in reversed(list(self.children.values())):
-            await self.router.stop_cell(child, exit.reason)
+            await self.router.stop_cell(child, ended.reason)
         if not await self.blocking.close(self.limits.stop_timeout_s):
             self.router.count("threads_left_behind")
             log.error("a blocking call did not end; its thread is left behind", actor=self.name,
                       function=self.blocking.running)  # fmt: skip
         for address in list(self.watching):
-            self.router.unwatch(self, address)
+            self.router.deaths.unwatch(self, address)
         if self.parent is not None:
             self.parent.children.pop(self.name, None)
-        self.exit = exit
-        self.router.cell_ended(self, _detail(exit))
-        self.ended.set_result(exit)
+        self.exit = ended
+        self.router.cell_ended(self, _detail(ended))
+        self.ended.set_result(ended)
 
     async def kill(self) -> None:
         """Cancel whatever the actor does, and wait until it has ended."""
@@ -281,8 +284,8 @@ class Cell:
         await asyncio.shield(self.ended)
 
 
-def _detail(exit: ActorExit) -> str:
-    return exit.reason if exit.error is None else f"{type(exit.error).__name__}: {exit.error}"
+def _detail(ended: ActorExit) -> str:
+    return ended.reason if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
 
 
 def _crash_of(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

@@ -71,8 +71,11 @@ class Context:
 
     @property
     def sender(self) -> ActorAddress | None:
-        """Who sent the message that is being handled; None if no actor did. A remote sender's ``endpoint`` may be
-        empty: the link over which it spoke is there, so ``ctx.ref`` of it works as long as that lives."""
+        """Who sent the message that is being handled; None if no actor did.
+
+        A remote sender's ``endpoint`` may be empty: the link over which it spoke is there, so ``ctx.ref`` of it works
+        as long as that link lives.
+        """
         delivery = current.get()
         return None if delivery is None else delivery.sender
 
@@ -118,11 +121,11 @@ class Context:
         """
         if Down not in self._cell.actor.handlers:
             raise WrongHandler(f"{type(self._cell.actor).__name__} watches {address}: it needs a @handles(Down) method")
-        self._router.watch(self._cell, address)
+        self._router.deaths.watch(self._cell, address)
 
     def unwatch(self, address: ActorAddress) -> None:
         """No Down of ``address`` comes any more, not even one that is on its way. Idempotent."""
-        self._router.unwatch(self._cell, address)
+        self._router.deaths.unwatch(self._cell, address)
 
     def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
         """Run beside the handlers, until the actor ends. If it raises, the actor crashes."""

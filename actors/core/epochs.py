@@ -13,8 +13,8 @@ from actors.core.errors import StaleEpoch
 class EpochGuard:
     """What a receiver of commands keeps, one per ruler (a job's scheduler, say).
 
-        guard = EpochGuard()
-        guard.admit(message.epoch)      # raises StaleEpoch: the asker sees Refused, a tell is dropped and counted
+    guard = EpochGuard()
+    guard.admit(message.epoch)      # raises StaleEpoch: the asker sees Refused, a tell is dropped and counted
     """
 
     def __init__(self, ruling: int = 0) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import structlog
 
@@ -19,6 +19,7 @@ from actors.core.answers import Caller, Refusal, TargetGone
 from actors.core.delivery import Window
 from actors.core.errors import RefusalReason
 from actors.core.message import Message, class_of
+from actors.core.streams import Stream
 from actors.core.watch import Gone, gone_by_link
 from transport.address import ActorAddress, PeerId
 from transport.codec import decode_body
@@ -167,9 +168,9 @@ class Inbound:
         self._router.settle(envelope.request_id, envelope.kind, message, envelope.number)
 
     def _down(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        if self._router.watches.is_held(envelope.request_id, peer):
+        if self._router.deaths.watches.is_held(envelope.request_id, peer):
             gone = decode_body(TargetGone, body or [b""])
-            self._router.end_watch(envelope.request_id, gone.reason, gone.detail)
+            self._router.deaths.end(envelope.request_id, gone.reason, gone.detail)
         else:
             self._answer(peer, lane, envelope, body)
 
@@ -177,17 +178,17 @@ class Inbound:
 
     def _item(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         stream = self._router.requests.get(envelope.request_id)
-        if stream is None or stream.target.peer != peer or not stream.is_stream:
+        if not isinstance(stream, Stream) or stream.target.peer != peer:
             self._router.count("late_items")
             return
         kind = class_of(envelope.tag)
         if kind is not stream.reply_kind or not body:
-            self._router.settle(envelope.request_id, Kind.STREAM_ITEM, None, 0)
+            self._router.streams.spoil(cast("Stream[Any]", stream))
             return
         try:
             item = decode_body(kind, body)
         except MalformedBody:
-            self._router.settle(envelope.request_id, Kind.STREAM_ITEM, None, 0)
+            self._router.streams.spoil(cast("Stream[Any]", stream))
             raise
         size = sum(memoryview(frame).nbytes for frame in body)
         self._router.streams.take_item(envelope.request_id, item, envelope.number, size)
@@ -209,10 +210,10 @@ class Inbound:
 
     def _watch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.target in self._router.cells:
-            self._router.watches.add_watcher(envelope.target, peer, envelope.request_id)
+            self._router.deaths.watches.add_watcher(envelope.target, peer, envelope.request_id)
             return
         gone = TargetGone(reason=Gone.UNKNOWN_ACTOR, detail=f"no {envelope.target!r} at {self._router.own}")
         self._router.send_answer(Caller(peer, envelope.request_id), Kind.DOWN, gone, Lane.MESSAGE)
 
     def _unwatch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        self._router.watches.remove_watcher(envelope.target, peer, envelope.request_id)
+        self._router.deaths.watches.remove_watcher(envelope.target, peer, envelope.request_id)

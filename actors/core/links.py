@@ -17,12 +17,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+import structlog
+
 from actors.core.errors import ActorError
 from configs.limits import Limits
 from transport.address import PeerId
 from transport.envelope import NO_DEADLINE, Envelope, encode_envelope
 from transport.errors import TransportError
 from transport.transport import DownReason, Frame, Lane, SendOutcome, Transport
+
+log = structlog.get_logger("headrace.actors")
 
 _RETRY_S: Final = 0.005
 
@@ -70,6 +74,7 @@ class Links:
         self._replaced: dict[PeerId, None] = {}
         self._cut: dict[PeerId, None] = {}
         self._endpoints: dict[PeerId, str] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
         self.counters: Counter[str] = Counter()
 
@@ -111,6 +116,8 @@ class Links:
         elif outcome is SendOutcome.NO_LINK and self._may_connect(peer, endpoint):
             box = self._boxes[peer] = _Outbox()
             box.connecting = asyncio.get_running_loop().create_task(self._connect(peer, endpoint, box))
+            self._tasks[box.connecting] = None
+            box.connecting.add_done_callback(self._tasks.pop)
             outcome = self._queue(peer, box, lane, parcel, surely)
         return outcome
 
@@ -149,6 +156,11 @@ class Links:
             found = await self._transport.connect(endpoint, timeout_s=self._limits.connect_timeout_s)
         except TransportError as error:
             self._give_up(peer, box, str(error))
+            return
+        except Exception as error:
+            # A bug below. Those who wait for the link must not wait for ever all the same.
+            log.exception("connecting failed", peer=str(peer), endpoint=endpoint)
+            self._give_up(peer, box, repr(error))
             return
         if found != peer:
             self._give_up(peer, box, f"at {endpoint} lives {found}, not {peer}")
@@ -214,6 +226,8 @@ class Links:
     def close(self) -> None:
         """Connect no more and retry no more."""
         self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
         for box in self._boxes.values():
             box.cancel()
         self._boxes.clear()

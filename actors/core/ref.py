@@ -63,7 +63,7 @@ class ActorRef:
             DeadlineExceeded: no answer in time.
             WrongReply: the answer is no ``reply``.
         """
-        return await self._router.ask(self.owner, self.address, message, reply, timeout_s, attempts)
+        return await self._router.questions.ask(self.owner, self.address, message, reply, timeout_s, attempts)
 
     def stream(
         self,

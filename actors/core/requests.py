@@ -133,6 +133,11 @@ class Requests:
             self.close(waiter)
             waiter.fail(waiter.lost(why, gone))
 
+    def fail_all(self, why: str, gone: str) -> None:
+        """Every question of this process ends now."""
+        for peer in dict.fromkeys(waiter.target.peer for waiter in self._open.values()):
+            self.fail_peer(peer, why, gone)
+
     def oldest(self) -> Waiter | None:
         """The question that has been open longest."""
         return min(self._open.values(), key=lambda waiter: waiter.since, default=None)

@@ -20,22 +20,21 @@ from actors.core.actor import Actor, Handler
 from actors.core.answers import Caller, Failure, Refusal, TargetGone, error_of
 from actors.core.cell import ActorExit, Cell
 from actors.core.context import Context
+from actors.core.death_watch import DeathWatch
 from actors.core.delivery import Delivery, Window, current
 from actors.core.errors import (
-    AskError,
     NameTaken,
-    NotSent,
     RefusalReason,
-    SentNoReply,
     StartFailed,
     WrongReply,
 )
 from actors.core.links import Links
 from actors.core.message import Message, tag_of
-from actors.core.requests import Requests, ResultCache, Waiter
+from actors.core.questions import Questions
+from actors.core.requests import Requests, ResultCache
 from actors.core.stream_desk import StreamDesk
 from actors.core.streams import Stream
-from actors.core.watch import Down, Gone, LocalWatch, Watches
+from actors.core.watch import Gone
 from configs.limits import Limits
 from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
@@ -70,8 +69,9 @@ class Router:
         self.exits: dict[str, ActorExit] = {}
         self.requests = Requests(limits.pending_asks)
         self.results = ResultCache(limits.result_cache_entries, limits.result_cache_s)
-        self.watches = Watches()
+        self.deaths = DeathWatch(self)
         self.streams = StreamDesk(self)
+        self.questions = Questions(self)
         self.counters: Counter[str] = Counter()
         self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable)
         self.stopping = False
@@ -142,12 +142,7 @@ class Router:
         self.exits[cell.name] = cell.exit
         while len(self.exits) > self.limits.mailbox_messages:
             del self.exits[next(iter(self.exits))]
-        gone = TargetGone(reason=cell.exit.gone, detail=detail)
-        for peer, watch_id in self.watches.take_watchers(cell.name):
-            if peer == self.own:
-                self.end_watch(watch_id, gone.reason, detail)
-            else:
-                self.post(peer, "", Lane.MESSAGE, Kind.DOWN, gone, request_id=watch_id, surely=True)
+        self.deaths.actor_ended(cell.name, TargetGone(reason=cell.exit.gone, detail=detail))
 
     # sending
 
@@ -210,83 +205,6 @@ class Router:
         self.counters[f"tells_refused.{refusal.reason}"] += 1
         return SendOutcome.FULL if refusal.reason is RefusalReason.MAILBOX_FULL else SendOutcome.NO_LINK
 
-    async def ask(
-        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, attempts: int,
-    ) -> R:  # fmt: skip
-        """See ``ActorRef.ask``."""
-        deadline_at = self.now() + (self.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        request_id = self.next_id()
-        asker = "" if owner is None else owner.name
-        pause_s = self.limits.backoff_first_s
-        for attempt in range(attempts):
-            waiter = Waiter(request_id, asker, address, label(type(message))[0], reply, self.now())
-            try:
-                return cast(R, await self._ask_once(waiter, owner, message, deadline_at, attempt))
-            except (NotSent, SentNoReply):
-                if attempt + 1 == attempts or self.now() + pause_s >= deadline_at:
-                    raise
-            self.count("asks_repeated")
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        raise ValueError(f"attempts is {attempts}, expected at least 1")
-
-    async def _ask_once(
-        self, waiter: Waiter, owner: ActorAddress | None, message: Message, deadline_at: float, attempt: int
-    ) -> Message:
-        future = waiter.future = self.loop.create_future()
-        self.requests.open(waiter)
-        self.requests.arm(waiter, deadline_at)
-        address = waiter.target
-        answered = False
-        try:
-            if address.peer == self.own:
-                waiter.sent = True
-                caller = Caller(self.own, waiter.request_id)
-                refusal = self.deliver_local(owner, address.name, message, caller, deadline_at, attempt=attempt)
-                if refusal is not None:
-                    raise error_of(refusal, address, waiter.question, stream=False)
-            else:
-                self.send_question(waiter, Kind.ASK, message, Lane.MESSAGE, deadline_at, attempt=attempt)
-            reply = await future
-            answered = True
-            return reply
-        except AskError as error:
-            answered = error.executed.value != "maybe"
-            raise
-        finally:
-            self.requests.close(waiter)
-            if future.done() and not future.cancelled():
-                future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
-            if not answered:
-                self.send_cancel(waiter)
-
-    def send_question(
-        self, waiter: Waiter, kind: Kind, message: Message, lane: Lane, deadline_at: float,
-        *, attempt: int = 0, number: int = 0, number_bytes: int = 0,
-    ) -> None:  # fmt: skip
-        """Send a question to another process; raises NotSent."""
-        address = waiter.target
-        outcome = self.post(
-            address.peer, address.endpoint, lane, kind, message, source=waiter.asker, target=address.name,
-            request_id=waiter.request_id, attempt=attempt, number=number,
-            number_bytes=number_bytes, deadline_at=deadline_at,
-        )  # fmt: skip
-        if outcome is not SendOutcome.QUEUED:
-            why = "there is no link" if outcome is SendOutcome.NO_LINK else "its queue is full"
-            text = f"{waiter.question} to {address} was not sent: {why}"
-            raise NotSent(text, target=address, question=waiter.question)
-        waiter.sent = not self.links.is_queueing(address.peer)
-
-    def send_cancel(self, waiter: Waiter, lane: Lane = Lane.MESSAGE) -> None:
-        """Tell the target that nobody waits for this answer any more. Best effort."""
-        address = waiter.target
-        if address.peer == self.own:
-            self.cancel(address.name, Caller(self.own, waiter.request_id))
-        elif waiter.sent:
-            self.post(address.peer, "", lane, Kind.CANCEL, None,
-                       target=address.name, request_id=waiter.request_id)  # fmt: skip
-
     def cancel(self, target: str, caller: Caller) -> None:
         """Whoever asked has left. Best effort, idempotent."""
         self.streams.cancel(caller)
@@ -318,9 +236,9 @@ class Router:
         window: Window | None = None, trace_id: int = 0,
     ) -> None:  # fmt: skip
         """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
-        if caller is not None and handler.idempotent and not handler.streams:
-            if not self.results.begin(caller, self.now()):
-                return
+        repeatable = caller is not None and handler.idempotent and not handler.streams
+        if repeatable and not self.results.begin(cast(Caller, caller), self.now()):
+            return
         cell.mailbox.put(
             Delivery(message, label(type(message))[0], handler, sender, caller=caller, deadline_at=deadline_at,
                      lane=lane, window=window, trace_id=trace_id, span_id=self.next_id())
@@ -349,8 +267,7 @@ class Router:
         send()
         delivery.answered = True
         if delivery.handler.idempotent and not delivery.handler.streams:
-            final = kind is Kind.REPLY or (kind is Kind.ERROR and cast(Failure, message).declared)
-            if final:
+            if kind is Kind.REPLY or (isinstance(message, Failure) and message.declared):
                 self.results.finish(caller, send, self.now())
             else:
                 self.results.abandon(caller)
@@ -381,44 +298,7 @@ class Router:
             text = f"{waiter.question} to {waiter.target}: expected {waiter.reply_kind.__name__}, got {got}"
             waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
 
-    # death watch
-
-    def watch(self, cell: Cell, target: ActorAddress) -> None:
-        """See ``Context.watch``."""
-        if target in cell.watching:
-            return
-        watch_id = self.next_id()
-        cell.watching[target] = watch_id
-        self.watches.hold(LocalWatch(watch_id, cell.name, target))
-        if target.peer == self.own:
-            if target.name in self.cells:
-                self.watches.add_watcher(target.name, self.own, watch_id)
-            else:
-                self.end_watch(watch_id, Gone.UNKNOWN_ACTOR, "")
-            return
-        outcome = self.post(target.peer, target.endpoint, Lane.SIGNAL, Kind.WATCH, None,
-                             target=target.name, request_id=watch_id, surely=True)  # fmt: skip
-        if outcome is not SendOutcome.QUEUED:
-            self.end_watch(watch_id, Gone.UNREACHABLE, f"there is no link to {target.peer}")
-
-    def unwatch(self, cell: Cell, target: ActorAddress) -> None:
-        """See ``Context.unwatch``."""
-        watch_id = cell.watching.pop(target, 0)
-        if not watch_id or self.watches.release(watch_id) is None:
-            return
-        if target.peer == self.own:
-            self.watches.remove_watcher(target.name, self.own, watch_id)
-        else:
-            self.post(target.peer, "", Lane.SIGNAL, Kind.UNWATCH, None, target=target.name, request_id=watch_id)
-
-    def end_watch(self, watch_id: int, reason: Gone, detail: str) -> None:
-        """The watched actor is gone: the watcher gets its one Down."""
-        watch = self.watches.release(watch_id)
-        if watch is None:
-            return
-        cell = self.cells.get(watch.watcher)
-        if cell is not None and cell.watching.get(watch.target) == watch_id:
-            cell.put_own(Down(address=watch.target, reason=reason, detail=detail), watch.target, watch_id)
+    # lost links
 
     def _unreachable(self, peer: PeerId, why: str) -> None:
         """No way to ``peer`` was found."""
@@ -427,7 +307,5 @@ class Router:
     def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
         """The link to ``peer`` is lost, or was never there: all business with it ends."""
         self.requests.fail_peer(peer, why, reason)
-        for watch_id in self.watches.held_on(peer):
-            self.end_watch(watch_id, reason, why)
-        self.watches.remove_peer(peer)
+        self.deaths.peer_gone(peer, reason, why)
         self.streams.cancel_peer(peer)

@@ -59,8 +59,10 @@ class SystemStats(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """How late the loop comes to its timers. Off under virtual time: there is no lag, and a timer without end
-    would hide a deadlock."""
+    """How late the loop comes to its timers.
+
+    Off under virtual time: there is no lag, and a timer without end would hide a deadlock.
+    """
 
     def __init__(self) -> None:
         self._probes: deque[float] = deque(maxlen=_PROBES_KEPT)
@@ -122,7 +124,7 @@ def stalls(router: Router, *, longer_than_s: float = 0.0) -> list[Stall]:
 def stats(router: Router, lag: LoopLag) -> SystemStats:
     """Counters and depths of this process."""
     oldest = router.requests.oldest()
-    held, on_us = router.watches.counts()
+    held, on_us = router.deaths.watches.counts()
     counters = dict(router.counters + router.links.counters)
     counters["late_replies"] = router.requests.late_replies
     counters["deadlines_exceeded"] = router.requests.deadlines_exceeded

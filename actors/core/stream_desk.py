@@ -61,7 +61,7 @@ class StreamDesk:
         deadline_at = router.now() + window.timeout_s
         try:
             if stream.target.peer != router.own:
-                router.send_question(stream, Kind.STREAM_OPEN, stream.message, stream.lane, deadline_at,
+                router.questions.send(stream, Kind.STREAM_OPEN, stream.message, stream.lane, deadline_at,
                                      number=window.items, number_bytes=window.bytes)  # fmt: skip
                 return
             caller = Caller(router.own, stream.request_id)
@@ -88,7 +88,7 @@ class StreamDesk:
         """The consumer wants no more."""
         if self._router.requests.get(stream.request_id) is stream:
             self._router.requests.close(stream)
-            self._router.send_cancel(stream, stream.lane)
+            self._router.questions.cancel(stream, stream.lane)
 
     def take_item(self, request_id: int, item: Message, offset: int, size: int) -> None:
         """An item has come for a consumer here."""
@@ -97,6 +97,11 @@ class StreamDesk:
             self._router.count("late_items")
         elif not stream.item(item, offset, size):
             self.leave(cast("Stream[Any]", stream))
+
+    def spoil(self, stream: Stream[Any]) -> None:
+        """An item that is none has come: the stream ends, at both ends."""
+        self._router.settle(stream.request_id, Kind.STREAM_ITEM, None, 0)
+        self._router.questions.cancel(stream, stream.lane)
 
     # producing
 
@@ -119,7 +124,8 @@ class StreamDesk:
 
     async def produce(self, delivery: Delivery, items: AsyncIterator[Message]) -> None:
         """Send what a stream handler yields, as credit allows, and then the end."""
-        assert delivery.caller is not None and delivery.window is not None
+        assert delivery.caller is not None
+        assert delivery.window is not None
         producer = Producer(delivery, delivery.caller, delivery.window)
         self.producers[producer.caller] = producer
         producer.task = cast("asyncio.Task[None]", asyncio.current_task())

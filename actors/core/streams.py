@@ -44,7 +44,7 @@ def size_in_process(item: Message) -> int:
         value = getattr(item, name)
         if isinstance(value, np.ndarray):
             size += cast("np.ndarray[Any, Any]", value).nbytes
-        elif isinstance(value, bytes | bytearray | memoryview | str):
+        elif isinstance(value, bytes | str):
             size += len(value)
     return size
 

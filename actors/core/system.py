@@ -138,5 +138,4 @@ class ActorSystem:
             await router.stop_cell(cell)
         router.links.close()
         await self._transport.close(timeout_s=self.limits.close_timeout_s)
-        for peer in self._transport.peers():
-            router.peer_gone(peer, Gone.STOPPED, "this system has stopped")
+        router.requests.fail_all("this system has stopped", Gone.STOPPED)

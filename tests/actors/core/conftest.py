@@ -21,7 +21,7 @@ def network() -> MemoryNetwork:
 
 @pytest.fixture
 async def make_system(network: MemoryNetwork) -> AsyncIterator[MakeSystem]:
-    """``await make_system("name", limits=…, incarnation=…, seed=…)``; all are stopped at the end."""
+    """Make systems that are stopped at the end."""
     systems: list[ActorSystem] = []
 
     async def make(
