@@ -148,7 +148,7 @@ class TokenLogprobs(torch.autograd.Function):
 
 
 def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] under softmax of ``logits`` [n, V] / temperature.
+    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] given ``logits`` [n, V] and a temperature.
 
     Temperature 0 is greedy decoding, whose distribution has no gradient: the distribution at 1 is used instead.
     Only the log-probabilities carry gradient.

@@ -13,6 +13,9 @@ from configs.schema import JobConfig
 def make_backend(kind: str) -> TrainBackend:
     """The backend of that kind; imports its code and no other's."""
     if kind == "torch":
+        # Read when torch's thread pool loads. Threads that spin while they wait for each other take the cores from
+        # whoever shares them: on two busy cores a step with two spinning threads took five times as long.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         from actors.trainer.backends.torch_backend import TorchBackend
 
         return TorchBackend()
