@@ -220,7 +220,7 @@ class OpenStep(Message):
     """The trainer is ready to consume step ``step``. A step at or below the committed frontier is a replay:
 
     the same samples are leased again, bit for bit, because the trainer restarted from an older checkpoint.
-    Opening a step implies that every lease of an earlier incarnation of the trainer is void.
+    Opening a step implies that every lease of an earlier incarnation of the trainer is void. Reply: Acknowledged.
     """
 
     job: str

@@ -141,7 +141,7 @@ class Trainer(Actor):
         """One step from OpenStep to Committed; True when it was the last."""
         self._step_began_s = self.ctx.now()
         accounts = StepAccounts()
-        inbox = self._open()
+        inbox = await self._open()
         while not inbox.exhausted:
             windows = inbox.ready()
             for window in windows:
@@ -160,7 +160,7 @@ class Trainer(Actor):
         self._spans.flush()
         return committed.stop
 
-    def _open(self) -> Inbox:
+    async def _open(self) -> Inbox:
         job, step = self._job, self.step
         per_step, sync = job.algorithm.prompts_per_step, job.sync.mode == "sync"
         self._inbox = Inbox(
@@ -169,12 +169,16 @@ class Trainer(Actor):
             window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step, sync=sync),
             in_order=sync,
         )
-        self._tell_open()
+        await self._ask_open(self._inbox)
         return self._inbox
 
-    def _tell_open(self) -> None:
-        opened = OpenStep(job=self._job.name, step=self.step, trainer=self.ctx.self_address)
-        self.ctx.ref(self._args.scheduler).tell(opened)
+    async def _ask_open(self, inbox: Inbox) -> None:
+        """Void what was leased before, and lease all of the step. Refused by a scheduler whose frontier is older:
+
+        that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint.
+        """
+        opened = OpenStep(job=self._job.name, step=inbox.step, trainer=self.ctx.self_address)
+        await ask_patiently(self.ctx, self._scheduler, opened, Acknowledged)
 
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
         """Until something comes. Silence, lost groups and a new scheduler open the step again."""
@@ -191,11 +195,11 @@ class Trainer(Actor):
                 await self._news.wait()
         except TimeoutError:
             self.ctx.log.warning("step without news, opened again", step=inbox.step, missing=inbox.missing)
-            self._tell_open()
+            await self._ask_open(inbox)
         self._news.clear()
         if self._reopen:
             await self._introduce()
-            self._tell_open()
+            await self._ask_open(inbox)
         if self._weights_moved:
             self._weights_moved = False
             await self._publisher.sync(self.step)

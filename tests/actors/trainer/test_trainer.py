@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.core.errors import ReplyError
 from actors.core.watch import Gone
 from actors.scheduler.messages import OpenStep
 from actors.trainer import checkpoint
@@ -317,6 +318,15 @@ def test_a_step_that_nobody_answers_is_opened_again_after_a_silence(tmp_path: Pa
     world.scheduler.on_open = lambda message: len(world.scheduler.opened) > 1
     run_to_end(world)
     assert world.scheduler.opened == [0, 0, 1, 2]
+
+
+def test_a_step_that_the_scheduler_refuses_ends_the_trainer_with_its_reason(tmp_path: Path) -> None:
+    """As when the checkpoint is ahead of the ledger: waiting would be for ever."""
+    world = World(tmp_path)
+    world.scheduler.refuse = ReplyError("step 0 is ahead of the frontier")
+    end = run_to_end(world)
+    assert end.gone is Gone.CRASHED
+    assert "ahead of the frontier" in str(end.error)
 
 
 def test_a_gradient_that_stays_non_finite_ends_the_trainer_with_a_reason(tmp_path: Path) -> None:

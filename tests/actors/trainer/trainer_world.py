@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.core.actor import Actor, handles, idempotent
+from actors.core.errors import ReplyError
 from actors.core.system import ActorSystem
 from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
@@ -86,6 +87,7 @@ class ScriptedScheduler(Actor):
         self.services: dict[str, ActorAddress] = {}
         self.checkpoint_after: set[int] = set()
         self.stop_after: int | None = None
+        self.refuse: ReplyError | None = None
         self.dropped: set[int] = set()
         self.equal: set[int] = set()
         self.on_open: Callable[[OpenStep], bool] = lambda message: True
@@ -101,10 +103,13 @@ class ScriptedScheduler(Actor):
         return ServiceFound(address=self.services.get(message.role))
 
     @handles(OpenStep)
-    async def open_step(self, message: OpenStep) -> None:
+    async def open_step(self, message: OpenStep) -> Acknowledged:
+        if self.refuse is not None:
+            raise self.refuse
         self.opened.append(message.step)
         if self.on_open(message):
             self.lease_step(message.step, message.trainer)
+        return Acknowledged()
 
     def lease_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
         prompts = [p for p in prompts_of(step) if p not in self.dropped]
