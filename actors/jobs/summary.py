@@ -18,6 +18,7 @@ _COUNTS = frozenset(
         "tokens_trained",
         "response_tokens_max",
         "staleness_max",
+        "rows_ignored",
         "samples_migrated",
         "restarts",
         "prompts_lost",

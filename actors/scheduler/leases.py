@@ -36,7 +36,6 @@ class Leases:
         self.trainer: ActorAddress | None = None
         self.step = -1
         self.all_sent = False
-        self.first_sent_s: float | None = None
         self._sent = np.zeros(0, np.bool_)
 
     def open(self, step: int, trainer: ActorAddress) -> None:
@@ -51,14 +50,14 @@ class Leases:
             self._books.apply(ev.Rewound(step))
         self.step, self.trainer = step, trainer
         self.all_sent = False
-        self.first_sent_s = None
         self._sent = np.zeros(0, np.bool_)
 
     def close(self) -> None:
         """The step is committed, or the trainer is gone."""
         self.trainer = None
+        self.all_sent = False
 
-    def pump(self, now: float) -> None:
+    def pump(self) -> None:
         """Send what can be sent."""
         batch = self._books.ledger.batches.get(self.step)
         if self.trainer is None or batch is None or self.all_sent:
@@ -69,7 +68,7 @@ class Leases:
         if len(ready):
             if not batch.committed:
                 ready = self._without_small(batch, ready)
-            self._send_groups(batch, ready, self.trainer, now)
+            self._send_groups(batch, ready, self.trainer)
         if self._sent.all():
             self._finish(batch, self.trainer)
 
@@ -84,7 +83,7 @@ class Leases:
             self._sent[index] = True
         return ready[scored >= _MIN_GROUP]
 
-    def _send_groups(self, batch: StepBatch, ready: np.ndarray, trainer: ActorAddress, now: float) -> None:
+    def _send_groups(self, batch: StepBatch, ready: np.ndarray, trainer: ActorAddress) -> None:
         wanted = S.COMMITTED if batch.committed else S.SCORED
         leased: list[np.ndarray] = []
         for index in ready.tolist():
@@ -96,7 +95,6 @@ class Leases:
                 leased.append(rows)
             self._sent[index] = True
         if leased:
-            self.first_sent_s = now if self.first_sent_s is None else self.first_sent_s
             self._books.apply(ev.Leased(batch.step, np.concatenate(leased), replay=batch.committed))
 
     def _finish(self, batch: StepBatch, trainer: ActorAddress) -> None:

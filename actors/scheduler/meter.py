@@ -13,19 +13,31 @@ FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 
 
 class StepMeter:
-    """Differences between one commit and the next."""
+    """Differences between one step and the next.
+
+    Generation is cut where the step's last sample has been leased, since workers begin the next step before this one
+    is committed; ``seconds`` runs from commit to commit.
+    """
 
     def __init__(self, ledger: Ledger, workers: WorkerTable, now: float) -> None:
         self._ledger = ledger
         self._workers = workers
         self._since_s = now
         self._tokens = ledger.counters.tokens
+        self._cut: tuple[int, float] | None = None
         self.restarts = 0
         """Lives that began after another life of the same name had ended in a crash or out of reach."""
 
     def begin(self, now: float) -> None:
         """The trainer has opened its first step: start-up is not part of it."""
         self._since_s = now
+
+    def cut(self) -> None:
+        """The step is generated: what comes now belongs to the next one. Only the first call of a step counts."""
+        if self._cut is None:
+            tokens = self._ledger.counters.tokens
+            self._cut = (tokens - self._tokens, self._workers.take_idle_fraction())
+            self._tokens = tokens
 
     def take(
         self, batch: StepBatch, policy_version: int, from_trainer: dict[str, float], now: float
@@ -34,7 +46,9 @@ class StepMeter:
         counters = self._ledger.counters
         rows = np.nonzero(batch.state == SampleState.COMMITTED)[0].astype(np.int32)
         ragged = batch.ragged(rows)
-        generated = counters.tokens - self._tokens
+        self.cut()
+        assert self._cut is not None
+        (generated, idle_fraction), self._cut = self._cut, None
         row: dict[str, float] = {
             "step": batch.step,
             "policy_version": policy_version,
@@ -47,13 +61,14 @@ class StepMeter:
             "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else 0.0,
             "response_tokens_max": int(ragged.lengths.max(initial=0)),
             "staleness_max": batch.step - int(ragged.versions.min(initial=batch.step)),
-            "rollout_idle_fraction": self._workers.take_idle_fraction(),
+            "rollout_idle_fraction": idle_fraction,
+            "rows_ignored": counters.unknown_rows + counters.duplicate_rows + counters.gap_rows,
             "samples_migrated": counters.samples_migrated,
             "restarts": self.restarts,
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
-        self._since_s, self._tokens = now, counters.tokens
+        self._since_s = now
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")
         }

@@ -125,7 +125,7 @@ class Scheduler(Actor):
                 self._tell_to_pull(worker)
         self._need_batch()
         self._assign()
-        self._leases.pump(now)
+        self._lease()
         self._scoring.pump()
 
     def _tell(self, address: ActorAddress, what: Message) -> SendOutcome:
@@ -149,7 +149,7 @@ class Scheduler(Actor):
                 raise NotAccepted(str(error)) from error
             self._next_known.set()
             self._assign()
-            self._leases.pump(self.ctx.now())
+            self._lease()
             self._need_batch()
         return m.BatchIssued(job=self._job.name, step=batch.step)
 
@@ -208,11 +208,9 @@ class Scheduler(Actor):
                 queued=states["queued"],
                 in_flight={w.name: w.in_flight for w in workers},
                 finished=states["finished"],
-                scoring=self._scoring.requests,
                 has_rewards="rewards" in self._services,
                 has_prompts="prompts" in self._services,
                 has_trainer=self._leases.trainer is not None,
-                all_leased=self._leases.all_sent,
                 workers={w.name: w.policy_version for w in workers},
                 needed_version=max(step - self._job.staleness, 0),
                 newest_version=self._newest_version,
@@ -349,9 +347,14 @@ class Scheduler(Actor):
         if not self._paused:
             self._dispatcher.assign(self.ctx.now())
 
+    def _lease(self) -> None:
+        self._leases.pump()
+        if self._leases.all_sent:
+            self._meter.cut()
+
     def _on_settled(self, step: int) -> None:
         if step == self._leases.step:
-            self._leases.pump(self.ctx.now())
+            self._lease()
 
     # ------------------------------------------------------------ services and versions
 
@@ -430,7 +433,7 @@ class Scheduler(Actor):
             except IllegalTransition as error:
                 self._event("open_step_refused", step=order.step, why=str(error))
                 raise NotAccepted(str(error)) from error
-            self._leases.pump(self.ctx.now())
+            self._lease()
         return m.Acknowledged()
 
     @handles(m.CommitStep)

@@ -22,12 +22,9 @@ class StallView:
     in_flight: dict[str, int]
     """By worker."""
     finished: int
-    scoring: int
-    """Score requests in flight."""
     has_rewards: bool
     has_prompts: bool
     has_trainer: bool
-    all_leased: bool
     workers: dict[str, int]
     """Worker → the policy version that it serves."""
     needed_version: int

@@ -46,6 +46,7 @@ def test_a_job_runs_from_its_first_prompt_to_its_last_step(in_world: InWorld) ->
             assert set(row) >= set(REQUIRED.split())
             assert row["samples"] == 16 and row["staleness_max"] == 0 and row["kl"] == 0.5 and row["seconds"] > 0
             assert row["trainer_idle_fraction"] == 0.25 and 0 <= row["rollout_idle_fraction"] <= 1
+            assert row["tokens_generated"] == row["tokens_trained"], "in sync mode a step generates what it trains"
         assert sum(w.assigned for w in world.workers) == 64 and all(w.assigned == 32 for w in world.workers)
         assert world.job.result()["checkpoint"] == "step_000004"
         assert (await world.progress()).waiting_for == ""
