@@ -214,11 +214,15 @@ class VllmCore:
             tensor.untyped_storage().resize_(0)
 
     def restore_kv_cache(self) -> None:
-        """Undo :meth:`release_kv_cache`, zeroed as vLLM does at start."""
+        """Undo :meth:`release_kv_cache`, zeroed as vLLM does at start: a NaN in an unwritten place spoils attention.
+
+        The layers' caches are views of one storage, which is therefore resized once and zeroed through every view.
+        """
         for tensor, size in zip(self._runner.kv_caches, self._kv_bytes, strict=True):
             if tensor.untyped_storage().nbytes() != size:
                 tensor.untyped_storage().resize_(size)
-                tensor.zero_()
+        for tensor in self._runner.kv_caches:
+            tensor.zero_()
 
     def sleep(self, level: int) -> None:
         """On an accelerator: vLLM's own sleep. No request may be in the core."""
