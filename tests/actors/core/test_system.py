@@ -167,6 +167,34 @@ async def test_a_body_that_does_not_fit_is_refused_with_the_reason(make_system: 
     await transport.close(timeout_s=0)
 
 
+async def test_what_waits_in_the_mailbox_past_its_deadline_is_refused_unstarted(
+    make_system: Any, network: MemoryNetwork
+) -> None:
+    """The asker here is bare, so that no CANCEL withdraws the question."""
+
+    class Busy(Echoing):
+        @handles(Hold)
+        async def hold(self, message: Hold) -> None:
+            self.held.set()
+            await self.gate.wait()
+
+    system = await make_system("one")
+    busy = Busy()
+    ref = await system.spawn("a", busy)
+    held = asyncio.ensure_future(ref.ask(Hold(), Done))
+    await busy.held.wait()
+    bare, transport = await bare_peer(network, system)
+    ask = Envelope(kind=Kind.ASK, target="a", request_id=5, tag="test_system.echo", deadline_ms=5)
+    transport.send(system.peer, Lane.MESSAGE, [encode_envelope(ask), *encode_body(Echo(text="late"))])
+    await asyncio.sleep(0.02)
+    busy.gate.set()
+    await held
+    await turns()
+    assert busy.heard == []
+    assert b"expired" in bytes(bare.frames[0][1])
+    await transport.close(timeout_s=0)
+
+
 async def test_an_answer_from_another_peer_than_the_one_asked_is_dropped(
     make_system: Any, network: MemoryNetwork
 ) -> None:

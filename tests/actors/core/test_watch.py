@@ -201,6 +201,21 @@ async def test_after_unwatch_no_down_comes(pair: Pair) -> None:
     assert pair[0].stats().watches_held == pair[1].stats().watches_on == 0
 
 
+async def test_unwatch_revokes_a_down_that_is_already_in_the_mailbox(make_system: Any) -> None:
+    class Fickle(Watcher):
+        @handles(Watch)
+        async def watch(self, message: Watch) -> None:
+            self.ctx.watch(message.target)
+            self.ctx.unwatch(message.target)
+
+    system = await make_system("near")
+    fickle = Fickle()
+    ref = await system.spawn("fickle", fickle)
+    await ref.ask(Watch(target=system.address("nobody")), Done)
+    await ref.ask(Note(text="behind it"), Done)
+    assert fickle.heard == ["behind it"]
+
+
 async def test_watches_of_an_ended_watcher_are_forgotten(pair: Pair) -> None:
     target = await pair[1].spawn("target", Target())
     await watch(pair, target.address)

@@ -1,0 +1,59 @@
+"""The queue itself: its bound, its order, what is always taken, and that a cancelled wait loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+from actors.core.actor import Handler
+from actors.core.answers import Caller, Done
+from actors.core.delivery import Delivery
+from actors.core.errors import RefusalReason
+from actors.core.mailbox import Mailbox
+from transport.address import PeerId
+
+HANDLER = Handler(method="done", concurrent=False, idempotent=False, streams=False)
+PEER = PeerId("somebody", 3)
+
+
+def delivery(request_id: int) -> Delivery:
+    return Delivery(Done(), "core.done", HANDLER, None, caller=Caller(PEER, request_id))
+
+
+def request_ids(deliveries: list[Delivery]) -> list[int]:
+    return [d.caller.request_id for d in deliveries if d.caller is not None]
+
+
+def test_it_is_first_in_first_out_and_bounded() -> None:
+    mailbox = Mailbox(2)
+    assert [mailbox.put(delivery(n)) for n in (1, 2, 3)] == [None, None, RefusalReason.MAILBOX_FULL]
+    assert mailbox.room() is RefusalReason.MAILBOX_FULL
+    taken = [mailbox.take(), mailbox.take(), mailbox.take()]
+    assert request_ids([d for d in taken if d is not None]) == [1, 2]
+    assert mailbox.room() is None
+
+
+def test_what_the_actor_has_set_in_motion_is_taken_past_the_bound() -> None:
+    mailbox = Mailbox(1)
+    mailbox.put(delivery(1))
+    assert mailbox.put(delivery(2), own=True) is None
+    assert len(mailbox) == mailbox.depth_max == 2
+
+
+def test_a_question_can_be_withdrawn_before_it_is_begun() -> None:
+    mailbox = Mailbox(5)
+    for n in (1, 2, 3):
+        mailbox.put(delivery(n))
+    assert mailbox.withdraw(Caller(PEER, 2))
+    assert not mailbox.withdraw(Caller(PEER, 2))
+    assert request_ids(mailbox.close()) == [1, 3]
+    assert mailbox.put(delivery(4), own=True) is RefusalReason.STOPPING
+
+
+async def test_a_cancelled_wait_loses_nothing() -> None:
+    mailbox = Mailbox(5)
+    reader = asyncio.ensure_future(mailbox.wait())
+    await asyncio.sleep(0)
+    mailbox.put(delivery(1))
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    assert mailbox.take() is not None
