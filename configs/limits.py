@@ -20,7 +20,7 @@ class Limits(BaseModel):
     bulk_queue_frames: int = Field(default=16, description="16 chunks of 4 MiB are enough to keep a link busy")
     message_max_bytes: int = Field(default=64 << 20, description="one message; larger things are bulk streams")
     bulk_chunk_bytes: int = Field(
-        default=2 << 20, description="1-4 MiB gave the best single-stream bandwidth (transport.md 6)"
+        default=2 << 20, description="1-4 MiB gave the best single-stream bandwidth"
     )
     drain_max_messages: int = Field(
         default=128, description="one turn of the receive drain, so that the loop stays fair"
@@ -95,7 +95,9 @@ class Limits(BaseModel):
     next_batch_s: float = Field(
         default=5.0, description="a commit's answer waits this long to learn whether data goes on"
     )
-    score_linger_s: float = Field(0.005, description="finished samples gather for this long while others are being scored")
+    score_linger_s: float = Field(
+        default=0.005, description="finished samples gather for this long while others are being scored"
+    )
     score_requests: int = Field(
         default=8, description="Score requests in flight; more samples per request instead of more of them"
     )

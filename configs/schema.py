@@ -29,6 +29,7 @@ class ModelConfig(Section):
     path: str | None = None
     """HF directory or name. For ``tiny``, where to keep the made model (default: inside the run directory)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the forward pass and of published weights; the trainer keeps float32 master weights."""
     hidden: PositiveInt = 96
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
@@ -43,6 +44,7 @@ class DataConfig(Section):
     """Where prompts come from."""
 
     source: Literal["reasoning_gym", "jsonl", "hf_dataset"]
+    """A generated task, a JSON-lines file, or a Hugging Face data set on disk."""
     task: str | None = None
     """``reasoning_gym``: the data set's name, such as ``spell_backward``."""
     task_args: dict[str, Any] = {}
@@ -52,6 +54,7 @@ class DataConfig(Section):
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of chat messages."""
     answer_key: str = "answer"
+    """Column of the right answer; all further columns reach a reward function by name."""
     template: str = "{prompt}"
     """Text around a string prompt; ``{prompt}`` stands for it."""
     size: PositiveInt = 10_000
@@ -59,9 +62,11 @@ class DataConfig(Section):
     epochs: PositiveInt | None = None
     """How often the data may repeat; unset: for ever."""
     shuffle: bool = True
+    """Visit the rows in an order that ``seed`` fixes, drawn anew for each epoch."""
     chat: bool = False
     """Wrap string prompts in the tokenizer's chat template."""
     system_prompt: str | None = None
+    """A first message of role ``system`` where the chat template is used."""
     max_prompt_tokens: PositiveInt = 512
     """Longer prompts are dropped with a reason."""
 
@@ -70,6 +75,7 @@ class RewardConfig(Section):
     """How responses are scored."""
 
     kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"]
+    """Equal up to white space; equal as mathematics; the task's own scorer; your function."""
     function: str | None = None
     """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
     answer_pattern: str | None = None
@@ -84,11 +90,15 @@ class AlgorithmConfig(Section):
     """The learning rule."""
 
     name: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
+    """How rewards become advantages, and what the summed loss is divided by."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Samples per prompt."""
     prompts_per_step: PositiveInt = 32
+    """Prompts that one optimizer step consumes."""
     clip_low: PositiveFloat = 0.2
+    """A stale token whose ratio falls below 1 - this is not pushed further down."""
     clip_high: PositiveFloat = 0.2
+    """A stale token whose ratio rises above 1 + this is not pushed further up."""
     kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Above 0 a frozen reference model is kept."""
     importance_cap: PositiveFloat = 2.0
@@ -99,13 +109,19 @@ class RolloutConfig(Section):
     """How responses are generated."""
 
     engine: Literal["torch", "vllm", "simulated"] = "torch"
+    """``torch``: built in; ``vllm``: needs ``make vllm``; ``simulated``: random tokens at a modelled cost."""
     workers: NonNegativeInt = 2
+    """Rollout worker processes at the start; ``headrace ctl scale`` changes it."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is a device."""
     max_tokens: PositiveInt = 256
     """Response length limit."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
+    """Of sampling; must be above 0 in a job, since equal siblings teach nothing."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the smallest set of tokens with this much probability."""
     top_k: NonNegativeInt = 0
+    """Sample from this many likeliest tokens; 0: all."""
     stop: list[str] = []
     """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
     max_running: PositiveInt = 256
@@ -120,12 +136,19 @@ class RolloutConfig(Section):
 
 class TrainerConfig(Section):
     backend: Literal["torch", "simulated"] = "torch"
+    """``torch``: AdamW on the whole model; ``simulated``: next to no arithmetic, in the time that a cost model says."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is a device."""
     lr: PositiveFloat = 1e-6
+    """Learning rate of AdamW after the warm-up."""
     warmup_steps: NonNegativeInt = 0
+    """Steps of a linear rise of the learning rate."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
+    """The gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16_384
     """Padded tokens in one forward and backward pass."""
     window_prompts: NonNegativeInt = 0
@@ -134,33 +157,41 @@ class TrainerConfig(Section):
     threads: NonNegativeInt = 0
     """Torch threads; 0: all cores."""
     gradient_checkpointing: bool = False
+    """Compute activations twice instead of keeping them: less memory, more time."""
 
 
 class SyncConfig(Section):
     mode: Literal["sync", "async"] = "sync"
     """``sync``: strictly on-policy. ``async``: generation runs ahead by at most ``max_staleness`` versions."""
     max_staleness: NonNegativeInt = 1
+    """``async``: how many versions older than the trained one a sample's tokens may be."""
 
 
 class CheckpointConfig(Section):
     every: NonNegativeInt = 50
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
     keep: PositiveInt = 2
+    """Checkpoints that stay on disk; older ones are removed."""
 
 
 class ClusterConfig(Section):
     nodes: NonNegativeInt = 0
     """Remote nodes to wait for before rollout workers are placed; 0: all on the head's own machine."""
     place_rollout: Literal["local", "remote", "spread"] = "spread"
+    """On the head's machine, on other nodes, or on other nodes while there are any."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``: where they join."""
     wait_s: PositiveFloat = 120.0
+    """How long to wait for those nodes, and for a place for a worker that lost its own."""
 
 
 class MetricsConfig(Section):
     tensorboard: bool = True
+    """Write TensorBoard files into the run directory."""
     wandb_project: str | None = None
+    """Also report to this Weights & Biases project."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Also serve gauges at this port of the loopback interface; 0: any free port."""
 
 
 class JobConfig(Section):

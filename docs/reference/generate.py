@@ -1,0 +1,296 @@
+"""Writes the reference pages that follow from code: ``python docs/reference/generate.py``.
+
+    configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
+    the command line  ─▶ command_line.md      every error class ─▶ errors.md
+
+``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
+syntax trees of the sources, so that nothing heavy is imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from configs.limits import Limits
+from configs.schema import JobConfig
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+NOTE = "<!-- Written by docs/reference/generate.py; edit the code it reads, not this page. -->\n"
+
+# ------------------------------------------------------------ job file and limits
+
+
+def job_file() -> str:
+    """Every key of a job file, section by section."""
+    parts = [
+        "# The job file",
+        NOTE,
+        "YAML. Unknown keys are errors, and so are wrong types: a quoted number is refused, not guessed. Any key can",
+        "be set on the command line: `headrace run configs/quickstart.yaml --set rollout.workers=4`. Relative paths are",
+        "taken from the working directory, else from beside the file. What contradicts itself, or what this machine",
+        "lacks, is said before anything starts, with exit code 2.\n",
+        "## Top level\n",
+        _table(JobConfig, ""),
+    ]
+    for name, info in JobConfig.model_fields.items():
+        section = _section(info)
+        if section is None or section is Limits:
+            continue
+        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.")]
+    parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
+    return "\n".join(part for part in parts if part)
+
+
+def _own_docstring(section: type[BaseModel]) -> str:
+    doc = section.__dict__.get("__doc__") or ""
+    return f"{_markdown(doc)}\n" if doc else ""
+
+
+def _table(model: type[BaseModel], prefix: str) -> str:
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for name, info in model.model_fields.items():
+        if _section(info) is not None:
+            continue
+        kind, meaning = _type(info.annotation, info.metadata), _cell(info.description or "")
+        rows.append(f"| `{prefix}{name}` | {kind} | {_default(info)} | {meaning} |")
+    return "\n".join(rows)
+
+
+def _section(info: FieldInfo) -> type[BaseModel] | None:
+    kind = info.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
+
+
+def _type(kind: Any, metadata: list[Any]) -> str:
+    """A type as a person would say it, with its bounds."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return _type(arguments[0], [*_constraints(arguments[1:]), *metadata])
+    if origin in (Union, types.UnionType):
+        return " or ".join("unset" if part is type(None) else _type(part, metadata) for part in arguments)
+    if origin is Literal:
+        return " or ".join(f"`{choice}`" for choice in arguments)
+    if origin in (list, tuple):
+        return "list of " + _type(arguments[0], []) + (f", {len(arguments)} of them" if origin is tuple else "")
+    if origin is dict:
+        return "map"
+    plain = {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+    return " ".join([plain, *_bounds(metadata)])
+
+
+def _constraints(items: tuple[Any, ...]) -> Iterator[Any]:
+    for item in items:
+        if isinstance(item, FieldInfo):
+            yield from item.metadata
+        else:
+            yield item
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    for item in metadata:
+        if isinstance(item, Ge):
+            yield f"≥ {item.ge}"
+        elif isinstance(item, Gt):
+            yield f"> {item.gt}"
+        elif isinstance(item, Le):
+            yield f"≤ {item.le}"
+        elif isinstance(item, Lt):
+            yield f"< {item.lt}"
+        elif getattr(item, "pattern", None):
+            yield f"matching `{item.pattern}`"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "**required**"
+    return "unset" if info.default is None else f"`{json.dumps(info.default)}`"
+
+
+def limits() -> str:
+    """Every limit, grouped as in the source."""
+    parts = [
+        "# Limits",
+        NOTE,
+        "Bounds of queues and deadlines of waits, with the reason for each. Set one for a job under `limits` in its",
+        "file, or with `--set limits.ask_timeout_s=20`. Units are at the ends of the names.",
+    ]
+    groups = _limit_groups()
+    for name, info in Limits.model_fields.items():
+        if name in groups:
+            parts += [f"\n## {groups[name]}\n", "| limit | default | why |", "|---|---|---|"]
+        parts.append(f"| `{name}` | {info.default} | {_cell(info.description or '')} |")
+    return "\n".join(parts)
+
+
+def _limit_groups() -> dict[str, str]:
+    """The first limit of each group → the group's comment."""
+    found: dict[str, str] = {}
+    heading = ""
+    for line in (ROOT / "configs" / "limits.py").read_text(encoding="utf-8").splitlines():
+        if comment := re.fullmatch(r"    # (.+)", line):
+            heading = comment[1]
+        elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
+            found[name[1]], heading = heading.capitalize(), ""
+    return found
+
+
+# ------------------------------------------------------------ command line
+
+
+def command_line() -> str:
+    """Every command with its arguments and options."""
+    from supervisors.command_line import app
+
+    root: Any = typer.main.get_command(app)
+    parts = [
+        "# The command line",
+        NOTE,
+        "`headrace` after `make install`, or `python main.py` in a clone. Exit codes of `headrace run`: 0 finished;",
+        "1 failed; 2 bad configuration or usage; 130 interrupted, after a checkpoint. Of `headrace ctl`: 0 done; 1 the",
+        "server said no; 2 the request is wrong, or there is nothing to talk to.",
+    ]
+    for words, command in _commands(root, ["headrace"]):
+        parts += _command(words, command)
+    return "\n".join(parts) + "\n"
+
+
+def _commands(group: Any, words: list[str]) -> Iterator[tuple[list[str], Any]]:
+    for name, command in group.commands.items():
+        if command.hidden:
+            continue
+        yield [*words, name], command
+        if hasattr(command, "commands"):
+            yield from _commands(command, [*words, name])
+
+
+def _command(words: list[str], command: Any) -> list[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and "--help" not in p.opts]
+    names = [(p.metavar or p.name.upper()) if p.required else f"[{p.metavar or p.name.upper()}]" for p in arguments]
+    usage = " ".join([*words, *names])
+    lines = [f"\n## {' '.join(words)}\n", f"`{usage}`\n", _markdown(command.help or "")]
+    if arguments or options:
+        lines += ["", "| argument or option | meaning |", "|---|---|"]
+    lines += [f"| `{p.metavar or p.name.upper()}` | {_cell(p.help or '')} |" for p in arguments]
+    lines += [f"| `{_option(p)}` | {_cell(p.help or '')}{_option_default(p)} |" for p in options]
+    return lines
+
+
+def _option(parameter: Any) -> str:
+    flag = "/".join(parameter.opts)
+    return flag if parameter.is_flag else f"{flag} {parameter.metavar or parameter.name.strip('_').upper()}"
+
+
+def _option_default(parameter: Any) -> str:
+    default = parameter.default
+    shown = isinstance(default, str | int | float | Path) and not isinstance(default, bool)
+    return f" Default: `{default}`." if shown else ""
+
+
+# ------------------------------------------------------------ errors
+
+
+@dataclass
+class ErrorClass:
+    """One exception class as its source tells of it."""
+
+    name: str
+    base: str
+    file: str
+    doc: str
+    children: list[ErrorClass] = field(default_factory=list)
+
+
+def errors() -> str:
+    """The whole tree of exceptions, from the sources."""
+    found = _error_classes()
+    for item in found.values():
+        if item.base in found:
+            found[item.base].children.append(item)
+    tree = _draw(found["HeadraceError"], "", "")
+    parts = [
+        "# Errors",
+        NOTE,
+        "What Headrace raises on purpose derives from `HeadraceError`; only `ConfigError` is a `ValueError`, since the",
+        "package `configs` imports nothing of ours. How failures are judged:",
+        "[typed failures](../concepts/typed_failures.md).\n",
+        "```",
+        *tree,
+        "```",
+        "",
+        "| error | defined in | meaning |",
+        "|---|---|---|",
+    ]
+    listed = [*_flat(found["HeadraceError"]), found["ConfigError"]]
+    parts += [f"| `{item.name}` | `{item.file}` | {_cell(item.doc)} |" for item in listed]
+    return "\n".join(parts)
+
+
+def _error_classes() -> dict[str, ErrorClass]:
+    found: dict[str, ErrorClass] = {}
+    bases: list[tuple[str, ErrorClass]] = []
+    for package in ("configs", "transport", "actors", "supervisors"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.bases:
+                    base = ast.unparse(node.bases[0]).rpartition(".")[2]
+                    doc = (ast.get_docstring(node) or "").split("\n\n")[0]
+                    item = ErrorClass(node.name, base, str(path.relative_to(ROOT)), doc)
+                    bases.append((node.name, item))
+    known = {"HeadraceError", "ConfigError"}
+    while True:
+        new = {name: item for name, item in bases if name not in found and (name in known or item.base in found)}
+        if not new:
+            return found
+        found |= new
+
+
+def _draw(item: ErrorClass, lead: str, stem: str) -> list[str]:
+    lines = [lead + item.name]
+    for index, child in enumerate(item.children):
+        last = index == len(item.children) - 1
+        lines += _draw(child, stem + ("└── " if last else "├── "), stem + ("    " if last else "│   "))
+    return lines
+
+
+def _flat(item: ErrorClass) -> Iterator[ErrorClass]:
+    yield item
+    for child in item.children:
+        yield from _flat(child)
+
+
+# ------------------------------------------------------------ text
+
+
+def _markdown(text: str) -> str:
+    return " ".join(text.replace("``", "`").split())
+
+
+def _cell(text: str) -> str:
+    return _markdown(text).replace("|", "\\|")
+
+
+PAGES = {"job_file.md": job_file, "limits.md": limits, "command_line.md": command_line, "errors.md": errors}
+
+
+def main() -> None:
+    """Write every page."""
+    for name, render in PAGES.items():
+        (HERE / name).write_text(render().rstrip("\n") + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

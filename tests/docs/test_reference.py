@@ -1,0 +1,63 @@
+"""The generated pages of the reference are what the code says today, and so is the page of metrics."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from actors.rollout.messages import SamplingParams
+from actors.scheduler import events as ev
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.meter import StepMeter
+from actors.scheduler.workers import WorkerTable
+from actors.trainer.accounts import StepAccounts
+from actors.trainer.backend import StepResult
+from configs.loader import schema_keys
+
+ROOT = Path(__file__).parents[2]
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def _generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_reference_generate", REFERENCE / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _generator()
+
+
+@pytest.mark.parametrize("page", sorted(GENERATOR.PAGES))
+def test_a_generated_page_is_up_to_date(page: str) -> None:
+    """If not: python docs/reference/generate.py."""
+    written = (REFERENCE / page).read_text(encoding="utf-8")
+    assert written == GENERATOR.PAGES[page]().rstrip("\n") + "\n"
+
+
+def test_every_key_and_every_limit_has_its_row_and_its_meaning() -> None:
+    rows = dict(re.findall(r"^\| `([\w.]+)` \|.*\| ([^|]*) \|$", (REFERENCE / "job_file.md").read_text(), re.MULTILINE))
+    keys = [key for key in schema_keys() if not key.startswith("limits.")]
+    assert sorted(rows) == sorted(keys)
+    assert [key for key, meaning in rows.items() if not meaning.strip()] == []
+    limits = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "limits.md").read_text(), re.MULTILINE)
+    assert [f"limits.{name}" for name in limits] == [key for key in schema_keys() if key.startswith("limits.")]
+
+
+def test_the_page_of_metrics_names_every_column() -> None:
+    """A row as the trainer's accounts and the scheduler's meter make it."""
+    result = StepResult(grad_norm=1.0, learning_rate=1e-3, skipped=False)
+    from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {"leases_ignored": 0.0}
+    ledger = Ledger()
+    one = np.ones(1, np.int32)
+    ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.zeros(1, np.int64), one, one, [b""]))
+    row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
+    named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(row)
