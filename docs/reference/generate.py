@@ -39,7 +39,7 @@ def job_file() -> str:
         "# The job file",
         NOTE,
         "YAML. Unknown keys are errors, and so are wrong types: a quoted number is refused, not guessed. Any key can",
-        "be set on the command line: `headrace run configs/quickstart.yaml --set rollout.workers=4`. Relative paths are",
+        "be set on the command line: `headrace run JOB.yaml --set rollout.workers=4`. Relative paths are",
         "taken from the working directory, else from beside the file. What contradicts itself, or what this machine",
         "lacks, is said before anything starts, with exit code 2.\n",
         "## Top level\n",
