@@ -113,9 +113,7 @@ async def _serve(spec: ProcessSpec, system: ActorSystem, terminated: asyncio.Eve
     from supervisors.envoy import Envoy
 
     try:
-        addresses = {
-            name: (await system.spawn(name, actor)).address for name, actor in build_role(spec.args).items()
-        }
+        addresses = {name: (await system.spawn(name, actor)).address for name, actor in build_role(spec.args).items()}
     except Exception:
         log.exception("the role could not be started", role=spec.args.role)
         return EXIT_START_FAILED

@@ -1,8 +1,8 @@
 """What a supervisor knows of a child, and the two kinds of children: actors of this process, and role processes.
 
-    ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its end will be heard
-        actor_child     the actor lives here; its end is a Down
-        process_child   a node agent execs it; its end is a ProcessExited, or the Down of the agent
+ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its end will be heard
+    actor_child     the actor lives here; its end is a Down
+    process_child   a node agent execs it; its end is a ProcessExited, or the Down of the agent
 """
 
 from __future__ import annotations

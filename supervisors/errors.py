@@ -1,12 +1,12 @@
 """What can go wrong in supervision. Continues the tree of ``transport/errors.py``.
 
-    HeadraceError
-    └── SupervisionError
-        ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
-        ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
-        ├── NoNode               no machine to start a process on; start one and retry
-        ├── HeadLost             a node's head does not answer any more; join again when it is back
-        └── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
+HeadraceError
+└── SupervisionError
+    ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
+    ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
+    ├── NoNode               no machine to start a process on; start one and retry
+    ├── HeadLost             a node's head does not answer any more; join again when it is back
+    └── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
 """
 
 from __future__ import annotations

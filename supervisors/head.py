@@ -1,8 +1,8 @@
 """The head process: one actor system, this machine's node agent, the nodes that joined, and the jobs.
 
-    Head.start ─▶ transport ─▶ system ─▶ node agent · nodes ─▶ control server
-    Head.submit ─▶ JobRun (supervisors/job_run.py)
-    Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
+Head.start ─▶ transport ─▶ system ─▶ node agent · nodes ─▶ control server
+Head.submit ─▶ JobRun (supervisors/job_run.py)
+Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
 
 from __future__ import annotations
@@ -82,7 +82,9 @@ class Head:
         self._control = server
         return server.endpoint
 
-    async def submit(self, job: JobConfig, run_dir: Path, *, resume: bool = False, on_progress: OnProgress | None = None) -> JobRun:
+    async def submit(
+        self, job: JobConfig, run_dir: Path, *, resume: bool = False, on_progress: OnProgress | None = None
+    ) -> JobRun:
         """Start a job and return its run, once its processes are ready."""
         run = JobRun(self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress)
         self.jobs[job.name] = run

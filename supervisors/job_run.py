@@ -1,8 +1,8 @@
 """One job on the cluster: its tree is built, watched and taken down here.
 
-    start   model ready ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each
-    wait    until the job is done, a supervisor gives up, or the operator interrupts
-    stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory is removed
+start   model ready ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each
+wait    until the job is done, a supervisor gives up, or the operator interrupts
+stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory is removed
 """
 
 from __future__ import annotations
@@ -102,7 +102,9 @@ class JobRun:
         metrics = self._address("metrics")
         core = [
             actor_child(f"metrics.{name}", lambda: Metrics(name, run_dir, job.metrics), node="head", role="metrics"),
-            actor_child(f"scheduler.{name}", lambda: Scheduler(job, run_dir, metrics=metrics), node="head", role="scheduler"),
+            actor_child(
+                f"scheduler.{name}", lambda: Scheduler(job, run_dir, metrics=metrics), node="head", role="scheduler"
+            ),
             actor_child(f"job.{name}", make_job, node="head", role="job"),
         ]
         await self._supervise("core", Strategy.REST_FOR_ONE, core)
@@ -161,7 +163,10 @@ class JobRun:
         Returns the summary. A failure of the tree is in it, not raised.
         """
         assert self._actor is not None, "start the run first"
-        ends = [asyncio.create_task(self._until_done(), name="job done"), asyncio.create_task(self._until_failed(), name="failed")]
+        ends = [
+            asyncio.create_task(self._until_done(), name="job done"),
+            asyncio.create_task(self._until_failed(), name="failed"),
+        ]
         watcher = asyncio.create_task(self._until_interrupted(interrupted), name="interrupted")
         finished = asyncio.Event()
         for task in ends:
@@ -318,7 +323,9 @@ class JobRun:
         fields: dict[str, float | int | str] = {"child": event.child, "supervisor": event.supervisor}
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
         try:
-            self._system.ref(self._address("metrics")).tell(Event(job=self.job.name, name=f"child_{event.kind}", fields=fields))
+            self._system.ref(self._address("metrics")).tell(
+                Event(job=self.job.name, name=f"child_{event.kind}", fields=fields)
+            )
         except HeadraceError:
             pass  # the metrics actor itself is what ended
         if event.kind in ("restarting", "gave_up", "start_failed"):

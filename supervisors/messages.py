@@ -1,9 +1,9 @@
 """What supervisors, node agents and role processes say to each other.
 
-    supervisor ──SpawnProcess──▶ node agent ── exec ──▶ role process
-               ◀──SpawnReply───             ◀─ProcessReady, ProcessBeacon─
-               ──StopProcess──▶
-               ◀─ProcessExited─  (exactly one per process that had become ready)
+supervisor ──SpawnProcess──▶ node agent ── exec ──▶ role process
+           ◀──SpawnReply───             ◀─ProcessReady, ProcessBeacon─
+           ──StopProcess──▶
+           ◀─ProcessExited─  (exactly one per process that had become ready)
 """
 
 from __future__ import annotations

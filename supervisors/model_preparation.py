@@ -1,4 +1,4 @@
-"""The policy's files, before any process needs them: found where the job says, or made on the spot in a process of its own."""
+"""The policy's files, before any process needs them: where the job says, or made on the spot by its own process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ async def _wait(maker: ChildProcess, job: JobConfig, log: Path) -> None:
     try:
         end = await maker.wait(job.limits.model_preparation_timeout_s)
     except TimeoutError as error:
-        raise ModelNotMade(f"the tiny model was not made within {job.limits.model_preparation_timeout_s:g} s") from error
+        raise ModelNotMade(
+            f"the tiny model was not made within {job.limits.model_preparation_timeout_s:g} s"
+        ) from error
     except asyncio.CancelledError:
         maker.kill()
         raise

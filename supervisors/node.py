@@ -1,7 +1,7 @@
 """A node process: lends this machine to a head (``headrace node --join ADDR``).
 
-    start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask again until rejoin_patience_s ─▶ end
-    SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ processes stopped in order ─▶ end
+start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask again until rejoin_patience_s ─▶ end
+SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ processes stopped in order ─▶ end
 """
 
 from __future__ import annotations
@@ -85,14 +85,21 @@ class NodeProcess:
         """
         keys = load_keys(self._keys_directory) if self._keys_directory else None
         transport = ZmqTransport(
-            new_peer(self.name), listen=_listen_beside(self._join), cluster=CLUSTER, limits=self._limits, keys=keys, role="node"
+            new_peer(self.name),
+            listen=_listen_beside(self._join),
+            cluster=CLUSTER,
+            limits=self._limits,
+            keys=keys,
+            role="node",
         )
         self.system = ActorSystem(transport, limits=self._limits)
         await self.system.start()
         try:
             head = await self.system.connect(self._join)
         except LinkTimeout as error:
-            raise LinkTimeout(f"--join {self._join}: nobody answers; is headrace head running there? ({error})") from error
+            raise LinkTimeout(
+                f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
+            ) from error
         options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""))
         agent = await self.system.spawn("agent", NodeAgent(self.name, options))
         self._membership = Membership(self.name, ActorAddress("nodes", head, self._join), agent.address, self._slots)
@@ -126,4 +133,8 @@ class NodeProcess:
 def _listen_beside(join: str) -> str:
     """Loopback for a head on this machine, else every interface (which needs keys)."""
     host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
-    return "tcp://127.0.0.1:*" if host in ("127.0.0.1", "localhost", "[::1]") or not join.startswith("tcp://") else "tcp://0.0.0.0:*"
+    return (
+        "tcp://127.0.0.1:*"
+        if host in ("127.0.0.1", "localhost", "[::1]") or not join.startswith("tcp://")
+        else "tcp://0.0.0.0:*"
+    )

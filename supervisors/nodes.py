@@ -119,10 +119,13 @@ class Nodes(Actor):
             ) from error
 
     async def choose(self, process: str, kind: str, timeout_s: float) -> Node:
-        """The node on which ``process`` is to start: ``kind`` is local, remote or spread. Waits for one to join.
+        """The node on which ``process`` is to start: ``kind`` is local, remote or spread.
+
+        A remote node takes no more processes than it has slots; waits until one joins or has room. The head's own
+        machine has no such bound: the job file says how many workers it wants there.
 
         Raises:
-            NoNode: none of that kind came in time.
+            NoNode: none of that kind had room in time.
         """
         self.release(process)
         try:
@@ -130,12 +133,15 @@ class Nodes(Actor):
                 while (node := self._best(kind)) is None:
                     await self._next_change()
         except TimeoutError as error:
-            raise NoNode(f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node") from error
+            raise NoNode(
+                f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node --join ADDR"
+            ) from error
         node.placed.add(process)
         return node
 
     def _best(self, kind: str) -> Node | None:
-        fitting = [n for n in self._nodes.values() if not n.draining and (kind == "spread" or n.local == (kind == "local"))]
+        open_ = [n for n in self._nodes.values() if not n.draining and (n.local or len(n.placed) < n.slots)]
+        fitting = [n for n in open_ if kind == "spread" or n.local == (kind == "local")]
         remote = [n for n in fitting if not n.local]
         if kind == "spread" and remote:
             fitting = remote  # the head's machine trains; it generates only when nobody else can
@@ -145,6 +151,7 @@ class Nodes(Actor):
         """``process`` is no longer where it was placed."""
         for node in self._nodes.values():
             node.placed.discard(process)
+        self._signal()
 
     async def _next_change(self) -> None:
         self._changed.clear()

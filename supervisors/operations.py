@@ -1,6 +1,6 @@
 """What the control socket can do: the ControlBackend of a running head.
 
-    ctl, scripts ──▶ ControlServer ──▶ Operations ──▶ Head, JobRun, the job's actors
+ctl, scripts ──▶ ControlServer ──▶ Operations ──▶ Head, JobRun, the job's actors
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Operations:
         config = job_from_mapping(job, "the submitted job")
         running = self._head.jobs.get(config.name)
         if running is not None and not running.state.over:
-            raise NotNow(f"a job named {config.name!r} is {running.state}", "give the new one another name, or cancel that one")
+            raise NotNow(
+                f"a job named {config.name!r} is {running.state}", "give the new one another name, or cancel that one"
+            )
         run_dir = run_directory(self._head.run_root, config.name)
         run_dir.mkdir(parents=True)
         (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
@@ -137,7 +139,9 @@ class Operations:
     async def tree(self, job: str | None) -> list[Plain]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
         rows = [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
-        rows += [_row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local]
+        rows += [
+            _row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local
+        ]
         for run in runs:
             for part, supervisor in run.supervisors.items():
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))

@@ -1,10 +1,10 @@
 """What can go wrong between a prompt and its reward.
 
-    HeadraceError
-    └── RewardError
-        ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
-        ├── ScorerBroken       the user's function raised; that sample has no result
-        └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
+HeadraceError
+└── RewardError
+    ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
+    ├── ScorerBroken       the user's function raised; that sample has no result
+    └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Scored(Message):
 
 @message("prompts.read")
 class ReadPrompts(Message):
-    """Reply: PromptsRead. The prompt stream is a function of (data config, seed, ordinal), so any restart repeats it."""
+    """Reply: PromptsRead. The stream is a function of (data config, seed, ordinal), so any restart repeats it."""
 
     job: str
     start: int

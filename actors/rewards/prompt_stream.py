@@ -41,7 +41,7 @@ class PromptStream:
         return {"prompts": prompts, "exhausted": len(prompts) < count}
 
     def _advance(self) -> bool:
-        """Find the next row that fits; False at the end of the stream, SourceUnreadable if a whole epoch fits nowhere."""
+        """Find the next row that fits; False at the end of the stream, SourceUnreadable if none of an epoch fits."""
         for _ in range(len(self._source)):
             row = self._row(self._position)
             if row is None:

@@ -1,11 +1,11 @@
-"""A task process: the data set is read and the user's verifier runs here, so that they may hang, crash or print without harm.
+"""A task process: reads the data set and runs the user's verifier, which may hang, crash or print without harm.
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
     in   {"job": job file as JSON, "model": directory}                    once
     out  {"ready": true} | {"broken": reason}                             once
     in   {"score": [[response, prompt, answer, index, extra], …]}
-    out  [reward, ""] or [nil, reason]                                    one frame per response, in order, as each is done
+    out  [reward, ""] or [nil, reason]                                    a frame per response, in order, when done
     in   {"read": [start, count]}
     out  {"prompts": [[ordinal, ids as int32 bytes, text, context], …], "exhausted": bool} | {"broken": reason}
 
@@ -52,8 +52,8 @@ def main() -> None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from actors.rewards.prompt_stream import PromptStream  # noqa: PLC0415 (a failed import is reported, not raised)
-    from actors.rewards.scorers import Example, make_scorer  # noqa: PLC0415 (as above)
+    from actors.rewards.prompt_stream import PromptStream
+    from actors.rewards.scorers import Example, make_scorer
 
     def send(value: object) -> None:
         replies.write(frame(value))

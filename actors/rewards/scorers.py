@@ -74,14 +74,15 @@ def _normal(text: str) -> str:
 
 
 def _math_verify() -> Scorer:
-    from math_verify import parse, verify  # noqa: PLC0415 (pulls sympy: only who verifies mathematics pays)
+    from math_verify import parse, verify
 
     def score(response: str, example: Example) -> float:
         # the scorer process has a deadline of its own; the library's uses signals and would only get in its way
-        gold = parse(example.answer, parsing_timeout=None)
+        gold = parse(example.answer, parsing_timeout=None)  # pyright: ignore[reportArgumentType]  (None: no alarm)
         if not gold:
             raise ScorerBroken(f"the reference answer {example.answer!r} cannot be parsed as mathematics")
-        return float(verify(gold, parse(response, parsing_timeout=None), timeout_seconds=None))
+        found = parse(response, parsing_timeout=None)  # pyright: ignore[reportArgumentType]  (as above)
+        return float(verify(gold, found, timeout_seconds=None))
 
     return score
 
@@ -92,5 +93,7 @@ def _function(path: str) -> Scorer:
     try:
         function = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ScorerBroken(f"reward.function {path!r}: {error}; expected an importable 'package.module:name'") from error
+        raise ScorerBroken(
+            f"reward.function {path!r}: {error}; expected an importable 'package.module:name'"
+        ) from error
     return lambda response, example: float(function(example.prompt, response, example.answer, **example.extra))

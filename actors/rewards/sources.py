@@ -82,7 +82,9 @@ class ReasoningGymSource:
         try:
             self._dataset: Any = gym.create_dataset(data.task, seed=seed, size=data.size, **data.task_args)
         except (ValueError, TypeError, AssertionError) as error:
-            raise SourceUnreadable(f"data.task {data.task!r} with data.task_args {data.task_args}: {error}{_nearest_task(data.task)}") from error
+            raise SourceUnreadable(
+                f"data.task {data.task!r} with data.task_args {data.task_args}: {error}{_nearest_task(data.task)}"
+            ) from error
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -99,7 +101,7 @@ def import_reasoning_gym() -> Any:
     """The ``reasoning_gym`` module; one of its dependencies warns about its own syntax when first compiled."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import reasoning_gym  # noqa: PLC0415 (seconds to import: only who reads such a task pays)
+        import reasoning_gym
 
         return reasoning_gym
 
@@ -107,7 +109,7 @@ def import_reasoning_gym() -> Any:
 def reasoning_gym_tasks() -> list[str]:
     """Names of all tasks."""
     import_reasoning_gym()
-    from reasoning_gym.factory import DATASETS  # noqa: PLC0415 (as above)
+    from reasoning_gym.factory import DATASETS
 
     return sorted(cast("dict[str, object]", DATASETS))
 
@@ -144,12 +146,15 @@ class TableSource:
     def _take(self, record: dict[str, Any], key: str, index: int) -> object:
         if key not in record:
             raise SourceUnreadable(
-                f"data.path {self._where}, row {index}: no column {key!r} (data.prompt_key); the row has {sorted(record)}"
+                f"data.path {self._where}, row {index}: no column {key!r} (data.prompt_key); "
+                f"the row has {sorted(record)}"
             )
         return record.pop(key)
 
     def score(self, answer: str, index: int) -> float:
-        raise SourceUnreadable("reward.kind reasoning_gym needs data.source reasoning_gym: a table has no scorer of its own")
+        raise SourceUnreadable(
+            "reward.kind reasoning_gym needs data.source reasoning_gym: a table has no scorer of its own"
+        )
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -169,7 +174,9 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise SourceUnreadable(f"data.path {path}, line {number}: {error}; expected one JSON object a line") from error
+            raise SourceUnreadable(
+                f"data.path {path}, line {number}: {error}; expected one JSON object a line"
+            ) from error
         if not isinstance(row, dict):
             raise SourceUnreadable(f"data.path {path}, line {number}: a {type(row).__name__}; expected a JSON object")
         rows.append(cast("dict[str, Any]", row))
@@ -182,15 +189,19 @@ def _jsonl(data: DataConfig, seed: int) -> Source:
 
 
 def _hf_dataset(data: DataConfig, seed: int) -> Source:
-    from datasets import Dataset, load_from_disk  # noqa: PLC0415 (seconds to import)
+    from datasets import Dataset, load_from_disk
 
     try:
         loaded = load_from_disk(data.path or "")
     except (OSError, ValueError) as error:
-        raise SourceUnreadable(f"data.path {data.path}: {error}; expected a directory written by Dataset.save_to_disk") from error
+        raise SourceUnreadable(
+            f"data.path {data.path}: {error}; expected a directory written by Dataset.save_to_disk"
+        ) from error
     table = loaded if isinstance(loaded, Dataset) else loaded.get("train")
     if table is None:
-        raise SourceUnreadable(f"data.path {data.path}: splits {sorted(cast('dict[str, object]', loaded))}; expected a 'train' split")
+        raise SourceUnreadable(
+            f"data.path {data.path}: splits {sorted(cast('dict[str, object]', loaded))}; expected a 'train' split"
+        )
     return TableSource(cast("Sequence[dict[str, Any]]", table), data, str(data.path))
 
 

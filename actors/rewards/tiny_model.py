@@ -47,7 +47,9 @@ def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
     """One token per character that the data uses; the words with which every prompt begins are one token together."""
     rows = [source.row(index) for index in range(min(len(source), _ROWS_FOR_VOCABULARY))]
     texts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
-    characters = set(string.ascii_letters + string.digits + string.punctuation + " \n").union(*texts, *(row.answer for row in rows))
+    characters = set(string.ascii_letters + string.digits + string.punctuation + " \n").union(
+        *texts, *(row.answer for row in rows)
+    )
     vocabulary = {token: i for i, token in enumerate([PAD, END, "<unk>", *sorted(characters)])}
     core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (a token of text, no secret)
     core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
@@ -71,7 +73,6 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3
             head_dim=_HEAD_SIZE,
             max_position_embeddings=1024,
             tie_word_embeddings=True,
-            rope_theta=10_000.0,
             bos_token_id=None,
             eos_token_id=tokenizer.eos_token_id,
             pad_token_id=tokenizer.pad_token_id,
@@ -83,7 +84,9 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sou
     steps = job.model.warm_start_steps
     draw = random.Random(f"headrace warm start {job.seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_LEARNING_RATE, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=0.1
+    )
     model.train()
     for _ in range(steps):
         rows = [source.row(draw.randrange(len(source))) for _ in range(_BATCH)]

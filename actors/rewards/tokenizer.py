@@ -24,7 +24,9 @@ class TextCodec:
     def __init__(self, model_path: Path, data: DataConfig) -> None:
         file = model_path / "tokenizer.json"
         if not file.is_file():
-            raise SourceUnreadable(f"model.path {model_path}: no tokenizer.json; save the model's fast tokenizer beside it")
+            raise SourceUnreadable(
+                f"model.path {model_path}: no tokenizer.json; save the model's fast tokenizer beside it"
+            )
         self._tokenizer: Any = Tokenizer.from_file(str(file))
         self._data = data
         self._template: str | None = _chat_template(model_path)
@@ -45,11 +47,15 @@ class TextCodec:
 
     def _render(self, prompt: str | list[dict[str, str]]) -> str:
         if self._template is None:
-            raise SourceUnreadable("data.chat is set, but the model's tokenizer has no chat template; unset it or add one")
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # noqa: PLC0415 (only chat needs it)
+            raise SourceUnreadable(
+                "data.chat is set, but the model's tokenizer has no chat template; unset it or add one"
+            )
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         text = self._data.template
-        messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": text.replace("{prompt}", prompt)}]
+        messages = (
+            prompt if isinstance(prompt, list) else [{"role": "user", "content": text.replace("{prompt}", prompt)}]
+        )
         if self._data.system_prompt:
             messages = [{"role": "system", "content": self._data.system_prompt}, *messages]
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)

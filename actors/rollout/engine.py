@@ -1,4 +1,4 @@
-"""The rollout engine: what a worker drives. Kinds: ``engines/torch_engine.py``, ``vllm_engine.py``, ``simulated_engine.py``.
+"""The rollout engine: what a worker drives. Kinds, in ``engines/``: ``torch_engine``, ``vllm_engine``, ``simulated_engine``.
 
 Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_contract.py``)
 - The caller awaits one method at a time; between two ``step`` calls nothing moves, so a weight load, an abort
@@ -103,11 +103,16 @@ class RolloutEngine(Protocol):
         ...
 
     async def load_weights(
-        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, *, in_flight: Literal["keep", "recompute"]
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
     ) -> None:
         """Serve ``policy_version`` from the next step on.
 
-        ``keep``: running sequences keep the KV cache of the older version; ``recompute``: their prefix is prefilled anew.
+        ``keep``: running sequences keep the older version's KV cache; ``recompute``: their prefix is prefilled anew.
 
         Raises:
             WeightsMismatch: names, shapes or dtypes are not the model's; nothing was changed.

@@ -26,7 +26,7 @@ from transport.transport import Lane
 
 @dataclass(frozen=True, slots=True)
 class PulledWeights:
-    """A whole, verified version. ``tensors`` are read-only views; bfloat16 appears as uint16 with its name in ``dtypes``."""
+    """A whole, verified version. ``tensors`` are read-only views; bfloat16 appears as uint16, named in ``dtypes``."""
 
     policy_version: int
     tensors: dict[str, np.ndarray]

@@ -1,10 +1,10 @@
 """What can go wrong with weights.
 
-    HeadraceError
-    └── WeightsError
-        ├── VersionNotHeld     infrastructure: the server retired or never had it; ask for the newest and retry
-        ├── CorruptSegment     infrastructure: bytes do not match their hash; the bad chunks are fetched again
-        └── MalformedManifest  bug of the publisher; do not retry
+HeadraceError
+└── WeightsError
+    ├── VersionNotHeld     infrastructure: the server retired or never had it; ask for the newest and retry
+    ├── CorruptSegment     infrastructure: bytes do not match their hash; the bad chunks are fetched again
+    └── MalformedManifest  bug of the publisher; do not retry
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ def check_manifest(manifest: Manifest) -> None:
             raise MalformedManifest(f"{entry.name}: dtype {entry.dtype!r} is none of {sorted(NUMPY_DTYPES)}")
         want = math.prod(entry.shape) * np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize
         if entry.length_bytes != want or any(n < 0 for n in entry.shape):
-            raise MalformedManifest(f"{entry.name}: {entry.shape} of {entry.dtype} needs {want} bytes, not {entry.length_bytes}")
+            raise MalformedManifest(
+                f"{entry.name}: {entry.shape} of {entry.dtype} needs {want} bytes, not {entry.length_bytes}"
+            )
         if entry.offset_bytes < end or entry.offset_bytes + want > manifest.total_bytes:
             raise MalformedManifest(f"{entry.name}: bytes {entry.offset_bytes}+{want} overlap or leave the segment")
         end = entry.offset_bytes + want

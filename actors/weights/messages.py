@@ -1,7 +1,7 @@
 """What the weight server says and hears. Versions are immutable; workers pull, nobody pushes.
 
-    trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker
-                            ▲──────────GetManifest, GetChunks──────────────────────┘
+trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker
+                        ▲──────────GetManifest, GetChunks──────────────────────┘
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from actors.weights.messages import Manifest
 
 def segment_directory() -> Path:
     """Shared memory where the system has it, else the temporary directory."""
-    shared = Path("/dev/shm")
+    shared = Path("/dev/shm")  # noqa: S108 (shared memory itself; names are per run and files hold public weights)
     return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
 
@@ -44,7 +44,7 @@ def write_manifest(segment: Path, manifest: Manifest) -> None:
 
 
 def read_manifests(run_dir: Path) -> list[tuple[Path, Manifest]]:
-    """Segments of this run that a former server of it had adopted, oldest version first; unreadable ones are left out."""
+    """Segments of this run that a former server had adopted, oldest version first; unreadable ones are left out."""
     found: list[tuple[Path, Manifest]] = []
     for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-v*.manifest"):
         segment = path.with_suffix("")

@@ -120,9 +120,14 @@ class WeightServer(Actor):
         with segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             for index in (int(i) for i in message.chunks):
                 if not 0 <= index < len(manifest.chunk_hashes):
-                    raise NotHeld(f"chunk {index} does not exist: version {manifest.policy_version} has {len(manifest.chunk_hashes)}")
+                    raise NotHeld(
+                        f"chunk {index} does not exist: version {manifest.policy_version} has "
+                        f"{len(manifest.chunk_hashes)}"
+                    )
                 start, end = chunk_bounds(manifest, index)
-                data = np.frombuffer(mapped[start:end], dtype=np.uint8)  # a copy: the mapping may close before it is sent
+                data = np.frombuffer(
+                    mapped[start:end], dtype=np.uint8
+                )  # a copy: the mapping may close before it is sent
                 yield Chunk(policy_version=manifest.policy_version, index=index, data=data)
 
 

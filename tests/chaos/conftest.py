@@ -18,7 +18,6 @@ from headrace_run import SMALL_JOB, RunOfHeadrace
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of SMALL_JOB, as ``headrace run`` would make it."""
     from actors.rewards.tiny_model import make_tiny_model
-
     from configs.schema import JobConfig
 
     directory = tmp_path_factory.mktemp("model") / "small"

@@ -65,9 +65,7 @@ class Head:
         self.system = ActorSystem(transport, limits=self.limits, seed=1)
         await self.system.start()
         command = [sys.executable, "-P", str(HERE / "probe_child.py")]
-        self.agent = await self.system.spawn(
-            "node", NodeAgent("n1", NodeOptions(cluster="test", command=command))
-        )
+        self.agent = await self.system.spawn("node", NodeAgent("n1", NodeOptions(cluster="test", command=command)))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -88,9 +86,7 @@ class Head:
                 await self._arrival.wait()
 
     async def supervise(self, strategy: Strategy, *names: str, role: str = "probe", **options) -> Supervisor:
-        specs = [
-            process_child(role_args(name, self.run_dir, role), self.agent, job="j", **options) for name in names
-        ]
+        specs = [process_child(role_args(name, self.run_dir, role), self.agent, job="j", **options) for name in names]
         supervisor = Supervisor("fleet", strategy, specs, on_event=self.on_event, start_together=True)
         await self.system.spawn("fleet", supervisor)
         await supervisor.ready(30)

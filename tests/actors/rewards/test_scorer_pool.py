@@ -11,7 +11,7 @@ from actors.rewards.errors import ScorerBroken
 from actors.rewards.scorer_pool import ScorerPool
 from configs.schema import JobConfig
 
-VERIFIER = '''
+VERIFIER = """
 import os, time
 
 def score(prompt, response, answer, **columns):
@@ -25,7 +25,7 @@ def score(prompt, response, answer, **columns):
         return float("nan")
     print("printed by a verifier")
     return float(response == answer) + columns.get("bonus", 0)
-'''
+"""
 
 
 def job_with(function: str, timeout_s: float = 5.0) -> JobConfig:

@@ -12,14 +12,24 @@ from actors.weights.errors import MalformedManifest
 from actors.weights.manifest import ALIGNMENT_BYTES, check_manifest, chunk_is_intact, hash_chunks, layout, tensor_views
 from actors.weights.messages import Manifest, TensorEntry
 
-shapes = st.lists(st.tuples(st.sampled_from(["float32", "bfloat16", "uint8"]), st.lists(st.integers(0, 5), max_size=3)), max_size=6)
+shapes = st.lists(
+    st.tuples(st.sampled_from(["float32", "bfloat16", "uint8"]), st.lists(st.integers(0, 5), max_size=3)), max_size=6
+)
 
 
-def version_of(tensors: list[tuple[str, str, tuple[int, ...]]], data: bytes | None = None, chunk_bytes: int = 96) -> tuple[Manifest, bytes]:
+def version_of(
+    tensors: list[tuple[str, str, tuple[int, ...]]], data: bytes | None = None, chunk_bytes: int = 96
+) -> tuple[Manifest, bytes]:
     entries, total = layout(tensors)
     data = data if data is not None else bytes(i % 251 for i in range(total))
     manifest = Manifest(
-        job="j", policy_version=3, parent=2, total_bytes=total, chunk_bytes=chunk_bytes, chunk_hashes=hash_chunks(data, chunk_bytes), tensors=entries
+        job="j",
+        policy_version=3,
+        parent=2,
+        total_bytes=total,
+        chunk_bytes=chunk_bytes,
+        chunk_hashes=hash_chunks(data, chunk_bytes),
+        tensors=entries,
     )
     return manifest, data
 
@@ -41,7 +51,9 @@ def test_one_flipped_bit_is_seen_in_its_chunk_and_in_no_other() -> None:
     manifest, data = version_of([("a", "float32", (64,))])
     broken = bytearray(data)
     broken[100] ^= 1
-    intact = [chunk_is_intact(manifest, i, bytes(broken[i * 96 : (i + 1) * 96])) for i in range(len(manifest.chunk_hashes))]
+    intact = [
+        chunk_is_intact(manifest, i, bytes(broken[i * 96 : (i + 1) * 96])) for i in range(len(manifest.chunk_hashes))
+    ]
     assert intact == [True, False, True]
 
 
