@@ -76,7 +76,8 @@ def test_the_bare_loop_changes_the_weights_it_generates_with(bare):
 @pytest.mark.slow
 def test_bench_loop_prints_ours_the_loops_and_their_ratio_for_both_modes(model, capsys):
     sets = [part for override in SMALL for part in ("--set", override)]
-    code = loop.main(["--json", "--steps", "3", "--skip", "1", "--threads", "1:1", "--cores", "64", "--model", str(model), *sets])
+    short = ["--steps", "3", "--skip", "1", "--threads", "1:1", "--cores", "64", "--model", str(model)]
+    code = loop.main(["--json", *short, *sets])
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert code == 0
     assert found["hardware"]["class"]

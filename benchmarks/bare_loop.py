@@ -1,0 +1,309 @@
+"""What Headrace is measured against: the same job as one plain process, as fast as we can write it.
+
+    prompts ─ prefill once a prompt ─ decode all rows together ─ score ─ advantages ─ cut by length ─ train ─┐
+       ▲                                                                                                     │
+       └──────────────────── copy the weights to the decoder's own model ◀── AdamW ◀─────────────────────────┘
+
+No actors, no journal, no checkpoints, no metrics, no second process. It shares with Headrace what is arithmetic: the
+fused decoder, the losses, the cut into micro-batches, the flat parameters. It is faster where a loop may be: rows are
+dropped in handfuls, noise comes from torch's generator, a prompt's data set entry is made once for its whole group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from actors.jobs.stop_tokens import stop_token_ids
+from actors.rewards.sources import ReasoningGymSource, Row, open_source, stream_index
+from actors.rewards.tokenizer import TextCodec
+from actors.rollout.engines.decoder import make_decoder
+from actors.rollout.engines.model_loading import load_model as load_for_generation
+from actors.trainer.algorithms import Algorithm, algorithm_named
+from actors.trainer.algorithms.rule import BatchShape
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.backends.causal_lm import ResponseLogits, load_model
+from actors.trainer.backends.flat import FlatParameters
+from actors.trainer.batching import TrainSample, cut
+from actors.trainer.losses import token_logprobs, token_losses
+from configs.loader import load_job
+from configs.schema import JobConfig
+
+_LEAVE_TOGETHER = 0.125
+"""Finished rows leave the batch when they are this share of it: moving rows costs as much as some decoding."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """One step. Seconds are of this part alone; ``seconds`` is all of it."""
+
+    seconds: float
+    generate_s: float
+    score_s: float
+    train_s: float
+    samples: int
+    tokens: int
+    reward_mean: float
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """n responses of at most t tokens: tokens int64[n, t], logprobs float32[n, t], lengths int64[n]."""
+
+    tokens: NDArray[np.int64]
+    logprobs: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+
+
+class Generator:
+    """Static-batch generation with a KV cache, on a model of its own."""
+
+    def __init__(self, job: JobConfig, model_path: Path) -> None:
+        if job.rollout.top_p < 1.0 or job.rollout.top_k > 0 or job.rollout.temperature <= 0:
+            raise ValueError("rollout.top_p, top_k, temperature: the bare loop draws from the whole distribution only")
+        self._max_tokens, self._temperature = job.rollout.max_tokens, job.rollout.temperature
+        self._stop = np.array(stop_token_ids(model_path, job.rollout.stop), dtype=np.int64)
+        rows = job.algorithm.group_size * job.algorithm.prompts_per_step
+        self._model: Any = load_for_generation(model_path, job.model.dtype, torch.device("cpu"))
+        self._decoder = make_decoder(
+            self._model,
+            "auto",
+            max_rows=rows,
+            max_tokens=job.data.max_prompt_tokens + job.rollout.max_tokens,
+            prefill_tokens=16_384,
+        )
+        self._parameters = list(self._model.parameters())
+
+    def load(self, model: torch.nn.Module) -> None:
+        """Take over the weights of ``model``, which has the same parameters in the same order."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, list(model.parameters()))
+        self._decoder.weights_changed()
+
+    @torch.inference_mode()
+    def generate(self, prompts: list[NDArray[np.int32]], group: int) -> Responses:
+        """``group`` responses to each prompt; row ``i`` answers prompt ``i // group``."""
+        n = len(prompts) * group
+        result = Responses(
+            np.zeros((n, self._max_tokens), np.int64),
+            np.zeros((n, self._max_tokens), np.float32),
+            np.zeros(n, np.int64),
+        )
+        lengths = np.repeat([prompt.size for prompt in prompts], group).astype(np.int64)
+        rows, running = np.arange(n), np.ones(n, dtype=np.bool_)  # the sample in each slot, and whether it goes on
+        self._decoder.clear()
+        logits = self._decoder.prefill(prompts, np.repeat(np.arange(len(prompts)), group))
+        for position in range(self._max_tokens):
+            tokens, logprobs = self._draw(logits)
+            alive = rows[running]
+            result.tokens[alive, position], result.logprobs[alive, position] = tokens[running], logprobs[running]
+            result.lengths[alive] = position + 1
+            running &= ~np.isin(tokens, self._stop)
+            if not running.any():
+                break
+            lengths += 1
+            if (~running).sum() >= _LEAVE_TOGETHER * running.size:
+                rows, lengths, tokens, running = self._leave(rows, lengths, tokens, running)
+            if position + 1 < self._max_tokens:
+                logits = self._decoder.decode(tokens, lengths)
+        return result
+
+    def _draw(self, logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """An exponential race: argmax of p / e with e ~ Exp(1) is a draw from p."""
+        logprobs = torch.log_softmax(logits.float() / self._temperature, -1)
+        tokens = (logprobs.exp() / torch.empty_like(logprobs).exponential_()).argmax(-1, keepdim=True)
+        return tokens[:, 0].numpy(), logprobs.gather(-1, tokens)[:, 0].numpy()
+
+    def _leave(self, *columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+        """Fill the slots of finished rows with the last running ones; the last column says who runs."""
+        running = columns[-1]
+        kept = int(running.sum())
+        targets = np.flatnonzero(~running[:kept])
+        sources = np.flatnonzero(running[kept:]) + kept
+        self._decoder.compact(sources, targets, kept)
+        for column in columns:
+            column[targets] = column[sources]
+        return tuple(column[:kept] for column in columns)
+
+
+class Learner:
+    """Micro-batches to weights: the same losses and optimizer as the torch backend, without its thread and protocol."""
+
+    def __init__(self, job: JobConfig, model_path: Path) -> None:
+        trainer, algorithm = job.trainer, job.algorithm
+        if algorithm.kl_coefficient > 0 or job.model.dtype != "float32" or trainer.warmup_steps:
+            raise ValueError(
+                "algorithm.kl_coefficient, model.dtype, trainer.warmup_steps: the bare loop has none of these"
+            )
+        self.model = load_model(model_path, BackendSpec(model_path=model_path))
+        self._flat = FlatParameters(self.model)
+        self._logits = ResponseLogits(self.model, "cpu")
+        self._algorithm: Algorithm = algorithm_named(algorithm.name)
+        self._loss = LossSpec(
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            importance_cap=algorithm.importance_cap,
+            temperature=job.rollout.temperature,
+        )
+        self._budget, self._max_norm, self._max_tokens = (
+            trainer.micro_batch_tokens,
+            trainer.max_grad_norm,
+            job.rollout.max_tokens,
+        )
+        master = torch.nn.Parameter(self._flat.master)
+        master.grad = self._flat.grad
+        self._optimizer = torch.optim.AdamW(
+            [master], lr=trainer.lr, betas=trainer.betas, weight_decay=trainer.weight_decay, fused=True
+        )
+
+    def learn(
+        self, prompts: list[NDArray[np.int32]], group: int, responses: Responses, rewards: NDArray[np.float64]
+    ) -> None:
+        """One optimizer step; ``rewards`` float64[n]."""
+        samples = self._samples(prompts, group, responses, rewards)
+        for batch in cut(samples, budget_tokens=self._budget, keep_zero=False):
+            self._accumulate(batch)
+        shape = BatchShape(
+            samples=len(rewards),
+            response_tokens=int(responses.lengths.sum()),
+            max_response_tokens=self._max_tokens,
+        )
+        weight = self._algorithm.normaliser(shape)
+        norm = float(torch.linalg.vector_norm(self._flat.grad)) / weight
+        self._flat.grad.mul_(min(1.0, self._max_norm / (norm + 1e-6)) / weight)
+        self._optimizer.step()
+        self._flat.zero_gradients()
+
+    def _samples(
+        self, prompts: list[NDArray[np.int32]], group: int, responses: Responses, rewards: NDArray[np.float64]
+    ) -> list[TrainSample]:
+        samples: list[TrainSample] = []
+        fresh = np.zeros(self._max_tokens, dtype=np.bool_)
+        for prompt, ids in enumerate(prompts):
+            first = prompt * group
+            for sibling, advantage in enumerate(self._algorithm.advantages(rewards[first : first + group])):
+                row, length = first + sibling, int(responses.lengths[first + sibling])
+                samples.append(
+                    TrainSample(
+                        prompt=prompt,
+                        sibling=sibling,
+                        prompt_ids=ids,
+                        tokens=responses.tokens[row, :length],
+                        logprobs=responses.logprobs[row, :length],
+                        stale=fresh[:length],
+                        advantage=float(advantage),
+                    )
+                )
+        return samples
+
+    def _accumulate(self, batch: MicroBatch) -> None:
+        where = batch.loss_weight != 0
+        logits, targets = self._logits(batch, where)
+        new, _ = token_logprobs(logits, targets, self._loss.temperature)
+        behaviour, advantages = (
+            torch.from_numpy(batch.behaviour_logprobs[where]),
+            torch.from_numpy(batch.advantages[where]),
+        )
+        fresh = torch.zeros_like(targets, dtype=torch.bool)
+        token_losses(new, behaviour, advantages, fresh, None, self._loss).loss.sum().backward()  # type: ignore[no-untyped-call]
+        self._flat.collect_gradients()
+
+
+class BareLoop:
+    """The whole job in one process. ``threads`` are torch's, for generation and for training."""
+
+    def __init__(self, job: JobConfig, model_path: Path, *, threads: tuple[int, int]) -> None:
+        torch.manual_seed(job.seed)
+        source = open_source(job.data, job.seed)
+        if (
+            not isinstance(source, ReasoningGymSource)
+            or job.reward.kind != "reasoning_gym"
+            or job.reward.answer_pattern
+        ):
+            raise ValueError("data.source, reward.kind: the bare loop scores reasoning_gym tasks with their own scorer")
+        self._job, self._threads, self._source = job, threads, source
+        self._dataset: Any = source._dataset  # noqa: SLF001 an entry is made once a prompt, not once a sample
+        self._codec = TextCodec(model_path, job.data)
+        self._tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
+        self._generator, self._learner = Generator(job, model_path), Learner(job, model_path)
+        self._position = 0
+
+    def step(self) -> StepTimes:
+        """Generate, score, learn."""
+        group = self._job.algorithm.group_size
+        started = perf_counter()
+        rows, prompts = self._prompts(self._job.algorithm.prompts_per_step)
+        torch.set_num_threads(self._threads[0])
+        responses = self._generator.generate(prompts, group)
+        generated = perf_counter()
+        rewards = self._score(rows, group, responses)
+        scored = perf_counter()
+        torch.set_num_threads(self._threads[1])
+        self._learner.learn(prompts, group, responses, rewards)
+        self._generator.load(self._learner.model)
+        ended = perf_counter()
+        return StepTimes(
+            seconds=ended - started,
+            generate_s=generated - started,
+            score_s=scored - generated,
+            train_s=ended - scored,
+            samples=len(rewards),
+            tokens=int(responses.lengths.sum()),
+            reward_mean=float(rewards.mean()),
+        )
+
+    def _prompts(self, count: int) -> tuple[list[Row], list[NDArray[np.int32]]]:
+        """The next prompts, in the order in which Headrace takes them."""
+        rows: list[Row] = []
+        prompts: list[NDArray[np.int32]] = []
+        while len(rows) < count:
+            index = stream_index(self._job.data, self._job.seed, len(self._source), self._position)
+            if index is None:
+                raise ValueError(f"data.epochs {self._job.data.epochs}: the data set ends before the benchmark does")
+            self._position += 1
+            row = self._source.row(index)
+            _, ids = self._codec.encode(row.prompt)
+            if 0 < ids.size <= self._job.data.max_prompt_tokens:
+                rows.append(row)
+                prompts.append(ids)
+        return rows, prompts
+
+    def _score(self, rows: list[Row], group: int, responses: Responses) -> NDArray[np.float64]:
+        ids = [tokens[:length].tolist() for tokens, length in zip(responses.tokens, responses.lengths, strict=True)]
+        texts = self._tokenizer.decode_batch(ids, skip_special_tokens=True)
+        entries = [self._dataset[row.index] for row in rows]
+        return np.array(
+            [float(self._dataset.score_answer(text.strip(), entries[i // group])) for i, text in enumerate(texts)]
+        )
+
+
+def main(args: list[str]) -> int:
+    """``python -m benchmarks.bare_loop JOB.yaml --model DIR``: one JSON line with every step's times."""
+    parser = argparse.ArgumentParser(prog="headrace bench bare_loop", description=main.__doc__)
+    parser.add_argument("job", type=Path)
+    parser.add_argument("--model", type=Path, required=True, help="Hugging Face directory to start from")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--threads", default="1:1", help="torch threads for generation and for training")
+    options = parser.parse_args(args)
+    generate, train = (int(part) for part in options.threads.split(":"))
+    loop = BareLoop(load_job(options.job), options.model, threads=(generate, train))
+    steps = [asdict(loop.step()) for _ in range(options.steps)]
+    print(json.dumps({"threads": {"generate": generate, "train": train}, "steps": steps}), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    import sys
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,206 @@
+"""Overhead: samples per second of the whole system against one bare process, on the same cores.
+
+    model, made once ─┬─▶ bare_loop, one process for each setting of torch's threads; the fastest one counts
+                      └─▶ headrace run --json, in sync and in async mode
+
+    samples/s = samples / seconds of all steps after the first few; ratio = ours / the loop's
+
+Both take the same prompts in the same order, start from the same weights and learn at the same rate, so that step n
+is about the same work in both. Neither takes checkpoints. ``--repeats`` alternates the two and reports medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks._jobs import (
+    ROOT,
+    hardware,
+    job_text,
+    last_line,
+    model_of,
+    prepare_job,
+    run_headrace,
+    samples_per_second,
+    use_cores,
+)
+from configs.loader import load_job
+
+BASELINES: Final = Path(__file__).resolve().parent / "baselines"
+THREAD_SETTINGS: Final = ("1:1", "2:2", "1:2")
+FLOORS: Final = {"sync": 0.9, "async": 1.0}
+"""What the ratios must not fall below on a quiet machine, whatever the baseline says."""
+TOLERANCE: Final = 0.1
+"""How much of a baseline's ratio may be lost to noise."""
+BUSY_LOAD: Final = 0.5
+
+Result = dict[str, Any]
+
+
+def measure_loop(job_file: Path, steps: int, skip: int, settings: Sequence[str]) -> Result:
+    """The bare loop with each setting of threads; the fastest one's figures, with its mean step in parts."""
+    runs: list[Result] = []
+    for threads in settings:
+        command = [sys.executable, "-m", "benchmarks.bare_loop", str(job_file), "--model", str(model_of(job_file))]
+        runs.append(json.loads(last_line([*command, "--steps", str(steps), "--threads", threads])))
+    best = max(runs, key=lambda run: samples_per_second(run["steps"], skip))
+    parts = {key: _mean(best["steps"][skip:] or best["steps"], key) for key in ("generate_s", "score_s", "train_s")}
+    return {
+        "samples_per_second": samples_per_second(best["steps"], skip),
+        "threads": best["threads"],
+        "step": parts,
+        "reward_last": _mean(best["steps"][-5:], "reward_mean"),
+    }
+
+
+def measure_ours(job_file: Path, run_dir: Path, mode: str, steps: int, skip: int) -> Result:
+    """Headrace in one mode, and what it says of itself."""
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", "sync.max_staleness=1"])
+    steady = run.rows[skip:] or run.rows
+    return {
+        "samples_per_second": samples_per_second(run.rows, skip),
+        "rollout_idle_fraction": _mean(steady, "rollout_idle_fraction"),
+        "trainer_idle_fraction": _mean(steady, "trainer_idle_fraction"),
+        "reward_last": run.summary["reward_last"],
+        "prompts_lost": run.summary["prompts_lost"],
+        "samples_trained_twice": run.summary["samples_trained_twice"],
+    }
+
+
+def _mean(rows: Sequence[Result], key: str) -> float:
+    return round(statistics.fmean(float(row[key]) for row in rows), 4)
+
+
+def compare(ours: Sequence[Result], loops: Sequence[Result]) -> Result:
+    """Medians of repeated runs, and their ratio."""
+    our_speed = statistics.median(run["samples_per_second"] for run in ours)
+    loop_speed = statistics.median(run["samples_per_second"] for run in loops)
+    return {
+        "ours_samples_per_second": round(our_speed, 1),
+        "loop_samples_per_second": round(loop_speed, 1),
+        "ratio": round(our_speed / loop_speed, 3),
+        "ours": ours[-1],
+    }
+
+
+def check(
+    result: Result, baseline: Result | None, *, floors: dict[str, float] = FLOORS, tolerance: float = TOLERANCE
+) -> list[str]:
+    """What is worse than it may be, in sentences: a ratio below its floor, or too far below the baseline's.
+
+    Only ratios are compared: they hold between machines of one class, samples per second do not.
+    """
+    problems: list[str] = []
+    if baseline is not None and baseline["hardware"]["class"] != result["hardware"]["class"]:
+        return [
+            f"the baseline is of {baseline['hardware']['class']}, this is {result['hardware']['class']}: not comparable"
+        ]
+    for mode, floor in floors.items():
+        if mode not in result:
+            continue
+        ratio = result[mode]["ratio"]
+        if ratio < floor:
+            problems.append(f"{mode}: ratio {ratio} is below the floor {floor}")
+        before = baseline.get(mode, {}).get("ratio") if baseline is not None else None
+        if before is not None and ratio < before * (1.0 - tolerance):
+            problems.append(f"{mode}: ratio {ratio} was {before}, more than {tolerance:.0%} less")
+    return problems
+
+
+def baseline_file(hardware_class: str, directory: Path = BASELINES) -> Path:
+    """Where the baseline of this class of machine is, or will be."""
+    return directory / f"loop.{hardware_class}.json"
+
+
+def measure(options: argparse.Namespace, directory: Path) -> Result:
+    """Prepare, alternate the contestants, compare."""
+    use_cores(options.cores)
+    result: Result = {"hardware": hardware()}
+    print("preparing the model", file=sys.stderr)
+    job_file = prepare_job(options.job, options.set or [], directory, options.model)
+    modes = ("sync", "async") if options.mode == "both" else (options.mode,)
+    ours: dict[str, list[Result]] = {mode: [] for mode in modes}
+    loops: list[Result] = []
+    settings: Sequence[str] = options.threads.split(",")
+    for repeat in range(options.repeats):
+        print(f"repeat {repeat}: bare loop", file=sys.stderr)
+        loops.append(measure_loop(job_file, options.steps, options.skip, settings))
+        for mode in modes:
+            print(f"repeat {repeat}: headrace, {mode}", file=sys.stderr)
+            ours[mode].append(measure_ours(job_file, directory / f"{mode}-{repeat}", mode, options.steps, options.skip))
+    result |= {mode: compare(ours[mode], loops) for mode in modes}
+    result |= {
+        "loop": loops[-1],
+        "job": job_text(load_job(job_file)),
+        "steps": options.steps,
+        "repeats": options.repeats,
+    }
+    if result["hardware"]["load_before"] > BUSY_LOAD:
+        result["note"] = "the machine was busy before the measurement began: these figures are not to be quoted"
+    return result
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench loop", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser.add_argument("--job", type=Path, default=ROOT / "configs" / "quickstart.yaml")
+    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--skip", type=int, default=5, help="first steps that do not count")
+    parser.add_argument("--mode", choices=("sync", "async", "both"), default="both")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument(
+        "--threads", default=",".join(THREAD_SETTINGS), help="generate:train settings that the loop may try"
+    )
+    parser.add_argument("--model", type=Path, help="take this model instead of making one")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a ratio has got worse than the baseline's")
+    parser.add_argument("--write-baseline", action="store_true", help="keep this result as the baseline")
+    return parser.parse_args(args)
+
+
+def main(args: list[str]) -> int:
+    """Measure, print, and with ``--check`` compare with the baseline of this class of machine."""
+    options = parse(args)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
+        result = measure(options, Path(scratch))
+    file = baseline_file(result["hardware"]["class"])
+    problems: list[str] = []
+    if options.check:
+        problems = check(result, json.loads(file.read_text()) if file.exists() else None)
+        print("\n".join(problems) or "no ratio has got worse", file=sys.stderr)
+    if options.write_baseline:
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(result, indent=2) + "\n")
+    if options.json:
+        print(json.dumps(result), flush=True)
+    else:
+        _print_table(result)
+    return 1 if problems else 0
+
+
+def _print_table(result: Result) -> None:
+    print(f"{result['job']}; {result['hardware']['class']}; {result['steps']} steps")
+    for mode in FLOORS:
+        if mode in result:
+            row = result[mode]
+            print(
+                f"  {mode:<6} ours {row['ours_samples_per_second']:>8.1f}  loop {row['loop_samples_per_second']:>8.1f}"
+                f" samples/s  ratio {row['ratio']:.2f}"
+            )
+    if note := result.get("note"):
+        print(f"  {note}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
