@@ -10,7 +10,7 @@ Invariants
 - The prefix cache is keyed by version through ``cache_salt``.
 - No file outlives the core: the rendezvous file of torch.distributed lies in a directory that is removed at start.
 
-Why EngineCore and not AsyncLLM: ``docs/decisions/vllm_engine_core.md``.
+Why EngineCore and not AsyncLLM: ``docs/decisions/0009-vllm-engine-core.md``.
 """
 
 from __future__ import annotations
