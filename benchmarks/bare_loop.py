@@ -87,7 +87,7 @@ class Generator:
     def load(self, model: torch.nn.Module) -> None:
         """Take over the weights of ``model``, which has the same parameters in the same order."""
         with torch.no_grad():
-            torch._foreach_copy_(self._parameters, list(model.parameters()))  # noqa: SLF001  # pyright: ignore
+            torch._foreach_copy_(self._parameters, list(model.parameters()))  # pyright: ignore[reportPrivateImportUsage]
         self._decoder.weights_changed()
 
     @torch.inference_mode()

@@ -25,7 +25,7 @@ def main(args: list[str]) -> int:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(order["threads"])
     job = JobConfig.model_validate_json(order["job"])
