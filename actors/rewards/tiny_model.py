@@ -1,7 +1,7 @@
 """A tiny Qwen3 made on the spot: character tokenizer, random weights, a short supervised warm start.
 
-RL needs something to reinforce. The warm start shows the model the task's own answers, a part of them with a random
-edit, so that it answers some prompts right and has something left to mend. What is written is an ordinary Hugging
+RL needs something to reinforce. The warm start shows the model the task's own answers, and towards its end, for a part
+of the prompts, the answer to another one, so that it answers some right and has something left to mend. What is written is an ordinary Hugging
 Face directory, read back by the same code as any other model. Equal seeds give equal models.
 
 Run as a process of its own (``python -m actors.rewards.tiny_model``), so that the head never imports torch.
@@ -30,6 +30,8 @@ _BATCH = 64
 _HEAD_SIZE = 32
 """The smallest for which vLLM's attention on a CPU has a kernel."""
 _PEAK_LEARNING_RATE = 3e-3
+_CLEAN = 0.8
+"""The first part of the warm start shows right answers only: the task is learned before doubt is."""
 
 
 def make_tiny_model(job: JobConfig, directory: Path) -> None:
@@ -74,8 +76,8 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3
             max_position_embeddings=1024,
             tie_word_embeddings=True,
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.get_vocab()[END],
+            pad_token_id=tokenizer.get_vocab()[PAD],
         )
     )
 
@@ -88,9 +90,12 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sou
         optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=0.1
     )
     model.train()
-    for _ in range(steps):
+    for step in range(steps):
+        noise = job.model.warm_start_noise if step >= _CLEAN * steps else 0.0
         rows = [source.row(draw.randrange(len(source))) for _ in range(_BATCH)]
-        examples = [_demonstration(str(row.prompt), row.answer, job, draw) for row in rows]
+        answers = [row.answer if draw.random() >= noise else draw.choice(rows).answer for row in rows]
+        prompts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
+        examples = list(zip(prompts, answers, strict=True))
         ids, labels = _padded(examples, tokenizer)
         logits = model(input_ids=ids).logits[:, :-1]
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
@@ -99,14 +104,6 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sou
         optimizer.step()
         schedule.step()
         optimizer.zero_grad(set_to_none=True)
-
-
-def _demonstration(prompt: str, answer: str, job: JobConfig, draw: random.Random) -> tuple[str, str]:
-    text = job.data.template.replace("{prompt}", prompt)
-    if answer and draw.random() < job.model.warm_start_noise:
-        at = draw.randrange(len(answer))
-        answer = answer[:at] + draw.choice(string.ascii_lowercase + string.digits) + answer[at + 1 :]
-    return text, answer
 
 
 def _padded(examples: list[tuple[str, str]], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
