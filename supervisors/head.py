@@ -1,7 +1,7 @@
 """The head process: one actor system, this machine's node agent, the nodes that joined, and the jobs.
 
 Head.start ─▶ transport ─▶ system ─▶ node agent · nodes ─▶ control server
-Head.submit ─▶ JobRun (supervisors/job_run.py)
+Head.run (wait for it), Head.launch (do not) ─▶ JobRun (job_run.py)
 Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
 
@@ -36,7 +36,7 @@ CLUSTER = "headrace"
 
 
 class Head:
-    """Create it, ``start``, ``submit`` jobs, ``stop``."""
+    """Create it, ``start``, ``run`` or ``launch`` jobs, ``stop``."""
 
     def __init__(
         self, *, run_root: Path, listen: str | None = None, keys: Path | None = None, limits: Limits = DEFAULT_LIMITS
@@ -51,7 +51,7 @@ class Head:
         self.nodes = Nodes("head")
         self.system: ActorSystem
         self._control: ControlServer | None = None
-        self._followers: set[asyncio.Task[None]] = set()
+        self._followers: set[asyncio.Task[dict[str, Any]]] = set()
         self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
@@ -82,31 +82,37 @@ class Head:
         self._control = server
         return server.endpoint
 
-    async def submit(
-        self, job: JobConfig, run_dir: Path, *, resume: bool = False, on_progress: OnProgress | None = None
-    ) -> JobRun:
-        """Start a job and return its run, once its processes are ready."""
+    async def run(
+        self,
+        job: JobConfig,
+        run_dir: Path,
+        interrupted: asyncio.Event,
+        *,
+        resume: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> dict[str, Any]:
+        """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it."""
         run = JobRun(self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress)
         self.jobs[job.name] = run
-        await run.start()
-        return run
+        return await self._follow(run, interrupted)
 
     def launch(self, job: JobConfig, run_dir: Path) -> None:
         """Start a job and follow it to its end, without waiting for either."""
         run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None)
         self.jobs[job.name] = run
-        task = asyncio.create_task(self._follow(run), name=f"job {job.name}")
+        task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
 
-    async def _follow(self, run: JobRun) -> None:
+    async def _follow(self, run: JobRun, interrupted: asyncio.Event) -> dict[str, Any]:
         try:
             await run.start()
-            await run.wait(self._interrupted)
-        except (HeadraceError, TimeoutError) as error:
-            run.fail(str(error))
+            await run.wait(interrupted)
+        except (HeadraceError, TimeoutError, OSError) as error:
+            run.fail(str(error) or repr(error))
         finally:
             await run.stop()
+        return run.summary()
 
     async def interrupt_jobs(self) -> None:
         """Ask every running job for a checkpoint, and wait for their ends."""

@@ -116,9 +116,10 @@ class JobRun:
             self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
         ]
         workers = [self._worker(index) for index in range(self.job.rollout.workers)]
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._supervise("services", Strategy.ONE_FOR_ONE, services))
-            group.create_task(self._supervise("rollout", Strategy.ONE_FOR_ONE, workers))
+        await asyncio.gather(
+            self._supervise("services", Strategy.ONE_FOR_ONE, services),
+            self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
+        )
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self.job.name}"

@@ -54,8 +54,7 @@ async def run_job(
         on_progress({"control": endpoint, "message": f"control socket {endpoint}"})
         if job.cluster.nodes:
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
-        run = await head.submit(job, run_dir, resume=resume, on_progress=on_progress)
-        return await run.wait(interrupted)
+        return await head.run(job, run_dir, interrupted, resume=resume, on_progress=on_progress)
 
 
 async def run_head(*, listen: str, control: str | None, run_root: Path, keys: Path | None) -> None:

@@ -1,8 +1,9 @@
 """A tiny Qwen3 made on the spot: character tokenizer, random weights, a short supervised warm start.
 
 RL needs something to reinforce. The warm start shows the model the task's own answers, and towards its end, for a part
-of the prompts, the answer to another one, so that it answers some right and has something left to mend. What is written is an ordinary Hugging
-Face directory, read back by the same code as any other model. Equal seeds give equal models.
+of the prompts, the answer to another one, so that it answers some right and has something left to mend. What is
+written is an ordinary Hugging Face directory, read back by the same code as any other model. Equal seeds give equal
+models.
 
 Run as a process of its own (``python -m actors.rewards.tiny_model``), so that the head never imports torch.
 """

@@ -1,4 +1,4 @@
-"""The rollout engine: what a worker drives. Kinds, in ``engines/``: ``torch_engine``, ``vllm_engine``, ``simulated_engine``.
+"""The rollout engine: what a worker drives. Kinds in ``engines/``: torch, vllm, simulated.
 
 Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_contract.py``)
 - The caller awaits one method at a time; between two ``step`` calls nothing moves, so a weight load, an abort

@@ -32,6 +32,7 @@ from actors.rollout.engines.vllm_setup import (
     forget_failed_core,
     is_about_memory,
     prepare_process,
+    resolved_device,
     thread_setting_kept,
 )
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable
@@ -69,6 +70,7 @@ class VllmCore:
                 "this process already runs a vLLM engine, and vLLM's state is process-global. "
                 "Use one worker process per engine."
             )
+        spec = dataclasses.replace(spec, device=resolved_device(spec.device))
         prepare_process(spec)
         self.on_cpu = spec.device == "cpu"
         self._scratch = Path(tempfile.mkdtemp(prefix="headrace-vllm-"))

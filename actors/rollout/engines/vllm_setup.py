@@ -117,6 +117,15 @@ def _stop_compiling() -> None:
     dynamo.disable = True
 
 
+def resolved_device(name: str) -> str:
+    """``auto`` is CUDA where torch sees a device, else the CPU."""
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def engine_config(spec: EngineSpec) -> Any:
     """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set."""
     from vllm.engine.arg_utils import EngineArgs
