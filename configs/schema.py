@@ -37,7 +37,7 @@ class ModelConfig(Section):
     warm_start_steps: NonNegativeInt = 300
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """``tiny`` only: in the last fifth of the warm start, the part of the prompts shown with the answer to another one."""
+    """``tiny`` only: in the last fifth of the warm start, the part of prompts shown with another one's answer."""
 
 
 class DataConfig(Section):
