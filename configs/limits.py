@@ -79,7 +79,7 @@ class Limits(BaseModel):
         default=2.0, description="how long a cut-off process may come back before it is fenced"
     )
     # scheduler
-    lease_s: float = Field(default=10.0, description="a worker that has not been heard for this long fences itself")
+    lease_s: float = Field(default=10.0, description="told to workers; the fencing lease itself is not wired yet")
     assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
     infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")

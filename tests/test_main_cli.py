@@ -125,7 +125,7 @@ def test_with_json_stdout_is_the_summary_and_nothing_else(trees: types.SimpleNam
 
 
 def test_a_run_tells_each_step_and_where_its_files_lie(trees: types.SimpleNamespace) -> None:
-    out = invoke("run", QUICKSTART, "--dir", "here").stdout
+    out = invoke("run", QUICKSTART, "--dir", "here", "--set", "steps=60").stdout
     assert "waiting for rollout-0 to start" in out
     assert "step 1/60  reward 0.500  4,500 tokens/s  staleness 1  idle rollout 25% trainer 50%" in out
     for path in (SUMMARY["checkpoint"], "here/metrics.jsonl", "here/trace.json"):
@@ -135,7 +135,7 @@ def test_a_run_tells_each_step_and_where_its_files_lie(trees: types.SimpleNamesp
 def test_a_run_directory_holds_the_resolved_job_and_can_be_resumed(
     trees: types.SimpleNamespace, tmp_path: Path
 ) -> None:
-    invoke("run", QUICKSTART, "--set", "rollout.workers=3", "--control", "tcp://127.0.0.1:7000")
+    invoke("run", QUICKSTART, "--set", "steps=60", "--set", "rollout.workers=3", "--control", "tcp://127.0.0.1:7000")
     invoke("run", "--resume", "runs/quickstart", "--set", "steps=90")
     (first, run_dir, resumed, control), (again, same_dir, resumed_again, _) = trees.seen
     assert (run_dir, resumed, control) == (Path("runs/quickstart"), False, "tcp://127.0.0.1:7000")

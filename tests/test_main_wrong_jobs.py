@@ -86,7 +86,11 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
     "function unused": ({"reward.function": "json:loads"}, "reward.function", "Set reward.kind to function"),
     "pattern without a group": ({"reward.answer_pattern": "####"}, "reward.answer_pattern", "one pair of parentheses"),
     "template without a prompt": ({"data.template": "Q: "}, "data.template", "{prompt}"),
-    "micro-batch too small": ({"trainer.micro_batch_tokens": 100}, "trainer.micro_batch_tokens", "at least 536"),
+    "micro-batch too small": (
+        {"trainer.micro_batch_tokens": 100, "data.max_prompt_tokens": 500, "rollout.max_tokens": 36},
+        "trainer.micro_batch_tokens",
+        "at least 536",
+    ),
     "greedy": ({"rollout.temperature": 0}, "rollout.temperature", "above 0"),
     "async without staleness": ({"sync": {"mode": "async", "max_staleness": 0}}, "sync.max_staleness", "1 or more"),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import concurrent, handles, idempotent
 from actors.core.errors import ReplyError
+from actors.core.registered import RegisteredActor
 from actors.rewards.errors import RewardError
 from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.rewards.scorer_pool import ScorerPool
@@ -22,7 +23,7 @@ class PromptsUnreadable(ReplyError):
     """The data set cannot be read; the message names file, row and field. Configuration: do not retry."""
 
 
-class PromptSource(Actor):
+class PromptSource(RegisteredActor):
     """Answers ReadPrompts from a pool that somebody else has started."""
 
     def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
@@ -31,7 +32,7 @@ class PromptSource(Actor):
 
     async def on_start(self) -> None:
         service = RegisterService(job=self._args.name_of_job, role="prompts", address=self.ctx.self_address)
-        await self.ctx.ref(self._args.scheduler).ask(service, Acknowledged)
+        await self.keep_registered(self._args.scheduler, service, Acknowledged)
 
     @handles(ReadPrompts)
     @concurrent

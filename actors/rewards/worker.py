@@ -13,6 +13,7 @@ from pathlib import Path
 import msgpack
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.registered import RegisteredActor
 from actors.rewards.messages import Score, Scored, Verdict
 from actors.rewards.prompt_source import PromptSource
 from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
@@ -21,7 +22,7 @@ from actors.roles import RoleArgs
 from actors.scheduler.messages import Acknowledged, FailureKind, RegisterService
 
 
-class RewardWorker(Actor):
+class RewardWorker(RegisteredActor):
     """Answers Score; several questions at once, as many in work as there are scorer processes."""
 
     def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
@@ -34,7 +35,7 @@ class RewardWorker(Actor):
         self._codec = TextCodec(Path(self._args.model_path), self._job.data)
         await self._pool.start()
         service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
-        await self.ctx.ref(self._args.scheduler).ask(service, Acknowledged)
+        await self.keep_registered(self._args.scheduler, service, Acknowledged)
 
     async def on_stop(self) -> None:
         await self._pool.close()

@@ -20,6 +20,7 @@ import numpy as np
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.errors import ReplyError
+from actors.core.registered import RegisteredActor
 from actors.roles import RoleArgs
 from actors.scheduler.messages import Acknowledged, RegisterService, VersionAvailable
 from actors.weights.errors import MalformedManifest
@@ -46,7 +47,7 @@ class NotHeld(ReplyError):
     """That version is not held here; ask for the newest."""
 
 
-class WeightServer(Actor):
+class WeightServer(RegisteredActor):
     """Serves the newest ``limits.versions_held`` versions of one job."""
 
     def __init__(self, args: RoleArgs) -> None:
@@ -58,9 +59,10 @@ class WeightServer(Actor):
     async def on_start(self) -> None:
         for segment, manifest in read_manifests(self._run_dir):
             self._held[manifest.policy_version] = (segment, manifest)
-        scheduler = self.ctx.ref(self._args.scheduler)
         service = RegisterService(job=self._job, role="weights", address=self.ctx.self_address)
-        await scheduler.ask(service, Acknowledged)
+        await self.keep_registered(self._args.scheduler, service, Acknowledged)
+
+    async def registered(self) -> None:
         if self._held:
             self._announce()
 
