@@ -125,6 +125,8 @@ def _problem(words: list[str]) -> str:
     expect_value = False
     for word in words:
         flag = word.split("=")[0].strip("[],;.'\"")
+        if group.context_settings.get("ignore_unknown_options"):
+            return ""  # what follows belongs to somebody else: the benchmark that is named
         if expect_value:
             expect_value = False
         elif flag.startswith("--"):
