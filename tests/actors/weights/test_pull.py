@@ -1,0 +1,192 @@
+"""Publishing and pulling, by mapping and by chunks, with the real server and client over the in-memory network."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, handles
+from actors.core.message import Message, message
+from actors.core.system import ActorSystem
+from actors.roles import RoleArgs
+from actors.scheduler.messages import Acknowledged, RegisterService, VersionAvailable
+from actors.weights import client as client_module
+from actors.weights import segments
+from actors.weights.client import PulledWeights, WeightClient
+from actors.weights.errors import VersionNotHeld
+from actors.weights.manifest import hash_chunks, layout
+from actors.weights.messages import Manifest, Publish, Published
+from actors.weights.server import WeightServer
+from configs.schema import JobConfig
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+JOB = JobConfig.model_validate(
+    {
+        "name": "j",
+        "steps": 1,
+        "model": {"source": "tiny"},
+        "data": {"source": "jsonl", "path": "unused"},
+        "reward": {"kind": "exact_match"},
+    }
+)
+
+
+@message("test_pull.pull")
+class Pull(Message):
+    weights: ActorAddress
+    version: int
+
+
+@message("test_pull.pulled")
+class Pulled(Message):
+    error: str = ""
+
+
+class FakeScheduler(Actor):
+    def __init__(self) -> None:
+        self.announced: list[int] = []
+
+    @handles(RegisterService)
+    async def register(self, message: RegisterService) -> Acknowledged:
+        return Acknowledged()
+
+    @handles(VersionAvailable)
+    async def available(self, message: VersionAvailable) -> None:
+        self.announced.append(message.policy_version)
+
+
+class Puller(Actor):
+    def __init__(self) -> None:
+        self.pulled: PulledWeights | None = None
+
+    async def on_start(self) -> None:
+        self.client = WeightClient(self.ctx, "j")
+
+    @handles(Pull)
+    async def pull(self, message: Pull) -> Pulled:
+        try:
+            self.pulled = await self.client.pull(message.weights, message.version)
+        except VersionNotHeld as error:
+            return Pulled(error=str(error))
+        return Pulled()
+
+
+class Bench:
+    """A scheduler, a weight server and a puller in two systems."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        network = MemoryNetwork()
+        self.near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
+        self.far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
+        self.scheduler, self.puller = FakeScheduler(), Puller()
+
+    async def start(self) -> None:
+        await self.near.start()
+        await self.far.start()
+        await self.near.spawn("scheduler", self.scheduler)
+        await self.start_server()
+        self._pull = await self.far.spawn("puller", self.puller)
+
+    async def start_server(self) -> None:
+        args = RoleArgs(
+            role="weights",
+            name="weights",
+            node="n",
+            job=JOB.model_dump_json(),
+            model_path="",
+            run_dir=str(self.run_dir),
+            scheduler=self.near.address("scheduler"),
+            metrics=self.near.address("metrics"),
+        )
+        self.server = await self.near.spawn("weights", WeightServer(args))
+
+    async def publish(self, version: int, value: float) -> Published:
+        entries, total = layout([("a", "float32", (300,)), ("b", "bfloat16", (5,))])
+        data = bytearray(total)
+        data[:1200] = np.full(300, value, np.float32).tobytes()
+        path = segments.segment_path(self.run_dir, version)
+        path.write_bytes(data)
+        manifest = Manifest(
+            job="j",
+            policy_version=version,
+            parent=version - 1,
+            total_bytes=total,
+            chunk_bytes=256,
+            chunk_hashes=hash_chunks(data, 256),
+            tensors=entries,
+        )
+        order = Publish(manifest=manifest, host=segments.host_id(), path=str(path))
+        return await self.server.ask(order, Published)
+
+    async def pull(self, version: int) -> PulledWeights:
+        answer = await self._pull.ask(Pull(weights=self.server.address, version=version), Pulled)
+        if answer.error:
+            raise VersionNotHeld(answer.error)
+        assert self.puller.pulled is not None
+        return self.puller.pulled
+
+
+@pytest.fixture
+async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
+    built = Bench(tmp_path)
+    await built.start()
+    yield built
+    await built.far.stop()
+    await built.near.stop()
+    segments.remove_segments(tmp_path)
+
+
+async def test_a_puller_on_the_same_machine_maps_what_was_published(bench: Bench) -> None:
+    """The tensors are those that were published, and the scheduler was told."""
+    assert (await bench.publish(1, 0.5)).newest == 1
+    pulled = await bench.pull(1)
+    assert pulled.mapped
+    assert np.all(pulled.tensors["a"] == 0.5)
+    assert pulled.dtypes == {"a": "float32", "b": "bfloat16"}
+    assert bench.scheduler.announced == [1]
+
+
+async def test_a_puller_on_another_machine_streams_the_chunks(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes, over the bulk lane."""
+    await bench.publish(1, 0.25)
+    monkeypatch.setattr(client_module, "host_id", lambda: "elsewhere")
+    pulled = await bench.pull(-1)
+    assert not pulled.mapped
+    assert np.all(pulled.tensors["a"] == 0.25)
+
+
+async def test_a_segment_with_a_flipped_bit_is_never_served(bench: Bench) -> None:
+    """Mapping is refused, and so is every chunk that holds the bit: the puller ends with an error, not with weights."""
+    await bench.publish(1, 0.5)
+    path = segments.segment_path(bench.run_dir, 1)
+    data = bytearray(path.read_bytes())
+    data[700] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(Exception, match="chunks \\[2\\] stay corrupt"):
+        await bench.pull(1)
+    assert bench.puller.pulled is None
+
+
+async def test_old_versions_retire_and_are_refused(bench: Bench) -> None:
+    """The server keeps the newest few; who asks for an older one is told to ask anew."""
+    for version in range(1, 7):
+        await bench.publish(version, float(version))
+    assert np.all((await bench.pull(3)).tensors["a"] == 3.0)
+    with pytest.raises(VersionNotHeld, match="version 2"):
+        await bench.pull(2)
+    assert not segments.segment_path(bench.run_dir, 2).exists()
+
+
+async def test_a_server_that_died_goes_on_with_what_it_held(bench: Bench) -> None:
+    """Its successor finds the segments in shared memory and announces the newest."""
+    await bench.publish(4, 4.0)
+    await bench.publish(5, 5.0)
+    await bench.near.stop_actor("weights")
+    await bench.start_server()
+    assert np.all((await bench.pull(-1)).tensors["a"] == 5.0)
+    assert bench.scheduler.announced == [4, 5, 5]
