@@ -183,7 +183,7 @@ async def test_leaving_a_stream_that_occupies_the_actor_frees_it(pair: Pair) -> 
     _, ref = await start(pair)
     async with ref.stream(Block(blocks=100, size_bytes=10), Item, credit_items=1) as items:
         await anext(items)
-    await ref.ask(Ask(), Done, timeout_s=5)
+    assert await ref.ask(Ask(), Done, timeout_s=5) == Done()
 
 
 async def test_a_silent_producer_ends_at_the_deadline(pair: Pair) -> None:
