@@ -19,18 +19,23 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 
 from actors.core.fate import die_with_parent
+from supervisors.envoy import Envoy
 from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
 from supervisors.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
+    from actors.core.actor import Actor
     from actors.core.cell import ActorExit
     from actors.core.system import ActorSystem
+    from actors.roles import RoleArgs
+    from transport.transport import Transport
 
 log = structlog.get_logger("headrace.process")
 
@@ -46,7 +51,7 @@ def run_child() -> None:
         spec = ProcessSpec.decode(sys.stdin.buffer.read())
         configure_logging(spec.name)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
-            code = runner.run(_host(spec))
+            code = runner.run(_main(spec))
     except BaseException:
         log.exception("the process failed")
     finally:
@@ -82,45 +87,64 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return uvloop.new_event_loop()
 
 
-async def _host(spec: ProcessSpec) -> int:
-    from actors.core.system import ActorSystem
+async def _main(spec: ProcessSpec) -> int:
+    from actors.roles import build_role
     from transport.address import new_peer
     from transport.security import load_keys
     from transport.zmq_transport import ZmqTransport
 
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
-    limits = spec.parsed_limits()
     keys = load_keys(Path(spec.keys)) if spec.keys else None
     transport = ZmqTransport(
-        new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
+        new_peer(spec.peer),
+        listen=spec.listen,
+        cluster=spec.cluster,
+        limits=spec.parsed_limits(),
+        keys=keys,
+        role=spec.args.role,
     )
+    # Imports are for ever: keep them out of every collection.
+    return await host(spec, transport, build_role, terminated, on_ready=gc.freeze)
+
+
+async def host(
+    spec: ProcessSpec,
+    transport: Transport,
+    build: Callable[[RoleArgs], dict[str, Actor]],
+    terminated: asyncio.Event,
+    *,
+    pid: int | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Host a role's actors until ``terminated`` is set or they end; returns the exit code.
+
+    Args:
+        build: as ``actors.roles.build_role``.
+        pid: of this process, if the operating system does not know it.
+        on_ready: called once, when the actors are up.
+    """
+    from actors.core.system import ActorSystem
+
+    limits = spec.parsed_limits()
     system = ActorSystem(transport, limits=limits, seed=spec.seed)
     await system.start()
     try:
-        return await _serve(spec, system, terminated)
+        try:
+            addresses = {name: (await system.spawn(name, actor)).address for name, actor in build(spec.args).items()}
+        except Exception:
+            log.exception("the role could not be started", role=spec.args.role)
+            return EXIT_START_FAILED
+        on_ready()
+        await system.spawn("envoy", Envoy(spec, addresses, pid))
+        log.info("ready", role=spec.args.role, actors=sorted(addresses))
+        return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
     finally:
         try:
             async with asyncio.timeout(limits.stop_timeout_s + limits.close_timeout_s):
                 await system.stop()
         except TimeoutError:
             log.error("the actors did not stop in time")
-
-
-async def _serve(spec: ProcessSpec, system: ActorSystem, terminated: asyncio.Event) -> int:
-    """Start the role's actors, say so, and wait for an end."""
-    from actors.roles import build_role
-    from supervisors.envoy import Envoy
-
-    try:
-        addresses = {name: (await system.spawn(name, actor)).address for name, actor in build_role(spec.args).items()}
-    except Exception:
-        log.exception("the role could not be started", role=spec.args.role)
-        return EXIT_START_FAILED
-    gc.freeze()  # imports are for ever: keep them out of every collection
-    await system.spawn("envoy", Envoy(spec, addresses))
-    log.info("ready", role=spec.args.role, actors=sorted(addresses))
-    return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
 
 
 async def _until_end(system: ActorSystem, names: list[str], main_actor: str, terminated: asyncio.Event) -> int:

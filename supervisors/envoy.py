@@ -13,14 +13,15 @@ from transport.address import ActorAddress
 class Envoy(Actor):
     """Spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
 
-    def __init__(self, spec: ProcessSpec, addresses: dict[str, ActorAddress]) -> None:
+    def __init__(self, spec: ProcessSpec, addresses: dict[str, ActorAddress], pid: int | None = None) -> None:
         self._spec = spec
+        self._pid = os.getpid() if pid is None else pid
         self._addresses = addresses
 
     async def on_start(self) -> None:
         report = ProcessReady(
             name=self._spec.name,
-            pid=os.getpid(),
+            pid=self._pid,
             incarnation=self.ctx.self_address.peer.incarnation,
             addresses=self._addresses,
         )
@@ -34,4 +35,4 @@ class Envoy(Actor):
             due_s = self.ctx.now() + interval_s
             await self.ctx.sleep(interval_s)
             lag_s = max(0.0, self.ctx.now() - due_s)
-            agent.tell(ProcessBeacon(name=self._spec.name, pid=os.getpid(), loop_lag_s=lag_s))
+            agent.tell(ProcessBeacon(name=self._spec.name, pid=self._pid, loop_lag_s=lag_s))

@@ -8,9 +8,7 @@ Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its pro
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,12 @@ from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from supervisors.job_run import JobRun
+from supervisors.machine import LOCAL, Machine
 from supervisors.node_agent import NodeAgent, NodeOptions
 from supervisors.nodes import Nodes
 from supervisors.operations import Operations
-from transport.address import new_peer
 from transport.errors import HeadraceError
 from transport.security import NodeKeys, load_keys
-from transport.zmq_transport import ZmqTransport
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -39,14 +36,21 @@ class Head:
     """Create it, ``start``, ``run`` or ``launch`` jobs, ``stop``."""
 
     def __init__(
-        self, *, run_root: Path, listen: str | None = None, keys: Path | None = None, limits: Limits = DEFAULT_LIMITS
+        self,
+        *,
+        run_root: Path,
+        listen: str | None = None,
+        keys: Path | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        machine: Machine = LOCAL,
     ) -> None:
+        self._machine = machine
         self.limits = limits
         self.run_root = run_root
         self.jobs: dict[str, JobRun] = {}
         self._keys_directory = keys
         self._keys: NodeKeys | None = load_keys(keys) if keys is not None else None
-        self._runtime = Path(tempfile.mkdtemp(prefix="headrace-"))  # private (0700), and short enough for ipc
+        self._runtime = self._machine.runtime_directory()
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
         self.system: ActorSystem
@@ -56,8 +60,8 @@ class Head:
 
     async def start(self) -> None:
         """Listen and start this machine's node agent."""
-        transport = ZmqTransport(
-            new_peer("head"), listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys, role="head"
+        transport = self._machine.transport(
+            "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys, role="head"
         )
         self.system = ActorSystem(transport, limits=self.limits)
         await self.system.start()
@@ -66,9 +70,10 @@ class Head:
             cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
             keys=str(self._keys_directory or ""),
+            machine=self._machine,
         )
         agent = await self.system.spawn("agent", NodeAgent("head", options))
-        self.nodes.add_local("head", agent.address, slots=os.cpu_count() or 1)
+        self.nodes.add_local("head", agent.address, slots=self._machine.slots)
 
     @property
     def endpoint(self) -> str:
@@ -92,13 +97,15 @@ class Head:
         on_progress: OnProgress | None = None,
     ) -> dict[str, Any]:
         """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it."""
-        run = JobRun(self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress)
+        run = JobRun(
+            self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress, machine=self._machine
+        )
         self.jobs[job.name] = run
         return await self._follow(run, interrupted)
 
     def launch(self, job: JobConfig, run_dir: Path) -> None:
         """Start a job and follow it to its end, without waiting for either."""
-        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None)
+        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self._machine)
         self.jobs[job.name] = run
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers.add(task)

@@ -22,13 +22,13 @@ from actors.jobs.job import Job
 from actors.jobs.messages import CancelJob, JobEvent, JobReport, JobState
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.metrics.messages import Event
-from actors.metrics.recorder import Metrics
 from actors.roles import RoleArgs
 from actors.rollout.messages import Drain
 from actors.scheduler.scheduler import Scheduler
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
 from supervisors.children import ChildSpec, Running, actor_child, process_child
+from supervisors.machine import LOCAL, Machine
 from supervisors.messages import ChildInfo
 from supervisors.model_preparation import prepare_model
 from supervisors.nodes import Nodes
@@ -53,7 +53,9 @@ class JobRun:
         *,
         resume: bool,
         on_progress: OnProgress | None,
+        machine: Machine = LOCAL,
     ) -> None:
+        self._machine = machine
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes, self._resume = system, nodes, resume
         self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
@@ -100,11 +102,13 @@ class JobRun:
             return self._actor
 
         metrics = self._address("metrics")
+
+        def make_scheduler() -> Scheduler:
+            return Scheduler(job, run_dir, self._machine.journal(job, run_dir), metrics)
+
         core = [
-            actor_child(f"metrics.{name}", lambda: Metrics(name, run_dir, job.metrics), node="head", role="metrics"),
-            actor_child(
-                f"scheduler.{name}", lambda: Scheduler(job, run_dir, metrics=metrics), node="head", role="scheduler"
-            ),
+            actor_child(f"metrics.{name}", lambda: self._machine.metrics(job, run_dir), node="head", role="metrics"),
+            actor_child(f"scheduler.{name}", make_scheduler, node="head", role="scheduler"),
             actor_child(f"job.{name}", make_job, node="head", role="job"),
         ]
         await self._supervise("core", Strategy.REST_FOR_ONE, core)

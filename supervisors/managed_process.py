@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisors.failure_detector import FailureDetector
+from supervisors.machine import LOCAL, Machine
 from supervisors.messages import ProcessInfo, ProcessReady, SpawnProcess
-from supervisors.process import ChildProcess, ProcessExit, role_command
+from supervisors.process import Child, ProcessExit, role_command
 from transport.address import ActorAddress
 
 
@@ -18,7 +19,7 @@ class Managed:
 
     order: SpawnProcess
     owner: ActorAddress
-    process: ChildProcess
+    process: Child
     detector: FailureDetector
     log_path: Path
     started_s: float
@@ -59,6 +60,7 @@ class NodeOptions:
     command: list[str] = field(default_factory=role_command)
     keys: str = ""
     seed: int = 0
+    machine: Machine = LOCAL
 
 
 def beside(endpoint: str) -> str:
@@ -68,4 +70,6 @@ def beside(endpoint: str) -> str:
         return f"{address.rpartition('/')[0]}/{{name}}"
     if address.startswith("tcp://"):
         return f"{address.rpartition(':')[0]}:*"
+    if address.startswith("memory://"):
+        return f"{address}/{{name}}"
     return "tcp://127.0.0.1:*"

@@ -17,12 +17,12 @@ from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.errors import HeadLost
+from supervisors.machine import LOCAL, Machine
 from supervisors.node_agent import NodeAgent, NodeOptions
 from supervisors.nodes import JoinCluster, Joined, LeaveCluster
-from transport.address import ActorAddress, new_peer
+from transport.address import ActorAddress
 from transport.errors import LinkTimeout
 from transport.security import load_keys
-from transport.zmq_transport import ZmqTransport
 
 CLUSTER = "headrace"
 
@@ -66,11 +66,19 @@ class NodeProcess:
     """One node: ``start``, then ``wait`` until it is stopped or its head is lost."""
 
     def __init__(
-        self, *, join: str, name: str | None, slots: int | None, keys: Path | None, limits: Limits = DEFAULT_LIMITS
+        self,
+        *,
+        join: str,
+        name: str | None,
+        slots: int | None,
+        keys: Path | None,
+        limits: Limits = DEFAULT_LIMITS,
+        machine: Machine = LOCAL,
     ) -> None:
+        self._machine = machine
         self._join = join
         self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
-        self._slots = slots or os.cpu_count() or 1
+        self._slots = slots or self._machine.slots
         self._keys_directory = keys
         self._limits = limits
         self._membership: Membership | None = None
@@ -84,9 +92,9 @@ class NodeProcess:
             HandshakeRefused: the head speaks another protocol or does not know our key.
         """
         keys = load_keys(self._keys_directory) if self._keys_directory else None
-        transport = ZmqTransport(
-            new_peer(self.name),
-            listen=_listen_beside(self._join),
+        transport = self._machine.transport(
+            self.name,
+            listen=_listen_beside(self._join, self.name),
             cluster=CLUSTER,
             limits=self._limits,
             keys=keys,
@@ -100,7 +108,7 @@ class NodeProcess:
             raise LinkTimeout(
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
             ) from error
-        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""))
+        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
         agent = await self.system.spawn("agent", NodeAgent(self.name, options))
         self._membership = Membership(self.name, ActorAddress("nodes", head, self._join), agent.address, self._slots)
         await self.system.spawn("membership", self._membership)
@@ -130,8 +138,10 @@ class NodeProcess:
         await self.system.stop()
 
 
-def _listen_beside(join: str) -> str:
+def _listen_beside(join: str, name: str) -> str:
     """Loopback for a head on this machine, else every interface (which needs keys)."""
+    if join.startswith("memory://"):
+        return f"memory://{name}"
     host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
     return (
         "tcp://127.0.0.1:*"

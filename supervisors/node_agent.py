@@ -41,7 +41,7 @@ from supervisors.messages import (
     StopProcess,
     StopReply,
 )
-from supervisors.process import Launch, ProcessExit, is_stopped_by_signal, launch
+from supervisors.process import Launch, ProcessExit
 from supervisors.process_log import last_lines, trim
 from supervisors.process_spec import ProcessSpec
 from supervisors.restart_budget import ExitCause
@@ -147,7 +147,7 @@ class NodeAgent(Actor):
         managed = Managed(
             order=order,
             owner=owner,
-            process=launch(Launch(self._options.command, log_path, spec.encode(), order.env)),
+            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode(), order.env)),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -276,7 +276,7 @@ class NodeAgent(Actor):
             await self.ctx.sleep(self.ctx.limits.health_check_s)
             now_s = self.ctx.now()
             for managed in self._managed.values():
-                stopped = is_stopped_by_signal(managed.process.pid)
+                stopped = self._options.machine.is_stopped(managed.process.pid)
                 managed.detector.saw_run_state(now_s, stopped=stopped)
                 if managed.detector.health(now_s) is Health.HUNG and not managed.verdict:
                     managed.verdict = f"hung: {managed.detector.why(now_s)}"

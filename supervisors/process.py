@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,30 +93,25 @@ def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
     return ExitCause.POISONED if code == EXIT_POISONED else ExitCause.CRASHED
 
 
-class ChildProcess:
-    """A running child. Create it with ``launch`` on the loop's thread."""
+class Child(ABC):
+    """A process that we have started, real or simulated. ``exited`` is set once, when it is gone for good."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
-        self._popen = popen
-        self._loop = loop
-        self._asked: ExitCause | None = None
-        self._pidfd: int | None = None
+    def __init__(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = pid
         self.exited: asyncio.Future[ProcessExit] = loop.create_future()
-        self._see_exit()
+        self._asked: ExitCause | None = None
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
+    @abstractmethod
+    def send_signal(self, number: int) -> None:
+        """Signal the child alone, as an outsider would. A child that is gone is left in peace."""
+
+    @abstractmethod
+    def _signal_group(self, number: int) -> None:
+        """Signal the child and whatever it has started."""
 
     @property
     def running(self) -> bool:
         return not self.exited.done()
-
-    def send_signal(self, number: int) -> None:
-        """Signal the child alone, as an outsider would. A child that is gone is left in peace."""
-        if self.running:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, number)
 
     def kill(self, cause: ExitCause = ExitCause.KILLED) -> None:
         """SIGKILL to the whole group; the exit is reported as ``cause``."""
@@ -142,6 +138,26 @@ class ChildProcess:
             self._signal_group(signal.SIGKILL)
         return await asyncio.shield(self.exited)
 
+    def _ended(self, code: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(ProcessExit(self.pid, code, exit_cause(code, asked=self._asked)))
+
+
+class ChildProcess(Child):
+    """A process of the operating system. Create it with ``launch`` on the loop's thread."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(popen.pid, loop)
+        self._popen = popen
+        self._loop = loop
+        self._pidfd: int | None = None
+        self._see_exit()
+
+    def send_signal(self, number: int) -> None:
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def _see_exit(self) -> None:
         if hasattr(os, "pidfd_open"):
             self._pidfd = os.pidfd_open(self.pid)
@@ -160,9 +176,7 @@ class ChildProcess:
             os.close(self._pidfd)
             self._pidfd = None
         self._signal_group(signal.SIGKILL)
-        code = self._popen.wait()
-        if not self.exited.done():
-            self.exited.set_result(ProcessExit(self.pid, code, exit_cause(code, asked=self._asked)))
+        self._ended(self._popen.wait())
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -12,11 +12,11 @@ Invariants
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any, TextIO
 
 from actors.core.actor import Actor, handles
+from actors.core.clock import time_of_day_s
 from actors.metrics.messages import Event, Flush, Flushed, Spans, StepRow
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
@@ -63,8 +63,7 @@ class Metrics(Actor):
 
     @handles(Event)
     async def event(self, message: Event) -> None:
-        # Wall clock: for people and for checkers that join several files of a run.
-        line = {"time_s": round(time.time(), 6), "job": message.job, "event": message.name, **message.fields}
+        line = {"time_s": round(time_of_day_s(), 6), "job": message.job, "event": message.name, **message.fields}
         self._events.write(_line(line))
 
     @handles(Spans)

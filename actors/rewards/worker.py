@@ -25,14 +25,14 @@ from actors.scheduler.messages import Acknowledged, FailureKind, RegisterService
 class RewardWorker(RegisteredActor):
     """Answers Score; several questions at once, as many in work as there are scorer processes."""
 
-    def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
+    def __init__(self, args: RoleArgs, pool: ScorerPool, codec: TextCodec | None = None) -> None:
         self._args = args
         self._job = args.job_config
         self._pool = pool
-        self._codec: TextCodec | None = None
+        self._codec = codec
 
     async def on_start(self) -> None:
-        self._codec = TextCodec(Path(self._args.model_path), self._job.data)
+        self._codec = self._codec or TextCodec(Path(self._args.model_path), self._job.data)
         await self._pool.start()
         service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
         await self.keep_registered(self._args.scheduler, service, Acknowledged)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
+from actors.core.clock import time_of_day_s
 from actors.metrics.messages import Span
 
 
 class ActivityLog:
     """One activity at a time (idle, generate, pull); equal neighbours become one span."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, clock: Callable[[], float] = time_of_day_s) -> None:
         self._clock = clock
         self._name = ""
         self._since = 0.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from actors.core.clock import time_of_day_s
 from actors.core.context import Context
 from actors.metrics.messages import Span, Spans
 from transport.address import ActorAddress
@@ -27,12 +27,12 @@ class SpanRecorder:
     @contextmanager
     def span(self, name: str, **args: float | str) -> Iterator[None]:
         """Record the block as one bar, also if it raises."""
-        start_s = time.time()
+        start_s = time_of_day_s()
         try:
             yield
         finally:
             if len(self._spans) < SPANS_HELD:
-                self._spans.append(Span(name=name, start_s=start_s, end_s=time.time(), args=args))
+                self._spans.append(Span(name=name, start_s=start_s, end_s=time_of_day_s(), args=args))
 
     def flush(self) -> None:
         """Send what was collected."""

@@ -29,7 +29,7 @@ ZMQ_FILES = {"transport.zmq_socket", "transport.security", "actors.control.socke
 CLIENT_SIDE = {f"actors.weights.{name}" for name in ("client", "errors", "manifest", "segments")}
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""
-WALL_CLOCK = {"actors.metrics.recorder", "actors.rollout.spans", "actors.trainer.spans"}
+WALL_CLOCK = {"actors.core.clock"}
 """Times of day for people and for joining the files of a run; nothing is decided by them."""
 HEAVY = {"torch", "vllm", "transformers", "kubernetes", "datasets"}
 BANNED_CALLS = {

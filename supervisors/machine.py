@@ -1,0 +1,89 @@
+"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, places.
+
+One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`` is this one; the simulated one lies in
+``simulation/machine.py``, so that the same supervisors run under virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from actors.core.actor import Actor
+from actors.metrics.recorder import Metrics
+from actors.scheduler.journal import Journal
+from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.process import Child, Launch, is_stopped_by_signal, launch
+from transport.address import new_peer
+from transport.security import NodeKeys
+from transport.transport import Transport
+from transport.zmq_transport import ZmqTransport
+
+
+class Machine(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def slots(self) -> int:
+        """Rollout workers that it can take without being told."""
+        ...
+
+    def runtime_directory(self) -> Path:
+        """A fresh directory that only this user can enter, with a short path."""
+        ...
+
+    def transport(
+        self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
+    ) -> Transport:
+        """A transport for a peer called ``name``, a new life of it; not started."""
+        ...
+
+    def launch(self, spec: Launch) -> Child:
+        """Start a process. Raises OSError: it cannot be started."""
+        ...
+
+    def is_stopped(self, pid: int) -> bool:
+        """Whether the process is in SIGSTOP's state."""
+        ...
+
+    def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        """The journal of a job; None lets the scheduler open its own, ``run_dir/journal.db``."""
+        ...
+
+    def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
+        """The actor that takes the job's rows, events and spans."""
+        ...
+
+
+class LocalMachine:
+    """This machine: ZeroMQ, exec, SQLite."""
+
+    @property
+    def slots(self) -> int:
+        return os.cpu_count() or 1
+
+    def runtime_directory(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="headrace-"))  # private (0700), and short enough for ipc
+
+    def transport(
+        self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
+    ) -> Transport:
+        return ZmqTransport(new_peer(name), listen=listen, cluster=cluster, limits=limits, keys=keys, role=role)
+
+    def launch(self, spec: Launch) -> Child:
+        return launch(spec)
+
+    def is_stopped(self, pid: int) -> bool:
+        return is_stopped_by_signal(pid)
+
+    def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        return None
+
+    def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
+        return Metrics(job.name, run_dir, job.metrics)
+
+
+LOCAL = LocalMachine()
