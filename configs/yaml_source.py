@@ -40,8 +40,10 @@ def parse_value(text: str) -> Any:
     return yaml.load(text, _Loader)  # noqa: S506  _Loader is a SafeLoader
 
 
-def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
-    """The mapping in ``path`` and the line of each of its fields.
+def read_yaml(
+    path: Path, *, holds: str = "job keys", example: str = "configs/quickstart.yaml"
+) -> tuple[dict[str, Any], dict[Path_, int]]:
+    """The mapping in ``path`` and the line of each of its fields; ``holds`` and ``example`` are for the messages.
 
     Raises:
         ConfigError: the file cannot be read, is no YAML, repeats a key, or is not a mapping.
@@ -53,7 +55,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
     except (OSError, UnicodeDecodeError) as error:
         raise _whole(path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read") from error
     try:
-        return _parse(path, text)
+        return _parse(path, text, holds, example)
     except ConfigError:
         raise
     except yaml.MarkedYAMLError as error:
@@ -78,7 +80,7 @@ def read_yaml(path: Path) -> tuple[dict[str, Any], dict[Path_, int]]:
         ) from error
 
 
-def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int]]:
+def _parse(path: Path, text: str, holds: str, example: str) -> tuple[dict[str, Any], dict[Path_, int]]:
     loader = _Loader(text)
     try:
         node = loader.get_single_node()
@@ -86,8 +88,8 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any], dict[Path_, int]]:
             found = "nothing" if node is None else f"a {node.tag.rpartition(':')[2]}"
             raise _whole(
                 path,
-                f"holds {found}, expected a mapping of job keys",
-                "Start from configs/quickstart.yaml",
+                f"holds {found}, expected a mapping of {holds}",
+                f"Start from {example}",
             )
         lines: dict[Path_, int] = {}
         _walk(path, node, (), lines)

@@ -1,0 +1,204 @@
+"""Plain values become a typed model, or one ConfigError that names each field, what was found, and what to do.
+
+    mapping ── JSON mode, strict ──▶ model
+                     └── pydantic's errors ──▶ Problem: field, value, expectation, fix ──▶ ConfigError
+
+Works for any tree of frozen models: sections in sections, lists of sections, and unions of sections told apart by a
+literal field such as ``kind``. A field's path is what a person wrote: ``faults.2.target.role``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import types
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from configs.errors import ConfigError, Problem
+
+Where = Callable[[str], str]
+"""Field → where a person finds it: ``job.yaml:12``."""
+Loc = tuple[str, ...]
+M = TypeVar("M", bound=BaseModel)
+
+_SHOWN_MAX = 80
+
+
+def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
+    """``values`` as a ``model``; types are strict, yet lists stand for tuples.
+
+    Raises:
+        ConfigError: with one Problem for each thing that does not fit.
+    """
+    try:
+        text = json.dumps(values)  # JSON mode is what lets lists stand for tuples
+    except (TypeError, ValueError) as error:
+        wrong = f"holds something that JSON cannot carry: {error}"
+        raise ConfigError([Problem(where(""), "", wrong, "Use plain YAML values and text keys")]) from error
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        problems = [_explain(model, dict(item), where) for item in error.errors(include_url=False)]
+        raise ConfigError(problems) from error
+
+
+def dotted_keys(model: type[BaseModel]) -> list[str]:
+    """Every key of ``model``, dotted, in the schema's order; lists of sections count as one key."""
+    return [".".join(path) for path in _all_keys(model)]
+
+
+# ------------------------------------------------------------ sentences
+
+
+def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Problem:
+    """Turn one pydantic error into a sentence and a fix."""
+    at = _Place(root, tuple(str(part) for part in error["loc"]))
+    field, kind, value = at.field, str(error["type"]), error.get("input")
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= _SHOWN_MAX else shown[: _SHOWN_MAX - 3] + "…"
+    context: dict[str, Any] = error.get("ctx") or {}
+    if kind == "extra_forbidden":
+        return Problem(where(field), field, "there is no such key", _suggest_key(root, at))
+    if kind == "missing":
+        fix = f"Add it: {at.description}" if at.description else "Add it"
+        return Problem(where(field), field, "is missing, and has no default", fix)
+    if kind == "literal_error":
+        choices = [str(item) for item in _choices(at.annotation)] or [str(context.get("expected"))]
+        return _one_of(where(field), field, value, shown, choices)
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _wrong_tag(at, kind, value, where)
+    expected = str(error["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+    fix = _suggest_value(kind, value, at)
+    return Problem(where(field), field, f"{shown} is not allowed: expected {expected}", fix)
+
+
+def _one_of(place: str, field: str, value: object, shown: str, choices: list[str]) -> Problem:
+    near = difflib.get_close_matches(str(value), choices, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
+    return Problem(place, field, f"{shown} is not one of {', '.join(choices)}", fix)
+
+
+def _wrong_tag(at: _Place, kind: str, value: object, where: Where) -> Problem:
+    """A section of a union whose telling field is missing or unknown."""
+    tag, members = _members(at.annotation)
+    field, choices = f"{at.field}.{tag}", list(members)
+    if kind == "union_tag_not_found":
+        return Problem(where(field), field, "is missing, and has no default", f"Use one of: {', '.join(choices)}")
+    found = cast("dict[str, Any]", value).get(tag) if isinstance(value, dict) else value
+    return _one_of(where(field), field, found, json.dumps(found), choices)
+
+
+def _suggest_value(kind: str, value: object, at: _Place) -> str:
+    if kind == "string_type":
+        return f"Put it in quotes: {at.path[-1]}: {json.dumps(str(value))}"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        return "Write the bare value, without quotes or a unit"
+    if kind == "int_from_float":
+        return f"Write a whole number, such as {round(cast('float', value))}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return "Write it as a section: its keys indented below it"
+    if kind in ("list_type", "tuple_type"):
+        return "Write it as a list: [a, b], or one item a line, each after '- '"
+    if kind == "string_pattern_mismatch":
+        return "Use letters, digits, '_', '-' and '.', starting with a letter or digit, 64 at most"
+    return f"Change it ({at.description})" if at.description else "Change it"
+
+
+def _suggest_key(root: type[BaseModel], at: _Place) -> str:
+    known = list((at.section or root).model_fields)
+    name = at.path[-1]
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {'.'.join((*at.path[:-1], near[0]))!r}?"
+    for path in _all_keys(root):
+        if path[-1] == name:  # the right name in the wrong section
+            return f"Did you mean {'.'.join(path)!r}?"
+    everywhere = dotted_keys(root)
+    near = difflib.get_close_matches(at.field, everywhere, n=1, cutoff=0.75)
+    return f"Did you mean {near[0]!r}?" if near else f"Remove it; known here: {', '.join(known)}"
+
+
+# ------------------------------------------------------------ finding one's way in the schema
+
+
+class _Place:
+    """What an error's location points at. pydantic names a union's chosen member in it, which nobody wrote."""
+
+    def __init__(self, root: type[BaseModel], loc: Loc) -> None:
+        self.path: Loc = ()
+        """As written: without the members of unions."""
+        self.section: type[BaseModel] | None = None
+        """That holds the last field."""
+        self.info: FieldInfo | None = None
+        self.annotation: Any = root
+        for part in loc:
+            self._enter(part)
+
+    @property
+    def field(self) -> str:
+        return ".".join(self.path)
+
+    @property
+    def description(self) -> str:
+        text = " ".join((self.info.description or "").split()) if self.info else ""
+        return text.rstrip(".")
+
+    def _enter(self, part: str) -> None:
+        kind, members = _bare(self.annotation), _members(self.annotation)[1]
+        if members and part in members:
+            self.annotation = members[part]
+            return
+        self.path = (*self.path, part)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            self.section, self.info = kind, kind.model_fields.get(part)
+            self.annotation = self.info.annotation if self.info else None
+        else:
+            self.section = self.info = None
+            self.annotation = _item(kind)
+
+
+def _bare(annotation: Any) -> Any:
+    """Without Annotated and without the None of an optional field."""
+    if get_origin(annotation) is Annotated:
+        return _bare(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        rest = [item for item in get_args(annotation) if item is not type(None)]
+        return _bare(rest[0]) if len(rest) == 1 else annotation
+    return annotation
+
+
+def _item(kind: Any) -> Any:
+    """The kind of a list's or tuple's items."""
+    arguments = get_args(kind) if get_origin(kind) in (list, tuple) else ()
+    return arguments[0] if arguments else None
+
+
+def _members(annotation: Any) -> tuple[str, dict[str, type[BaseModel]]]:
+    """Of a union of sections: the field that tells them apart, and the sections by its value."""
+    kind = _bare(annotation)
+    options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    sections = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+    if not sections or len(sections) != len(options):
+        return "", {}
+    tag = next(iter(sections[0].model_fields))
+    return tag, {str(_choices(s.model_fields[tag].annotation)[0]): s for s in sections}
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    kind = _bare(annotation)
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def _all_keys(model: type[BaseModel], at: Loc = ()) -> list[Loc]:
+    keys: list[Loc] = []
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _all_keys(inner, (*at, name))
+        else:
+            keys.append((*at, name))
+    return keys
