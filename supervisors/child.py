@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from actors.core.cell import ActorExit
     from actors.core.system import ActorSystem
     from actors.roles import RoleArgs
-    from transport.transport import Transport
 
 log = structlog.get_logger("headrace.process")
 
@@ -88,6 +87,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _main(spec: ProcessSpec) -> int:
+    from actors.core.system import ActorSystem
     from actors.roles import build_role
     from transport.address import new_peer
     from transport.security import load_keys
@@ -95,22 +95,19 @@ async def _main(spec: ProcessSpec) -> int:
 
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    limits = spec.parsed_limits()
     keys = load_keys(Path(spec.keys)) if spec.keys else None
     transport = ZmqTransport(
-        new_peer(spec.peer),
-        listen=spec.listen,
-        cluster=spec.cluster,
-        limits=spec.parsed_limits(),
-        keys=keys,
-        role=spec.args.role,
+        new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )
+    system = ActorSystem(transport, limits=limits, seed=spec.seed)
     # Imports are for ever: keep them out of every collection.
-    return await host(spec, transport, build_role, terminated, on_ready=gc.freeze)
+    return await host(spec, system, build_role, terminated, on_ready=gc.freeze)
 
 
 async def host(
     spec: ProcessSpec,
-    transport: Transport,
+    system: ActorSystem,
     build: Callable[[RoleArgs], dict[str, Actor]],
     terminated: asyncio.Event,
     *,
@@ -120,14 +117,11 @@ async def host(
     """Host a role's actors until ``terminated`` is set or they end; returns the exit code.
 
     Args:
+        system: of this process, not started.
         build: as ``actors.roles.build_role``.
         pid: of this process, if the operating system does not know it.
         on_ready: called once, when the actors are up.
     """
-    from actors.core.system import ActorSystem
-
-    limits = spec.parsed_limits()
-    system = ActorSystem(transport, limits=limits, seed=spec.seed)
     await system.start()
     try:
         try:
@@ -141,7 +135,7 @@ async def host(
         return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
     finally:
         try:
-            async with asyncio.timeout(limits.stop_timeout_s + limits.close_timeout_s):
+            async with asyncio.timeout(system.limits.stop_timeout_s + system.limits.close_timeout_s):
                 await system.stop()
         except TimeoutError:
             log.error("the actors did not stop in time")

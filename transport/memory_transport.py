@@ -9,12 +9,15 @@ Invariants
 - Disconnecting reports STOPPED at both ends; ``close`` reports nothing at the closing end, and ``abort`` is a crash:
   nothing is flushed and the others see UNREACHABLE.
 - Only the loop's clock is used, so everything here runs under virtual time.
+- A receiver is called in the context in which its transport was started, not in the sender's: whatever it sets in
+  motion belongs to its own process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections import deque
 from collections.abc import Sequence
 from typing import Final
@@ -78,6 +81,13 @@ class MemoryNetwork:
 
     def link_ended(self, link: Link) -> None:
         """``link`` is down."""
+
+    def crashed(self, link: Link, transport: MemoryTransport, *, silent: bool = False) -> None:
+        """``transport``, one end of ``link``, is no more: see to it that the other end learns of it.
+
+        ``silent``: its machine is gone with it, so nobody is there who could say so.
+        """
+        link.down_seen_from(transport, None, DownReason.UNREACHABLE)
 
     # called by transports
 
@@ -160,7 +170,7 @@ class Pipe:
     def deliver(self, lane: Lane, frames: list[Frame]) -> None:
         """Hand one message to the receiver, if the link still lives."""
         if self.link.alive:
-            self.target.receiver.on_frames(self.source.peer, lane, frames)
+            self.target.context.run(self.target.receiver.on_frames, self.source.peer, lane, frames)
 
     @property
     def empty(self) -> bool:
@@ -203,17 +213,25 @@ class Link:
 
 
 class MemoryTransport:
-    """One peer on a ``MemoryNetwork``; its endpoint is ``memory://<name>``."""
+    """One peer on a ``MemoryNetwork``; its endpoint is ``memory://<name>`` unless ``listen`` names another."""
 
     def __init__(
-        self, network: MemoryNetwork, peer: PeerId, *, cluster: str = "", limits: Limits = DEFAULT_LIMITS
+        self,
+        network: MemoryNetwork,
+        peer: PeerId,
+        *,
+        listen: str = "",
+        cluster: str = "",
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.network = network
         self.limits = limits
         self.cluster = cluster
         self.loop: asyncio.AbstractEventLoop
         self.receiver: Receiver
+        self.context = contextvars.copy_context()
         self._peer = peer
+        self._endpoint = listen or SCHEME + peer.name
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
         self.lives = Lives()
@@ -227,12 +245,13 @@ class MemoryTransport:
 
     @property
     def endpoint(self) -> str:
-        return SCHEME + self._peer.name
+        return self._endpoint
 
     async def start(self, receiver: Receiver) -> None:
         """Listen; callbacks come on the loop that runs this."""
         self.loop = asyncio.get_running_loop()
         self.receiver = receiver
+        self.context = contextvars.copy_context()
         self._open = True
         self.network.listen(self)
 
@@ -276,7 +295,7 @@ class MemoryTransport:
         for here, there in ((self, other.peer), (other, self._peer)):
             here.replace_older(there)
             here.adopt(there, link)
-            here.loop.call_soon(here.receiver.on_peer_up, there)
+            here.loop.call_soon(here.receiver.on_peer_up, there, context=here.context)
 
     def adopt(self, peer: PeerId, link: Link) -> None:
         """A link is up; called at both ends by whoever dialed."""
@@ -334,17 +353,26 @@ class MemoryTransport:
             heard = self.network.reachable(self._peer, peer)
             link.down_seen_from(self, None, DownReason.STOPPED if heard else DownReason.UNREACHABLE)
 
-    def abort(self) -> None:
-        """Crash: vanish without flushing or a goodbye. The others see UNREACHABLE, this end sees nothing."""
-        self._open = False
-        self.network.unlisten(self)
-        for link in self.links():
-            link.down_seen_from(self, None, DownReason.UNREACHABLE)
+    def abort(self, *, silent: bool = False) -> None:
+        """Crash: vanish without flushing or a goodbye. The others see UNREACHABLE, this end sees nothing.
+
+        ``silent``: see ``MemoryNetwork.crashed``. Idempotent.
+        """
+        if self._open:
+            self._open = False
+            self.network.unlisten(self)
+            for link in self.links():
+                self.network.crashed(link, self, silent=silent)
+
+    @property
+    def open(self) -> bool:
+        """Whether it still hears anything."""
+        return self._open
 
     def lose(self, link: Link, peer: PeerId, reason: DownReason | None) -> None:
         """A link ended; called by the link, once."""
         if self._links.get(peer) is link:
             del self._links[peer]
         if reason is not None and self._open:
-            self.loop.call_soon(self.receiver.on_peer_down, peer, reason)
+            self.loop.call_soon(self.receiver.on_peer_down, peer, reason, context=self.context)
         self._unlinked.set()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 
 def time_of_day_s() -> float:
-    """Seconds since 1970; on a virtual-time loop, that loop's own seconds, so that equal runs write equal files."""
+    """Seconds since 1970; on a virtual-time loop, what that loop says, so that equal runs write equal files."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return time.time()
-    return loop.time() if getattr(loop, "virtual_time", False) else time.time()
+    virtual: Callable[[], float] | None = getattr(loop, "time_of_day", None)
+    return time.time() if virtual is None else virtual()

@@ -10,16 +10,32 @@ import hashlib
 import os
 import platform
 import tempfile
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from actors.weights.messages import Manifest
 
 
+class Host(NamedTuple):
+    """A machine, as far as weights are concerned."""
+
+    name: str
+    memory: Path
+    """Directory of its shared memory."""
+
+
+SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
+"""Where simulations say on which machine a process believes to be. None: on this one."""
+
+
 def segment_directory() -> Path:
     """Shared memory where the system has it, else the temporary directory."""
+    if (simulated := SIMULATED_HOST.get()) is not None:
+        return simulated.memory
     shared = Path("/dev/shm")  # noqa: S108 (shared memory itself; names are per run and files hold public weights)
     return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
@@ -71,8 +87,13 @@ def remove_segments(run_dir: Path) -> int:
     return len(paths)
 
 
-@cache
 def host_id() -> str:
     """Names this machine's memory: two processes with equal ids may map each other's segments."""
+    simulated = SIMULATED_HOST.get()
+    return _own_host_id() if simulated is None else simulated.name
+
+
+@cache
+def _own_host_id() -> str:
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{platform.node()}/{boot.read_text().strip() if boot.exists() else ''}"

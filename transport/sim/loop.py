@@ -5,20 +5,31 @@ Invariants
 - Nothing scheduled and nothing ready while somebody waits is a deadlock, reported with who waits where.
 - No threads, sockets, signals or subprocesses: what would bring real time in raises.
 - With ``shuffle``, tasks that are ready in the same turn run in an order drawn from the seed, so that nothing can lean
-  on it. Plain callbacks keep their order, as ``call_soon`` promises.
+  on it. Plain callbacks keep their order, as ``call_soon`` promises. Before they are shuffled they are sorted by birth,
+  so that a set of tasks, which has the order of addresses in memory, cannot make two runs differ.
+- What belongs to a process that has been killed (``process.py``) never runs; of one that is halted, later.
 """
 
+# ruff: noqa: SLF001  a loop of asyncio is made of its base class's private parts
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import heapq
 import random
+import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
+from operator import itemgetter
 from typing import Any, NoReturn, TypeVar, cast
 
 from transport.errors import HeadraceError
+from transport.sim.process import PROCESS, SimProcess
 
 T = TypeVar("T")
+
+_CANCELLED_MAX = 100
+"""Cancelled timers that may lie among the others before they are thrown out, if they are the greater part."""
 
 
 class SimulationError(HeadraceError):
@@ -29,17 +40,17 @@ class SimulationDeadlock(SimulationError):
     """Everybody waits and no timer is set. The program's bug; the message lists who waits where."""
 
 
-class _NoSelector:
-    """Stands where the real loop waits for sockets: waiting is a jump of the clock."""
+class SimTask(asyncio.Task[Any]):
+    """A task that knows its place in the order of births, and its process."""
 
-    def __init__(self, loop: SimulatedLoop) -> None:
-        self._loop = loop
+    birth = 0
+    process: SimProcess | None = None
+
+
+class _NoSelector:
+    """Stands where the real loop waits for sockets. Nothing waits here: the clock jumps instead."""
 
     def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise SimulationDeadlock("nothing is scheduled and nothing can run; waiting:\n" + waiting(self._loop))
-        if timeout > 0:
-            self._loop.advance(timeout)
         return []
 
 
@@ -47,6 +58,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module's docstring."""
 
     _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _timer_cancelled_count: int
     virtual_time = True
     """What others look for: on this loop nothing may bring in real time, threads least of all."""
 
@@ -55,28 +68,88 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._now_s = 0.0
         # timers closer than this to the clock fire together; must exceed the rounding of a clock that reads years
         self._clock_resolution = 1e-6
-        self._selector = _NoSelector(self)
+        self._selector = _NoSelector()
         self._order = random.Random(seed) if shuffle else None
+        self._births = 0
+        self._graves: list[SimTask] = []
+        self.turns = 0
+        """Callbacks that have run."""
+        self.set_task_factory(self._new_task)  # type: ignore[arg-type]  # typeshed knows only the older signature
 
     def time(self) -> float:
         """Virtual seconds since the loop was made."""
         return self._now_s
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock; called when nothing can run."""
-        self._now_s += seconds
+    def time_of_day(self) -> float:
+        """What the wall clock of the running process shows: these seconds, unless it has been set wrong."""
+        process = PROCESS.get()
+        return self._now_s + (0.0 if process is None else process.clock_error_s)
+
+    # ------------------------------------------------------------ turns
+
+    def _run_once(self) -> None:
+        """One turn, in place of the base class's: nothing to poll, processes to respect, an order to draw."""
+        ready, scheduled = self._ready, self._scheduled
+        self._forget_cancelled(scheduled)
+        if not ready and not self._stopping:  # type: ignore[attr-defined]  # the base class's own mark
+            if not scheduled:
+                raise SimulationDeadlock("nothing is scheduled and nothing can run; waiting:\n" + waiting(self))
+            self._now_s = max(self._now_s, scheduled[0].when())
+        due_s = self._now_s + self._clock_resolution
+        while scheduled and scheduled[0].when() < due_s:
+            timer = cast("Any", heapq.heappop(scheduled))
+            timer._scheduled = False
+            ready.append(timer)
+        if self._order is not None and len(ready) > 1:
+            self._shuffle(self._order)
+        for _ in range(len(ready)):
+            handle = cast("Any", ready.popleft())
+            if handle._cancelled:
+                continue
+            process = handle._context.get(PROCESS)
+            if process is None or (process.alive and not process.halted):
+                self.turns += 1
+                handle._run()
+            elif process.alive:
+                process.held.append(handle)
+
+    def _forget_cancelled(self, scheduled: list[asyncio.TimerHandle]) -> None:
+        if self._timer_cancelled_count > _CANCELLED_MAX and 2 * self._timer_cancelled_count > len(scheduled):
+            kept = [timer for timer in scheduled if not timer.cancelled()]
+            heapq.heapify(kept)
+            scheduled[:] = kept
+            self._timer_cancelled_count = 0
+        while scheduled and scheduled[0].cancelled():
+            self._timer_cancelled_count -= 1
+            heapq.heappop(scheduled)
+
+    def _shuffle(self, order: random.Random) -> None:
+        steps: list[tuple[int, asyncio.Handle]] = []
+        places: list[int] = []
+        for place, handle in enumerate(self._ready):
+            task = getattr(cast("Any", handle)._callback, "__self__", None)
+            if type(task) is SimTask:
+                steps.append((task.birth, handle))
+                places.append(place)
+        if len(steps) < 2:
+            return
+        steps.sort(key=itemgetter(0))
+        order.shuffle(steps)
+        for place, (_, handle) in zip(places, steps, strict=True):
+            self._ready[place] = handle
+
+    def _new_task(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> SimTask:
+        task = SimTask(coroutine, loop=loop, **options)
+        self._births += 1
+        task.birth = self._births
+        context: contextvars.Context | None = options.get("context")
+        task.process = PROCESS.get() if context is None else context.get(PROCESS)
+        return task
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """Called by the base class once a turn, before it runs what is ready."""
-        order = self._order
-        if order is None or len(self._ready) < 2:
-            return
-        handles = list(self._ready)
-        places = [index for index, handle in enumerate(handles) if _is_task_step(handle)]
-        drawn = places.copy()
-        order.shuffle(drawn)
-        for place, source in zip(places, drawn, strict=True):
-            self._ready[place] = handles[source]
+        """Nothing is polled."""
 
     def _write_to_self(self) -> None:
         """Nobody sleeps in a selector, so nobody needs to be woken."""
@@ -87,19 +160,46 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             f"a thread was asked to run {func!r}: a simulation has none, hand in a simulated part instead"
         )
 
+    # ------------------------------------------------------------ processes
 
-def _is_task_step(handle: asyncio.Handle) -> bool:
-    callback = cast("Any", handle)._callback  # noqa: SLF001  asyncio itself tells its tasks apart so
-    return isinstance(getattr(callback, "__self__", None), asyncio.Task)
+    def kill(self, process: SimProcess) -> None:
+        """End ``process`` as SIGKILL does. Idempotent.
+
+        Its tasks are kept until ``bury``: a coroutine that is thrown away runs its ``finally`` blocks.
+        """
+        process.alive = False
+        process.held.clear()
+        for task in cast("set[SimTask]", asyncio.all_tasks(self)):
+            if task.process is process:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  its end is no accident
+                self._graves.append(task)
+
+    def bury(self) -> None:
+        """Give back the memory of what was killed.
+
+        Call it when all is over: now the ``finally`` blocks run, unheard.
+        """
+        graves, self._graves = sorted(self._graves, key=lambda task: task.birth), []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for task in graves:
+                coroutine = task.get_coro()
+                try:
+                    cast("Coroutine[Any, Any, Any]", coroutine).close()
+                except BaseException:  # noqa: BLE001, S110  a dead process has nobody who could be told
+                    pass
 
 
 def waiting(loop: asyncio.AbstractEventLoop) -> str:
     """One line a task: its name, and the file and line at which it waits."""
     lines: list[str] = []
     for task in asyncio.all_tasks(loop):
+        process = cast("SimProcess | None", getattr(task, "process", None))
+        if process is not None and not process.alive:
+            continue
         frames = task.get_stack(limit=4)
         where = " < ".join(f"{f.f_code.co_filename.rsplit('/', 1)[-1]}:{f.f_lineno}" for f in frames) or "not started"
-        lines.append(f"  {task.get_name()} at {where}")
+        lines.append(f"  {f'{process.name}: ' if process is not None else ''}{task.get_name()} at {where}")
     return "\n".join(sorted(lines)) or "  (no task)"
 
 

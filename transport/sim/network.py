@@ -3,21 +3,30 @@
 Invariants
 - It behaves as TCP does: within a lane nothing overtakes; what a partition holds back arrives when it heals in time;
   a lost message breaks the link, at the next message of its lane or after the heartbeat time-out, never silently.
-- A partition that lasts longer than ``limits.heartbeat_timeout_s`` makes both ends see UNREACHABLE.
+- A partition that lasts longer than ``limits.heartbeat_timeout_s`` makes both ends see UNREACHABLE; so does a peer that
+  is halted for longer, since nobody answers heartbeats for it.
+- Who crashes is seen by the others as soon as the news can travel, after all that it had sent; behind a partition, or
+  when its machine lost power, only by the heartbeats.
 - All randomness comes from one seeded stream, drawn in order of departure.
+- What is in the air belongs to no process: the end of its sender does not take it back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import random
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.memory_transport import Link, MemoryNetwork, MemoryTransport, Pipe
 from transport.transport import DownReason, Frame, Lane
+
+Ends = Callable[[str], bool]
+"""Whether a peer, by name, is meant."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,41 @@ class Weather:
     """Probability that a message is lost, which breaks the link."""
     duplicate: float = 0.0
     """Probability that a message arrives twice; the receiver drops the repeat."""
+
+
+@dataclass(frozen=True, eq=False)
+class Disturbance:
+    """On top of the weather, both ways between ``one`` and ``other``, for one lane or for all. Ends with ``calm``."""
+
+    one: Ends
+    other: Ends
+    lane: Lane | None = None
+    loss: float = 0.0
+    duplicate: float = 0.0
+    delay_s: float = 0.0
+    delay_jitter_s: float = 0.0
+    delay_probability: float = 1.0
+
+    def hits(self, source: str, target: str, lane: Lane) -> bool:
+        """Whether a message of ``lane`` from ``source`` to ``target`` passes through it."""
+        return self.lane in (None, lane) and _between(self, source, target)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """A partition between ``one`` and ``other``. Ends with ``mend``."""
+
+    one: Ends
+    other: Ends
+    one_way: bool = False
+
+    def holds(self, source: str, target: str) -> bool:
+        """Whether nothing passes from ``source`` to ``target``."""
+        return (self.one(source) and self.other(target)) if self.one_way else _between(self, source, target)
+
+
+def _between(pair: Cut | Disturbance, source: str, target: str) -> bool:
+    return (pair.one(source) and pair.other(target)) or (pair.other(source) and pair.one(target))
 
 
 @dataclass
@@ -61,11 +105,20 @@ class SimNetwork(MemoryNetwork):
         self.limits = limits
         self.lost = 0
         self.duplicates_dropped = 0
+        self.delivered = 0
+        self.heard: Callable[[str, str, Lane, list[Frame]], None] | None = None
+        """Told of every message at its delivery: source, target, lane, frames."""
+        self.tamper: Callable[[str, str, list[Frame]], list[Frame]] | None = None
+        """May return other frames than those that departed."""
         self._rng = random.Random(f"network/{seed}")
         self._links_weather: dict[tuple[str, str], Weather] = {}
-        self._cut: dict[tuple[str, str], int] = {}
-        self._cuts = 0
+        self._disturbances: dict[Disturbance, None] = {}
+        self._cuts: dict[Cut, None] = {}
+        self._named_cuts: dict[tuple[str, str], Cut] = {}
+        self._halted: dict[str, list[Callable[[], None]]] = {}
+        """Peers that take nothing now, each with the arrivals that wait."""
         self._tracks: dict[tuple[Pipe, Lane], _Track] = {}
+        self._nobody = contextvars.Context()
 
     # what a scenario does
 
@@ -73,21 +126,41 @@ class SimNetwork(MemoryNetwork):
         """Weather of one direction."""
         self._links_weather[source, target] = weather
 
+    def disturb(self, disturbance: Disturbance) -> None:
+        """Add a disturbance; ``calm`` takes it away."""
+        self._disturbances[disturbance] = None
+
+    def calm(self, disturbance: Disturbance) -> None:
+        """Idempotent."""
+        self._disturbances.pop(disturbance, None)
+
+    def cut(self, cut: Cut) -> None:
+        """Hold back everything that ``cut`` covers, also between peers that are yet to come."""
+        self._cuts[cut] = None
+        self._later(self.limits.heartbeat_timeout_s, self._heartbeat_missed, cut)
+
+    def mend(self, cut: Cut) -> None:
+        """End the cut; what was held back goes on. Idempotent."""
+        if self._cuts.pop(cut, cut) is not None:
+            return
+        for link in self._links_under(cut):
+            for pipe in link.pipes():
+                self.route(pipe)
+            for end in (link.near, link.far):
+                if not end.open:  # it crashed behind the cut: now the news gets through
+                    self.crashed(link, end)
+
     def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Hold back everything from ``one`` to ``other``, and the other way round unless ``one_way``."""
-        self._cuts += 1
-        for pair in [(one, other)] if one_way else [(one, other), (other, one)]:
-            self._cut[pair] = self._cuts
-        loop = asyncio.get_running_loop()
-        loop.call_later(self.limits.heartbeat_timeout_s, self._heartbeat_missed, one, other, self._cuts)
+        """Cut two peers off from each other, by name."""
+        self.heal(one, other)
+        cut = self._named_cuts[one, other] = Cut(one.__eq__, other.__eq__, one_way)
+        self.cut(cut)
 
     def heal(self, one: str, other: str) -> None:
-        """End the partition; what was held back goes on."""
-        self._cut.pop((one, other), None)
-        self._cut.pop((other, one), None)
-        link = self.link_between(one, other)
-        for pipe in link.pipes() if link is not None else []:
-            self.route(pipe)
+        """End a ``partition``."""
+        for pair in ((one, other), (other, one)):
+            if (cut := self._named_cuts.pop(pair, None)) is not None:
+                self.mend(cut)
 
     def isolate(self, name: str) -> None:
         """Cut ``name`` off from every peer that listens now."""
@@ -96,22 +169,51 @@ class SimNetwork(MemoryNetwork):
                 self.partition(name, other)
 
     def heal_all(self) -> None:
-        """End every partition."""
-        for one, other in list(self._cut):
-            self.heal(one, other)
+        """End every partition and every disturbance."""
+        self._named_cuts.clear()
+        self._disturbances.clear()
+        for cut in list(self._cuts):
+            self.mend(cut)
 
-    def _heartbeat_missed(self, one: str, other: str, cut: int) -> None:
-        if cut in (self._cut.get((one, other)), self._cut.get((other, one))):
-            self.break_link(one, other)
+    def halt(self, name: str, *, heartbeats: bool = False) -> None:
+        """``name`` takes nothing until ``go_on``. Without ``heartbeats`` its links break after the time-out."""
+        waiting = self._halted.setdefault(name, [])
+        if not heartbeats:
+            self._later(self.limits.heartbeat_timeout_s, self._silent, name, waiting)
+
+    def go_on(self, name: str) -> None:
+        """What has arrived at ``name`` meanwhile is delivered. Idempotent."""
+        for arrive in self._halted.pop(name, []):
+            arrive()
+
+    def _silent(self, name: str, waiting: list[Callable[[], None]]) -> None:
+        if self._halted.get(name) is waiting:
+            for transport in self.transports():
+                for link in transport.links() if transport.peer.name == name else []:
+                    self._break(link)
+
+    def _heartbeat_missed(self, cut: Cut) -> None:
+        if cut in self._cuts:
+            for link in self._links_under(cut):
+                self._break(link)
+
+    def _links_under(self, cut: Cut) -> list[Link]:
+        links = dict.fromkeys(link for transport in self.transports() for link in transport.links())
+        return [link for link in links if _between(cut, link.near.peer.name, link.far.peer.name)]
+
+    def _later(self, delay_s: float, function: Callable[..., None], *args: object) -> None:
+        asyncio.get_running_loop().call_later(delay_s, function, *args, context=self._nobody)
 
     # hooks
 
     def reachable(self, source: PeerId, target: PeerId) -> bool:
-        """A handshake needs both directions."""
+        """A handshake needs both directions, and somebody at both ends."""
+        if self._halted and (source.name in self._halted or target.name in self._halted):
+            return False
         return not self._is_cut(source, target) and not self._is_cut(target, source)
 
     def _is_cut(self, source: PeerId, target: PeerId) -> bool:
-        return (source.name, target.name) in self._cut
+        return bool(self._cuts) and any(cut.holds(source.name, target.name) for cut in self._cuts)
 
     def handshake_s(self, source: PeerId, target: PeerId) -> float:
         """Two round trips."""
@@ -131,28 +233,41 @@ class SimNetwork(MemoryNetwork):
         while pipe.link.alive and (lane := pipe.next_lane()) is not None:
             self._depart(pipe, lane)
         if pipe.ending is not None:
-            pipe.source.loop.call_soon(pipe.settle)
+            pipe.source.loop.call_soon(pipe.settle, context=self._nobody)
 
     def _depart(self, pipe: Pipe, lane: Lane) -> None:
         source, target, loop = pipe.source.peer, pipe.target.peer, pipe.source.loop
         weather = self._weather_of(source, target)
-        track = self._tracks.setdefault((pipe, lane), _Track(deque()))
+        loss, duplicate, delay_s = weather.loss, weather.duplicate, 0.0
+        for disturbance in self._disturbances:
+            if disturbance.hits(source.name, target.name, lane):
+                loss, duplicate = max(loss, disturbance.loss), max(duplicate, disturbance.duplicate)
+                if self._rng.random() < disturbance.delay_probability:
+                    delay_s += disturbance.delay_s + self._rng.random() * disturbance.delay_jitter_s
+        track = self._tracks.get((pipe, lane))
+        if track is None:
+            track = self._tracks[pipe, lane] = _Track(deque())
         frames = pipe.queues[lane].popleft()
-        size_bytes = sum(memoryview(frame).nbytes for frame in frames)
+        size_bytes = sum(len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames)
         track.departed += 1
         track.free_s = max(loop.time(), track.free_s) + size_bytes / weather.bandwidth_bytes_s
-        track.last_s = max(track.last_s, track.free_s + self._latency(source, target))
-        if self._rng.random() < weather.loss:
+        track.last_s = max(track.last_s, track.free_s + self._latency(source, target) + delay_s)
+        if self._rng.random() < loss:
             self.lost += 1
-            loop.call_later(self.limits.heartbeat_timeout_s, self._break, pipe.link)
+            self._later(self.limits.heartbeat_timeout_s, self._break, pipe.link)
             return
-        copies = 2 if self._rng.random() < weather.duplicate else 1
+        if self.tamper is not None:
+            frames = self.tamper(source.name, target.name, frames)
+        copies = 2 if self._rng.random() < duplicate else 1
         for _ in range(copies):
             track.flights.append(_Flight(track.departed, frames))
             pipe.in_flight[lane] += 1
-            loop.call_at(track.last_s, self._arrive, pipe, lane, track)
+            loop.call_at(track.last_s, self._arrive, pipe, lane, track, context=self._nobody)
 
     def _arrive(self, pipe: Pipe, lane: Lane, track: _Track) -> None:
+        if self._halted and (waiting := self._halted.get(pipe.target.peer.name)) is not None:
+            waiting.append(lambda: self._arrive(pipe, lane, track))
+            return
         # timers of one moment fire in no fixed order, so each takes the oldest flight, not its own
         flight = track.flights.popleft()
         pipe.in_flight[lane] -= 1
@@ -162,11 +277,29 @@ class SimNetwork(MemoryNetwork):
             self._break(pipe.link)
         else:
             track.arrived = flight.seq
-            pipe.deliver(lane, flight.frames)
+            if pipe.link.alive and pipe.target.open:
+                self.delivered += 1
+                if self.heard is not None:
+                    self.heard(pipe.source.peer.name, pipe.target.peer.name, lane, flight.frames)
+                pipe.deliver(lane, flight.frames)
         pipe.settle()
 
     def _break(self, link: Link) -> None:
         link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
+
+    def crashed(self, link: Link, transport: MemoryTransport, *, silent: bool = False) -> None:
+        """See ``MemoryNetwork.crashed``."""
+        other = link.far if transport is link.near else link.near
+        if not self.reachable(transport.peer, other.peer):
+            silent = True
+        if silent:
+            self._later(self.limits.heartbeat_timeout_s, self._break, link)
+            return
+        pipe = link.pipe_from(transport)
+        tracks = [track for lane in Lane if (track := self._tracks.get((pipe, lane))) is not None]
+        now_s = transport.loop.time()
+        news_s = max([now_s + self._latency(transport.peer, other.peer), *(track.last_s for track in tracks)])
+        self._later(news_s - now_s, self._break, link)
 
     def link_ended(self, link: Link) -> None:
         """Forget what was in the air."""
