@@ -133,6 +133,10 @@ class Scheduler(Actor):
 
     def _event(self, name: str, **fields: float | str) -> None:
         self.ctx.log.info(name, **fields)
+        self._record(name, **fields)
+
+    def _record(self, name: str, **fields: float | str) -> None:
+        """An event for checkers alone: it is in events.jsonl and not in the log."""
         if self._metrics is not None:
             self._tell(self._metrics, Event(job=self._job.name, name=name, fields=dict(fields)))
 
@@ -250,6 +254,7 @@ class Scheduler(Actor):
         worker = self._speaker(news.worker)
         if worker is not None:
             worker.serves(news.policy_version)
+            self._record("worker_version", worker=worker.name, version=news.policy_version)
             self._assign()
 
     @handles(m.TokenDelta)
@@ -387,6 +392,7 @@ class Scheduler(Actor):
         if news.policy_version < self._newest_version and news.weights == self._weights:
             return
         self._newest_version, self._weights = news.policy_version, news.weights
+        self._record("version_available", version=news.policy_version)
         for worker in self._workers.by_name.values():
             self._tell_to_pull(worker)
 
