@@ -37,7 +37,7 @@ def prepare_job(job_file: Path, overrides: Sequence[str], directory: Path, model
     job = load_job(job_file, [*overrides, "checkpoint.every=0"])
     path = model if model is not None else asyncio.run(prepare_model(job, directory))
     prepared = job.model_copy(
-        update={"model": job.model.model_copy(update={"source": "hf", "path": str(path.resolve())})}
+        update={"model": job.model.model_copy(update={"source": "hf", "path": str(path.resolve()), "revision": None})}
     )
     file = directory / "bench_job.yaml"
     file.write_text(dump_job(prepared), encoding="utf-8")

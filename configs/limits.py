@@ -63,6 +63,13 @@ class Limits(BaseModel):
         default=3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer"
     )
     model_preparation_timeout_s: float = Field(default=1800.0, description="making and warm-starting a tiny model")
+    model_download_timeout_s: float = Field(
+        default=14400.0, description="fetching a model by its hub name; 140 GB take this long at 10 MB/s"
+    )
+    model_download_stall_s: float = Field(
+        default=300.0, description="a download that gets no byte for this long; the hub's client retries earlier"
+    )
+    model_progress_s: float = Field(default=5.0, description="how often a download says how far it is")
     beacon_interval_s: float = Field(default=1.0, description="a role process says that its event loop turns")
     beacon_budget_s: float = Field(
         default=120.0, description="and may be silent for this long: longer than any blocking call"

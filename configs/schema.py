@@ -24,10 +24,12 @@ class ModelConfig(Section):
     """The policy."""
 
     source: Literal["hf", "tiny"] = "hf"
-    """``hf``: a Hugging Face directory (or hub name where a hub is reachable) at ``path``.
-    ``tiny``: a small Qwen3 made on the spot."""
+    """``hf``: the Hugging Face model that ``path`` names. ``tiny``: a small Qwen3 made on the spot."""
     path: str | None = None
-    """HF directory or name. For ``tiny``, where to keep the made model (default: inside the run directory)."""
+    """A Hugging Face directory, or a hub name such as ``Qwen/Qwen3-0.6B``, fetched into the Hugging Face cache.
+    For ``tiny``, where to keep the made model (default: inside the run directory)."""
+    revision: str | None = None
+    """With a hub name: a branch, a tag or a commit of it; unset: the default branch. A resumed run keeps its commit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the forward pass and of published weights; the trainer keeps float32 master weights."""
     hidden: PositiveInt = 96

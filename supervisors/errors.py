@@ -6,7 +6,8 @@ HeadraceError
     ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
     ├── NoNode               no machine to start a process on; start one and retry
     ├── HeadLost             a node's head does not answer any more; join again when it is back
-    └── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
+    ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
+    └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class NoNode(SupervisionError):
 
 class ModelNotMade(SupervisionError):
     """The process that makes the tiny model failed or ran out of time."""
+
+
+class ModelNotFetched(SupervisionError):
+    """``model.path`` names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
 
 
 class HeadLost(SupervisionError):

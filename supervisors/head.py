@@ -113,8 +113,8 @@ class Head:
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event) -> dict[str, Any]:
         try:
-            await run.start()
-            await run.wait(interrupted)
+            if await run.start(interrupted):
+                await run.wait(interrupted)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
         finally:

@@ -30,7 +30,7 @@ from configs.schema import JobConfig
 from supervisors.children import ChildSpec, Running, actor_child, process_child
 from supervisors.machine import LOCAL, Machine
 from supervisors.messages import ChildInfo
-from supervisors.model_preparation import prepare_model
+from supervisors.model_preparation import Preparation
 from supervisors.nodes import Nodes
 from supervisors.restart_budget import ExitCause, RestartPolicy
 from supervisors.strategies import Strategy
@@ -64,27 +64,33 @@ class JobRun:
         self._actor: Job | None = None
         self._error = ""
         self._stopped = False
+        self._preparation = Preparation(job, run_dir, lambda message: self._say(message=message))
         self.workers_wanted = job.rollout.workers
 
     # ------------------------------------------------------------ start
 
-    async def start(self) -> None:
-        """Build the tree and wait until every process is ready.
+    async def start(self, interrupted: asyncio.Event) -> bool:
+        """Build the tree and wait until every process is ready. False: interrupted while the model was prepared.
 
         Raises:
-            HeadraceError: the model could not be made, a node is missing, or a process never became ready.
+            HeadraceError: the model could not be had, a node is missing, or a process never became ready.
         """
         job, run_dir = self.job, self.run_dir
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
         remove_segments(run_dir)
         self._say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
-        self._model_path = await prepare_model(job, run_dir)
+        model_path = await self._preparation.run(interrupted)
+        if model_path is None:
+            self._say(state=str(self.state), message="interrupted before it began")
+            return False
+        self._model_path = model_path
         stop_tokens = stop_token_ids(self._model_path, job.rollout.stop)
         if job.cluster.nodes:
             await self._nodes.wait_for_remote(job.cluster.nodes, job.cluster.wait_s)
         await self._start_core(stop_tokens)
         self._say(message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker")
         await self._start_processes()
+        return True
 
     async def _start_core(self, stop_tokens: tuple[int, ...]) -> None:
         name, job, run_dir = self.job.name, self.job, self.run_dir
@@ -214,6 +220,10 @@ class JobRun:
         self._error = self._error or why
         self._publish({"state": "failed", "message": why})
 
+    def abandon(self) -> bool:
+        """End a run whose model is still being prepared, as interrupted; False if it is past that."""
+        return self._preparation.abandon()
+
     async def interrupt(self) -> None:
         """Ask for a checkpoint and the end; ``wait`` returns when it is done."""
         try:
@@ -238,11 +248,15 @@ class JobRun:
     def state(self) -> JobState:
         if self._error:
             return JobState.FAILED
+        if self._preparation.abandoned:
+            return JobState.INTERRUPTED
         return self._actor.state if self._actor is not None else JobState.SUBMITTED
 
     def summary(self) -> dict[str, Any]:
         """What ``headrace run --json`` ends with."""
-        known: dict[str, Any] = {"job": self.job.name} if self._actor is None else dict(self._actor.result())
+        known: dict[str, Any] = {"job": self.job.name, "steps": 0}
+        if self._actor is not None:
+            known = dict(self._actor.result())
         return known | {"state": str(self.state)} | ({"error": self._error} if self._error else {})
 
     async def scale(self, workers: int) -> None:

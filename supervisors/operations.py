@@ -46,7 +46,7 @@ class Operations:
         return jobs[job]
 
     async def submit(self, job: Plain) -> Plain:
-        config = job_from_mapping(job, "the submitted job")
+        config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
         running = self._head.jobs.get(config.name)
         if running is not None and not running.state.over:
             raise NotNow(
@@ -96,6 +96,8 @@ class Operations:
         return _plain(await self._job(run).ask(ResumeJob(job=run.job.name), JobReport))
 
     async def cancel(self, job: str | None) -> Plain:
+        if (run := self._run(job)).abandon():
+            return {"job": run.job.name, "state": str(run.state), "step": 0, "steps": run.job.steps, "waiting_for": ""}
         run = self._running(job)
         return _plain(await self._job(run).ask(CancelJob(job=run.job.name), JobReport))
 

@@ -48,6 +48,17 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "local directory",
     ),
     "model directory without a model": ({"model.source": "hf", "model.path": "empty"}, "model.path", "from_pretrained"),
+    "revision of a made model": ({"model.revision": "main"}, "model.revision", "Remove it"),
+    "revision of a directory": (
+        {"model.source": "hf", "model.path": "whole", "model.revision": "main"},
+        "model.revision",
+        "hub name",
+    ),
+    "revision of no form": (
+        {"model.source": "hf", "model.path": "cached/model", "model.revision": "../main"},
+        "model.revision",
+        "40 hexadecimal digits",
+    ),
     "data without a path": (JSONL, "data.path", "Name the file"),
     "missing data": (JSONL | {"data.path": "nowhere.jsonl"}, "data.path", "Check the path"),
     "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "hf_dataset"),
@@ -109,6 +120,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     real = configs.checks.installed
     monkeypatch.setattr(configs.checks, "installed", lambda package: package != "wandb" and real(package))
     (tmp_path / "empty").mkdir()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("{}")
+    (tmp_path / "hf" / "hub" / "models--cached--model" / "snapshots").mkdir(parents=True)
     good = json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n"
     files = {
         "good.jsonl": good,

@@ -1,0 +1,83 @@
+"""A real run whose model has a hub name: fetched from a small hub, interrupted, resumed with its commit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from headrace_run import SMALL_JOB, RunOfHeadrace
+
+from tests.supervisors.hub_server import HubServer, Repository, files_of
+
+NAME = "acme/small"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_model: Path) -> Iterator[HubServer]:
+    server = HubServer()
+    server.repositories[NAME] = Repository()
+    server.repositories[NAME].commit(files_of(small_model))
+    monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., RunOfHeadrace]]:
+    runs: list[RunOfHeadrace] = []
+
+    def start(name: str, model: str, *more: str, steps: int) -> RunOfHeadrace:
+        job = SMALL_JOB | {"model": {"path": model}, "steps": steps}
+        runs.append(RunOfHeadrace(tmp_path / name, job, *more))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_of_a_hub_name_is_interrupted_while_it_downloads_and_resumed_with_its_first_commit(
+    hub: HubServer, start: Callable[..., RunOfHeadrace], tmp_path: Path
+) -> None:
+    hub.flow.clear()  # the download stops in its middle
+    run = start("run", NAME, steps=6)
+    report = tmp_path / "run" / "model_download.json"
+    run.wait_for("the download", lambda: report.exists() and "downloading" in report.read_text())
+    run.interrupt()
+    code, summary = run.finish(timeout_s=30)
+    assert (code, summary["state"], summary["steps"]) == (130, "interrupted", 0)
+
+    hub.flow.set()
+    run.resume()
+    run.wait_for_step(1)
+    run.interrupt()
+    code, summary = run.finish()
+    assert (code, summary["state"]) == (130, "interrupted")
+    record = json.loads((tmp_path / "run" / "model.json").read_text())
+    assert record["commit"] == hub.repositories[NAME].refs["main"]
+
+    hub.repositories[NAME].commit({"config.json": b"another model"})
+    hub.close()
+    run.resume()
+    code, summary = run.finish()
+    assert (code, summary["state"], summary["steps"]) == (0, "finished", 6)
+    assert json.loads((tmp_path / "run" / "model.json").read_text()) == record
+    assert (Path(summary["checkpoint"]) / "tokenizer.json").exists()
+
+
+@pytest.mark.slow
+def test_a_hub_name_that_leads_nowhere_fails_with_one_message(
+    hub: HubServer, start: Callable[..., RunOfHeadrace]
+) -> None:
+    """The check before the start sees the repository; that it is gated shows when its files are fetched."""
+    hub.repositories[NAME].gated = True
+    run = start("gated", NAME, steps=1)
+    code, summary = run.finish(timeout_s=60)
+    assert (code, summary["state"], summary["steps"]) == (1, "failed", 0)
+    assert summary["error"].startswith(f"model.path: {NAME!r} is gated on {hub.endpoint}, and no token was sent. Ask")
