@@ -1,10 +1,15 @@
-"""The actor in every role process that speaks for it to the node agent: ready once, then a beacon every second."""
+"""The actor in every role process that speaks for it to the node agent: ready once, then a beacon every second.
+
+It also tells the metrics of asks that should have ended, and at an orderly end how many there were.
+"""
 
 from __future__ import annotations
 
 import os
 
 from actors.core.actor import Actor
+from actors.metrics.ask_watch import AskWatch
+from actors.metrics.messages import Event
 from supervisors.messages import ProcessBeacon, ProcessReady
 from supervisors.process_spec import ProcessSpec
 from transport.address import ActorAddress
@@ -19,6 +24,7 @@ class Envoy(Actor):
         self._addresses = addresses
 
     async def on_start(self) -> None:
+        self._asks = AskWatch(self.ctx)
         report = ProcessReady(
             name=self._spec.name,
             pid=self._pid,
@@ -36,3 +42,12 @@ class Envoy(Actor):
             await self.ctx.sleep(interval_s)
             lag_s = max(0.0, self.ctx.now() - due_s)
             agent.tell(ProcessBeacon(name=self._spec.name, pid=self._pid, loop_lag_s=lag_s))
+            for overdue in self._asks.overdue():
+                self._tell_metrics("ask_overdue", overdue)
+
+    async def on_stop(self) -> None:
+        self._tell_metrics("asks_counted", self._asks.counted())
+
+    def _tell_metrics(self, name: str, fields: dict[str, float | int | str]) -> None:
+        args = self._spec.args
+        self.ctx.ref(args.metrics).tell(Event(job=args.name_of_job, name=name, fields=fields))

@@ -20,6 +20,7 @@ from actors.core.delivery import Delivery, current
 from actors.core.errors import RefusalReason, Refused, WrongHandler
 from actors.core.message import Message, tag_of
 from actors.core.ref import ActorRef
+from actors.core.requests import AskCounts
 from actors.core.watch import Down
 from configs.limits import Limits
 from transport.address import ActorAddress
@@ -155,6 +156,10 @@ class Context:
     def stop(self, reason: str = "stopped") -> None:
         """End after the message that is being handled."""
         self._cell.stop(reason)
+
+    def asks(self) -> AskCounts:
+        """What all actors of this process have asked so far, and what of it is overdue; for those who check."""
+        return self._router.requests.counts(self._router.now())
 
     @property
     def delivery(self) -> Delivery | None:

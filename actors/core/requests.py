@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.core.answers import Caller
 from actors.core.errors import AskError, DeadlineExceeded, NotSent, RefusalReason, Refused, SentNoReply
@@ -63,12 +63,33 @@ class Waiter:
         return kind(text, target=self.target, question=self.question)
 
 
+class OverdueAsk(NamedTuple):
+    """A question whose deadline is over and that has not ended: a broken promise of this table."""
+
+    request_id: int
+    asker: str
+    target: ActorAddress
+    question: str
+    overdue_s: float
+
+
+class AskCounts(NamedTuple):
+    """What a process has asked so far. ``opened`` is ``ended + open`` in a right system; streams count too."""
+
+    opened: int
+    ended: int
+    open: int
+    overdue: tuple[OverdueAsk, ...]
+
+
 class Requests:
     """The table of open questions of one process."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._open: dict[int, Waiter] = {}
+        self._opened = 0
+        self._ended = 0
         self.late_replies = 0
         self.deadlines_exceeded = 0
 
@@ -88,6 +109,7 @@ class Requests:
             detail = f"{self._bound} questions are open in this process; limits.pending_asks bounds them"
             raise Refused(RefusalReason.TOO_MANY_ASKS, detail, target=waiter.target, question=waiter.question)
         self._open[waiter.request_id] = waiter
+        self._opened += 1
 
     def arm(self, waiter: Waiter, deadline_at: float) -> None:
         """Let the waiter fail with DeadlineExceeded at loop time ``deadline_at``."""
@@ -116,7 +138,7 @@ class Requests:
 
     def close(self, waiter: Waiter) -> None:
         """Remove a waiter. Idempotent."""
-        self._open.pop(waiter.request_id, None)
+        self._ended += self._open.pop(waiter.request_id, None) is not None
         if waiter.timer is not None:
             waiter.timer.cancel()
             waiter.timer = None
@@ -137,6 +159,15 @@ class Requests:
         """Every question of this process ends now."""
         for peer in dict.fromkeys(waiter.target.peer for waiter in self._open.values()):
             self.fail_peer(peer, why, gone)
+
+    def counts(self, now: float) -> AskCounts:
+        """Opened, ended, open, and those that should have ended before loop time ``now``."""
+        overdue = [
+            OverdueAsk(waiter.request_id, waiter.asker, waiter.target, waiter.question, now - waiter.timer.when())
+            for waiter in self._open.values()
+            if waiter.timer is not None and waiter.timer.when() < now
+        ]
+        return AskCounts(self._opened, self._ended, len(self._open), tuple(overdue))
 
     def oldest(self) -> Waiter | None:
         """The question that has been open longest."""

@@ -12,11 +12,13 @@ Invariants
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from actors.core.actor import Actor, handles
 from actors.core.clock import time_of_day_s
+from actors.metrics.ask_watch import AskWatch
 from actors.metrics.messages import Event, Flush, Flushed, Spans, StepRow
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
@@ -38,8 +40,18 @@ class Metrics(Actor):
         self._rows = _lines(self._run_dir / "metrics.jsonl")
         self._events = _lines(self._run_dir / "events.jsonl")
         self._trace = TraceFile(self._run_dir / "trace.json", self._job)
+        self._asks = AskWatch(self.ctx)
+        self.ctx.start_task(self._watch_asks(), "watch asks")
+
+    async def _watch_asks(self) -> None:
+        """Of this process; in the others their envoys watch."""
+        while True:
+            await self.ctx.sleep(self.ctx.limits.beacon_interval_s)
+            for overdue in self._asks.overdue():
+                self._write_event("ask_overdue", overdue)
 
     async def on_stop(self) -> None:
+        self._write_event("asks_counted", self._asks.counted())
         for sink in self._sinks:
             await self.ctx.run_blocking(sink.close)
         self._rows.close()
@@ -63,7 +75,10 @@ class Metrics(Actor):
 
     @handles(Event)
     async def event(self, message: Event) -> None:
-        line = {"time_s": round(time_of_day_s(), 6), "job": message.job, "event": message.name, **message.fields}
+        self._write_event(message.name, message.fields)
+
+    def _write_event(self, name: str, fields: Mapping[str, float | int | str]) -> None:
+        line = {"time_s": round(time_of_day_s(), 6), "job": self._job, "event": name, **fields}
         self._events.write(_line(line))
 
     @handles(Spans)

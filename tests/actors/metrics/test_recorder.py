@@ -43,7 +43,8 @@ async def test_rows_events_and_spans_land_in_their_files_and_a_resumed_run_appen
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [0, 1] and rows[0]["kl"] is None
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
-    assert len(events) == 2 and events[0]["event"] == "worker_down" and events[0]["worker"] == "rollout-0"
+    assert [event["event"] for event in events] == ["worker_down", "asks_counted"] * 2
+    assert events[0]["worker"] == "rollout-0"
     trace = json.loads((tmp_path / "trace.json").read_text())
     bars = [e for e in trace if e["ph"] == "X"]
     assert [(b["name"], b["ts"], b["dur"], b["tid"]) for b in bars] == [("train", 1e6, 5e5, 1), ("train", 2e6, 5e5, 1)]
