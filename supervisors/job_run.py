@@ -341,6 +341,7 @@ class JobRun:
     def _on_supervision(self, event: SupervisionEvent) -> None:
         fields: dict[str, float | int | str] = {"child": event.child, "supervisor": event.supervisor}
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
+        fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
         try:
             self._system.ref(self._address("metrics")).tell(
                 Event(job=self.job.name, name=f"child_{event.kind}", fields=fields)
