@@ -30,14 +30,20 @@ class TensorBoardSink:
     """Event files that ``tensorboard --logdir RUN_DIR`` shows."""
 
     def __init__(self, directory: Path) -> None:
-        from tensorboardX import SummaryWriter
+        from tensorboardX import FileWriter
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue] - generated
 
-        self._writer: Any = SummaryWriter(str(directory), flush_secs=5)
+        self._summary: Any = Summary
+        self._writer: Any = FileWriter(str(directory), flush_secs=5)
 
     def write(self, step: int, row: Row) -> None:
-        for name, value in row.items():
-            if not isinstance(value, str) and name != "step":
-                self._writer.add_scalar(name, value, step)
+        """One event holds the whole row: an event for each key costs the head more than a step's commit."""
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in row.items()
+            if not isinstance(value, str) and name != "step"
+        ]
+        self._writer.add_summary(self._summary(value=values), step)
 
     def close(self) -> None:
         self._writer.close()

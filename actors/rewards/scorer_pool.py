@@ -1,9 +1,12 @@
 """A pool of task processes under deadlines: they score responses and read prompts.
 
-    batch ──▶ a free process ──▶ one verdict a frame, each within reward.timeout_s
+    batch ──▶ a free process ──▶ verdicts, gathered; no frame later than reward.timeout_s
                    │ none in time, or the process died
                    ▼
-              kill it, start another; that response has no result; the rest of the batch goes on
+              kill it, start another; it scores the rest again, one verdict a frame
+                   │ again: now we know which response it was
+                   ▼
+              kill it; that response has no result; the rest of the batch goes on, gathered
 
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
@@ -123,10 +126,18 @@ class _ScorerProcess:
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         verdicts: list[PoolVerdict] = []
+        gather = True
         while len(verdicts) < len(items):
             if self._process is None:
                 await self.start()
-            verdicts += await self._score_until_failure(items[len(verdicts) :])
+            rest = items[len(verdicts) :]
+            try:
+                await self._score_into(verdicts, rest, gather=gather)
+            except (ScorerTimedOut, ScorerBroken) as error:
+                await self.kill()
+                if not gather or len(rest) == 1:
+                    verdicts.append(PoolVerdict(None, str(error), timed_out=isinstance(error, ScorerTimedOut)))
+                gather = not gather
         return verdicts
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
@@ -142,18 +153,17 @@ class _ScorerProcess:
             raise SourceUnreadable(reply["broken"])
         return reply
 
-    async def _score_until_failure(self, items: Sequence[_Item]) -> list[PoolVerdict]:
-        """Verdicts of a prefix of ``items``: all of them, or up to and with the one that cost the process its life."""
-        verdicts: list[PoolVerdict] = []
-        try:
-            await self._send({"score": items})
-            for _ in items:
-                reward, reason = await self._receive(self._job.reward.timeout_s)
-                verdicts.append(PoolVerdict(reward, reason))
-        except (ScorerTimedOut, ScorerBroken) as error:
-            await self.kill()
-            verdicts.append(PoolVerdict(None, str(error), timed_out=isinstance(error, ScorerTimedOut)))
-        return verdicts
+    async def _score_into(self, verdicts: list[PoolVerdict], items: Sequence[_Item], *, gather: bool) -> None:
+        """Append the verdicts of ``items``, in order, as they come.
+
+        Raises:
+            ScorerTimedOut, ScorerBroken: the rest will not come.
+        """
+        wanted = len(verdicts) + len(items)
+        await self._send({"score": items, "gather": gather})
+        while len(verdicts) < wanted:
+            gathered = await self._receive(self._job.reward.timeout_s)
+            verdicts += [PoolVerdict(reward, reason) for reward, reason in gathered]
 
     async def _send(self, value: object) -> None:
         process = self._running()

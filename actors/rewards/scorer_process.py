@@ -4,10 +4,13 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
 
     in   {"job": job file as JSON, "model": directory}                    once
     out  {"ready": true} | {"broken": reason}                             once
-    in   {"score": [[response, prompt, answer, index, extra], …]}
-    out  [reward, ""] or [nil, reason]                                    a frame per response, in order, when done
+    in   {"score": [[response, prompt, answer, index, extra], …], "gather": bool}
+    out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
     in   {"read": [start, count]}
     out  {"prompts": [[ordinal, ids as int32 bytes, text, context], …], "exhausted": bool} | {"broken": reason}
+
+With ``gather`` verdicts leave together, once the oldest has waited for ``GATHER_S`` and a response is done; without,
+each has a frame of its own, so that the parent knows which response is being scored when none comes.
 
 One process does both because both need the data set, which can take seconds to import. The parent kills it when a
 verdict takes longer than ``reward.timeout_s``.
@@ -17,13 +20,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from time import monotonic
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import msgpack
 
 from actors.core.fate import die_with_parent
 from configs.schema import JobConfig
+
+if TYPE_CHECKING:
+    from actors.rewards.scorers import Example
+
+GATHER_S: Final = 0.01
+Verdict = tuple[float | None, str]
+"""A reward, or why there is none."""
 
 
 def read_frame(stream: BinaryIO) -> Any:
@@ -70,16 +82,35 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     send({"ready": True})
     while True:
         request = read_frame(requests)
-        for response, prompt, answer, index, extra in request.get("score", ()):
-            try:
-                send([score(response, Example(prompt, answer, index, extra)), ""])
-            except Exception as error:  # noqa: BLE001 (as above)
-                send([None, f"{type(error).__name__}: {error}"])
+        if "score" in request:
+            answers = [(response, Example(*example)) for response, *example in request["score"]]
+            _score_all(score, answers, send, gather_s=GATHER_S if request["gather"] else 0.0)
         if "read" in request:
             try:
                 send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))
             except Exception as error:  # noqa: BLE001 (a row that cannot be read is the data's fault)
                 send({"broken": str(error)})
+
+
+def _score_all(
+    score: Callable[[str, Example], float],
+    answers: Sequence[tuple[str, Example]],
+    send: Callable[[object], None],
+    *,
+    gather_s: float,
+) -> None:
+    verdicts: list[Verdict] = []
+    sent_s = monotonic()
+    for response, example in answers:
+        try:
+            verdicts.append((score(response, example), ""))
+        except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
+            verdicts.append((None, f"{type(error).__name__}: {error}"))
+        if monotonic() - sent_s >= gather_s:
+            send(verdicts)
+            verdicts, sent_s = [], monotonic()
+    if verdicts:
+        send(verdicts)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,11 @@ class StepBatch:
     def committed(self) -> bool:
         return self._archive is not None
 
+    @property
+    def generating(self) -> bool:
+        """Some samples have not finished."""
+        return bool((self.state < SampleState.FINISHED).any())
+
     def rows_of(self, prompts: np.ndarray, siblings: np.ndarray) -> np.ndarray:
         """int32[n] rows of the named samples.
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Final
+
 import msgspec
 import numpy as np
 import xxhash
 
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.messages import FinishReason
+
+_STATES: Final = {int(state): state.name.lower() for state in SampleState}
+_FINISHES: Final = {int(finish): finish.name.lower() for finish in FinishReason}
 
 
 class CommittedSample(msgspec.Struct, frozen=True):
@@ -38,28 +44,30 @@ def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:
     n = len(batch)
     ragged = batch.ragged(np.arange(n, dtype=np.int32))
     tokens = memoryview(ragged.tokens.astype("<i4").tobytes())
-    ends = np.cumsum(ragged.lengths).tolist()
-    rows: list[CommittedSample] = []
-    start = 0
-    for row, end in enumerate(ends):
-        some = end > start
-        reward = float(batch.reward[row])
-        rows.append(
-            CommittedSample(
-                job,
-                batch.step,
-                int(batch.prompts[row // batch.group_size]),
-                row % batch.group_size,
-                SampleState(int(batch.state[row])).name.lower(),
-                xxhash.xxh3_128_hexdigest(tokens[4 * start : 4 * end]),
-                end - start,
-                None if np.isnan(reward) else reward,
-                FinishReason(int(batch.finish[row])).name.lower(),
-                int(ragged.versions[start]) if some else None,
-                int(ragged.versions[end - 1]) if some else None,
-                int(batch.attempts[row]),
-                batch.drop_reasons.get(row, ""),
-            )
+    ends = np.cumsum(ragged.lengths)
+    some = ragged.lengths > 0
+    at = np.minimum(np.stack([ends - ragged.lengths, ends - 1]), max(ends[-1] - 1, 0))  # an empty row's are not read
+    first, last = ragged.versions[at] if ends[-1] else np.zeros((2, n), np.int32)
+    columns = zip(
+        range(n), ragged.lengths.tolist(), ends.tolist(), some.tolist(), first.tolist(), last.tolist(),
+        batch.state.tolist(), batch.reward.tolist(), batch.finish.tolist(), batch.attempts.tolist(), strict=True,
+    )  # fmt: skip
+    prompts = batch.prompts.tolist()
+    return [
+        CommittedSample(
+            job,
+            batch.step,
+            prompts[row // batch.group_size],
+            row % batch.group_size,
+            _STATES[state],
+            xxhash.xxh3_128_hexdigest(tokens[4 * (end - length) : 4 * end]),
+            length,
+            None if math.isnan(reward) else reward,
+            _FINISHES[finish],
+            first if some else None,
+            last if some else None,
+            attempts,
+            batch.drop_reasons.get(row, ""),
         )
-        start = end
-    return rows
+        for row, length, end, some, first, last, state, reward, finish, attempts in columns
+    ]

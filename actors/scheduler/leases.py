@@ -7,7 +7,7 @@ Invariants
 - A committed step is sent again exactly as it was committed, marked ``replay``.
 - What the trainer's queue does not take is not leased; it is tried again at the next tick.
 
-    OpenStep ──▶ open ──▶ pump: complete groups ──LeaseGroup──▶ trainer ──(all sent)── StepLeased ──▶ trainer
+    OpenStep ──▶ open ──▶ pump: complete groups ──LeaseGroups──▶ trainer ──(all sent)── StepLeased ──▶ trainer
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Tell
-from actors.scheduler.messages import LeaseGroup, StepLeased
+from actors.scheduler.messages import LeaseGroups, StepLeased
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
 S = SampleState
 _MIN_GROUP = 2
+MESSAGE_TOKENS = 1 << 18
+"""About 3 MiB of columns: large enough to be cheap for each group, small enough not to hold up what comes behind it."""
 
 
 class Leases:
@@ -85,17 +87,15 @@ class Leases:
 
     def _send_groups(self, batch: StepBatch, ready: np.ndarray, trainer: ActorAddress) -> None:
         wanted = S.COMMITTED if batch.committed else S.SCORED
-        leased: list[np.ndarray] = []
-        for index in ready.tolist():
-            rows = batch.group_rows(index)
-            rows = rows[batch.state[rows] == wanted]
+        by_group = (batch.state == wanted).reshape(-1, batch.group_size)
+        for indices in _portions(batch, ready):
+            rows = (indices[:, None] * batch.group_size + np.arange(batch.group_size))[by_group[indices]]
             if len(rows):
-                if self._tell(trainer, _group(self._job, batch, index, rows)) is not SendOutcome.QUEUED:
-                    break
-                leased.append(rows)
-            self._sent[index] = True
-        if leased:
-            self._books.apply(ev.Leased(batch.step, np.concatenate(leased), replay=batch.committed))
+                groups = _groups(self._job, batch, rows.astype(np.int32))
+                if self._tell(trainer, groups) is not SendOutcome.QUEUED:
+                    return
+                self._books.apply(ev.Leased(batch.step, rows.astype(np.int32), replay=batch.committed))
+            self._sent[indices] = True
 
     def _finish(self, batch: StepBatch, trainer: ActorAddress) -> None:
         wanted = S.COMMITTED if batch.committed else S.LEASED
@@ -118,14 +118,26 @@ def _complete(batch: StepBatch) -> np.ndarray:
     return ((state == S.SCORED) | (state == S.DROPPED)).all(axis=1)
 
 
-def _group(job: str, batch: StepBatch, index: int, rows: np.ndarray) -> LeaseGroup:
+def _portions(batch: StepBatch, indices: np.ndarray) -> list[np.ndarray]:
+    """``indices`` in runs that fit into one message each: at least one group, at most ``MESSAGE_TOKENS`` beyond it."""
+    if not len(indices):
+        return []
+    tokens = np.cumsum(batch.length.reshape(-1, batch.group_size)[indices].sum(axis=1))
+    return np.split(indices, np.flatnonzero(np.diff(tokens // MESSAGE_TOKENS)) + 1)
+
+
+def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> LeaseGroups:
     ragged = batch.ragged(rows)
-    return LeaseGroup(
+    indices, sizes = np.unique(rows // batch.group_size, return_counts=True)
+    prompt_ids = [batch.prompt_ids[index] for index in indices.tolist()]
+    return LeaseGroups(
         job=job,
         step=batch.step,
-        prompt=int(batch.prompts[index]),
         replay=batch.committed,
-        prompt_ids=batch.prompt_ids[index],
+        prompts=batch.prompts[indices],
+        prompt_lengths=np.array([len(ids) for ids in prompt_ids], np.int32),
+        prompt_ids=np.concatenate(prompt_ids),
+        sizes=sizes.astype(np.int32),
         siblings=rows % batch.group_size,
         lengths=ragged.lengths,
         tokens=ragged.tokens,

@@ -2,7 +2,7 @@
 
     job ──IssueBatch──▶ scheduler ──Assign──▶ worker ──TokenDelta──▶ scheduler ──Score──▶ rewards
                             ▲  │                                        │
-     weights ──VersionAvailable │ LeaseGroup, StepLeased ──▶ trainer ──CommitStep──▶ scheduler ──StepCommitted──▶ job
+     weights ──VersionAvailable │ LeaseGroups, StepLeased ─▶ trainer ──CommitStep──▶ scheduler ──StepCommitted──▶ job
 
 A sample is ``(job, step, prompt, sibling)``. ``step`` is the training step that will consume it, fixed when its
 batch is issued; ``prompt`` is the ordinal in the job's prompt stream; ``sibling`` counts within the group.
@@ -228,9 +228,8 @@ class OpenStep(Message):
     trainer: ActorAddress
 
 
-@message("trainer.lease_group")
-class LeaseGroup(Message):
-    """One finished, scored group for the trainer. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
+class LeaseGroup(msgspec.Struct):
+    """One finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
 
     job: str
     step: int
@@ -244,6 +243,73 @@ class LeaseGroup(Message):
     versions: np.ndarray  # int32[sum(lengths)], policy version of each token
     finished: np.ndarray  # uint8[g], FinishReason
     rewards: np.ndarray  # float64[g]
+
+
+@message("trainer.lease_groups")
+class LeaseGroups(Message):
+    """Finished, scored groups for the trainer, end to end in columns: one message each would cost more than it holds.
+
+    Group i owns ``prompt_lengths[i]`` of the ``prompt_ids`` and ``sizes[i]`` rows; row j owns ``lengths[j]`` tokens.
+    """
+
+    job: str
+    step: int
+    replay: bool
+    prompts: np.ndarray  # int64[n]
+    prompt_lengths: np.ndarray  # int32[n]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    sizes: np.ndarray  # int32[n]
+    siblings: np.ndarray  # int32[r], r = sum(sizes)
+    lengths: np.ndarray  # int32[r]
+    tokens: np.ndarray  # int32[sum(lengths)]
+    logprobs: np.ndarray  # float32[sum(lengths)]
+    versions: np.ndarray  # int32[sum(lengths)]
+    finished: np.ndarray  # uint8[r]
+    rewards: np.ndarray  # float64[r]
+
+    def split(self) -> list[LeaseGroup]:
+        """The groups one by one, as views.
+
+        Raises:
+            ValueError: the columns do not fit together; names the column.
+        """
+        self._check()
+        rows, ids = np.cumsum(self.sizes).tolist(), np.cumsum(self.prompt_lengths).tolist()
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        groups: list[LeaseGroup] = []
+        row = first = 0
+        for i, prompt in enumerate(self.prompts.tolist()):
+            r, t = slice(row, rows[i]), slice(int(ends[row]), int(ends[rows[i]]))
+            groups.append(
+                LeaseGroup(
+                    self.job, self.step, prompt, self.replay, self.prompt_ids[first : ids[i]], self.siblings[r],
+                    self.lengths[r], self.tokens[t], self.logprobs[t], self.versions[t], self.finished[r],
+                    self.rewards[r],
+                )
+            )  # fmt: skip
+            row, first = rows[i], ids[i]
+        return groups
+
+    def _check(self) -> None:
+        n, r, t = len(self.prompts), len(self.siblings), len(self.tokens)
+        wanted = {
+            "prompt_lengths": (len(self.prompt_lengths), n),
+            "prompt_ids": (len(self.prompt_ids), int(self.prompt_lengths.sum())),
+            "sizes": (len(self.sizes), n),
+            "siblings": (r, int(self.sizes.sum())),
+            "lengths": (len(self.lengths), r),
+            "finished": (len(self.finished), r),
+            "rewards": (len(self.rewards), r),
+            "tokens": (t, int(self.lengths.sum())),
+            "logprobs": (len(self.logprobs), t),
+            "versions": (len(self.versions), t),
+        }
+        for column, (has, expected) in wanted.items():
+            if has != expected:
+                raise ValueError(f"groups of step {self.step}: {column} has {has} entries, expected {expected}")
+        for column in ("sizes", "prompt_lengths", "lengths"):
+            if len(counts := getattr(self, column)) and int(counts.min()) < 0:
+                raise ValueError(f"groups of step {self.step}: {column} has a negative entry")
 
 
 @message("trainer.step_leased")

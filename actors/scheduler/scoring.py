@@ -59,12 +59,16 @@ class Scoring:
             self._pending[step] = rows if before is None else np.concatenate([before, rows])
 
     def pump_soon(self) -> None:
-        """Ask at once if nobody is being asked, else after ``score_linger_s``, with what has finished until then."""
-        if self.requests == 0:
+        """Ask at once if no other sample is being generated, else after ``score_linger_s``, with what there is then."""
+        if not self._more_to_come():
             self.pump()
         elif not self._lingering:
             self._lingering = True
             self._ctx.start_task(self._linger(), "score soon")
+
+    def _more_to_come(self) -> bool:
+        """Whether the oldest step that waits for verdicts still has samples that are being generated."""
+        return bool(self._pending) and self._books.ledger.batches[min(self._pending)].generating
 
     async def _linger(self) -> None:
         await self._ctx.sleep(self._ctx.limits.score_linger_s)

@@ -1,6 +1,6 @@
 """Groups to micro-batches, while the step's groups are still arriving.
 
-    LeaseGroup (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
+    LeaseGroups (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
 
 Always true
 - A window is a fixed range of prompt ordinals, so what is cut together, and how, does not depend on the order of
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduler.messages import LeaseGroup
+from actors.scheduler.messages import LeaseGroup, LeaseGroups
 from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.errors import BadLease
@@ -44,23 +44,35 @@ class TrainSample:
         return self.prompt_ids.size + self.tokens.size
 
 
+def split(message: LeaseGroups) -> list[LeaseGroup]:
+    """The groups of one message. Raises BadLease when its columns do not fit together."""
+    try:
+        return message.split()
+    except ValueError as error:
+        raise BadLease(str(error)) from error
+
+
 def group_samples(group: LeaseGroup, algorithm: Algorithm) -> list[TrainSample]:
     """The samples of one leased group, in sibling order. Raises BadLease when the columns do not fit together."""
     check_group(group)
-    advantages = algorithm.advantages(group.rewards)
-    ends = np.cumsum(group.lengths)
-    samples = [
-        TrainSample(
-            prompt=group.prompt,
-            sibling=int(sibling),
-            prompt_ids=group.prompt_ids,
-            tokens=group.tokens[end - length : end],
-            logprobs=group.logprobs[end - length : end],
-            stale=group.versions[end - length : end] < group.step,
-            advantage=float(advantage),
+    advantages = algorithm.advantages(group.rewards).tolist()
+    ends = np.cumsum(group.lengths).tolist()
+    stale = group.versions < group.step
+    samples: list[TrainSample] = []
+    start = 0
+    for sibling, end, advantage in zip(group.siblings.tolist(), ends, advantages, strict=True):
+        samples.append(
+            TrainSample(
+                prompt=group.prompt,
+                sibling=sibling,
+                prompt_ids=group.prompt_ids,
+                tokens=group.tokens[start:end],
+                logprobs=group.logprobs[start:end],
+                stale=stale[start:end],
+                advantage=advantage,
+            )
         )
-        for sibling, length, end, advantage in zip(group.siblings, group.lengths, ends, advantages, strict=True)
-    ]
+        start = end
     return sorted(samples, key=lambda sample: sample.sibling)
 
 
@@ -76,7 +88,7 @@ def check_group(group: LeaseGroup) -> None:
     for field, column in columns:
         if column.size != total:
             raise BadLease(f"{where}: {field} has {column.size} entries, expected {total}, the sum of lengths")
-    if siblings and (group.lengths.min() < 0 or np.unique(group.siblings).size != siblings):
+    if siblings and (group.lengths.min() < 0 or len(set(group.siblings.tolist())) != siblings):
         raise BadLease(f"{where}: lengths must not be negative and siblings must differ")
     if not group.prompt_ids.size:
         raise BadLease(f"{where}: prompt_ids is empty; the first response token needs something to be predicted from")

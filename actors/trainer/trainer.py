@@ -5,7 +5,7 @@
 
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
-      LeaseGroup* (any order) ◀─── scheduler     each window of prompts, once whole: accumulate its micro-batches
+      LeaseGroups* (any order) ◀── scheduler     each window of prompts, once whole: accumulate its micro-batches
       StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
       backend.step                               the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
@@ -13,7 +13,7 @@
       Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
 
     loop            waits for                        unblocked by
-    one step        groups, in windows               LeaseGroup, StepLeased; Down or silence open the step again
+    one step        groups, in windows               LeaseGroups, StepLeased; Down or silence open the step again
     publish         the previous version's Published the weight server, or a newer one (ServiceChanged)
 
 Handlers only fill the inbox and set flags; everything that touches the backend happens in the one loop, so weights
@@ -37,6 +37,7 @@ from actors.scheduler.messages import (
     CommitStep,
     Committed,
     LeaseGroup,
+    LeaseGroups,
     OpenStep,
     RegisterService,
     ServiceChanged,
@@ -46,7 +47,7 @@ from actors.trainer import checkpoint
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
-from actors.trainer.batching import Inbox, cut, group_samples, window_size
+from actors.trainer.batching import Inbox, cut, group_samples, split, window_size
 from actors.trainer.errors import TrainingDiverged
 from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
@@ -92,13 +93,14 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------ what comes in
 
-    @handles(LeaseGroup)
-    async def lease_group(self, message: LeaseGroup) -> None:
+    @handles(LeaseGroups)
+    async def lease_groups(self, message: LeaseGroups) -> None:
         """Duplicates and other steps' groups come after a step was opened twice; they are counted, never trained."""
-        if self._inbox is None or not self._inbox.add(message):
-            self.ignored_leases += 1
-            return
-        self._news.set()
+        for group in split(message):
+            if self._inbox is None or not self._inbox.add(group):
+                self.ignored_leases += 1
+            else:
+                self._news.set()
 
     @handles(StepLeased)
     async def step_leased(self, message: StepLeased) -> None:

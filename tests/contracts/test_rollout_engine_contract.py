@@ -21,9 +21,10 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 CONTEXT_TOKENS = 96
 VOCAB = 100
 KINDS = {
-    "torch-fused": ("torch", {"decoder": "fused"}),
-    "torch-generic": ("torch", {"decoder": "generic"}),
+    "torch-fused": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
     "torch-3-tokens-a-step": ("torch", {"tokens_per_step": 3}),
+    "torch-timed-steps": ("torch", {"step_ms": 1e-6}),
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
     "vllm": ("vllm", {}),
 }

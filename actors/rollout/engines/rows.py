@@ -36,26 +36,30 @@ class Rows:
         self.stops = np.full((max_rows, 1), -1, np.int64)
         self.tokens = np.zeros((max_rows, min(64, max_tokens)), np.int32)
 
-    def append(self, request: GenerationRequest) -> None:
-        """Take ``request`` into the next free slot."""
-        slot, sampling = self.count, request.sampling
-        known = len(request.generated)
-        length = len(request.prompt_ids) + known
-        self._widen(length + 1, len(sampling.stop_token_ids))
-        self.requests[slot] = request.request
-        self.tokens[slot, : length - known] = request.prompt_ids
-        self.tokens[slot, length - known : length] = request.generated
-        self.lengths[slot], self.offsets[slot] = length, known
-        self.budgets[slot] = min(sampling.max_tokens, self._max_tokens - (length - known))
-        self.keys[slot] = stream_keys(sampling.seed, request.prompt, request.sibling)[0]
-        self.temperature[slot], self.top_p[slot], self.top_k[slot] = (
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-        )
-        self.stops[slot] = -1
-        self.stops[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
-        self.count += 1
+    def extend(self, requests: Sequence[GenerationRequest]) -> None:
+        """Take ``requests`` into the next free slots."""
+        if not requests:
+            return
+        samplings = [request.sampling for request in requests]
+        known = np.array([len(request.generated) for request in requests], np.int64)
+        prompts = np.array([len(request.prompt_ids) for request in requests], np.int64)
+        self._widen(int((prompts + known).max()) + 1, max(len(sampling.stop_token_ids) for sampling in samplings))
+        new = slice(self.count, self.count + len(requests))
+        self.requests[new] = [request.request for request in requests]
+        self.lengths[new], self.offsets[new] = prompts + known, known
+        self.budgets[new] = np.minimum([s.max_tokens for s in samplings], self._max_tokens - prompts)
+        self.keys[new] = _keys(requests)
+        self.temperature[new] = [sampling.temperature for sampling in samplings]
+        self.top_p[new] = [sampling.top_p for sampling in samplings]
+        self.top_k[new] = [sampling.top_k for sampling in samplings]
+        self.stops[new] = -1
+        for slot, request in enumerate(requests, self.count):
+            prompt = len(request.prompt_ids)
+            self.tokens[slot, :prompt] = request.prompt_ids
+            if len(request.generated):
+                self.tokens[slot, prompt : prompt + len(request.generated)] = request.generated
+            self.stops[slot, : len(request.sampling.stop_token_ids)] = request.sampling.stop_token_ids
+        self.count += len(requests)
 
     def _widen(self, length: int, stops: int) -> None:
         if length > self.tokens.shape[1]:
@@ -107,3 +111,15 @@ class Rows:
     def _columns(self) -> list[NDArray[np.generic]]:
         shared = [self.requests, self.lengths, self.offsets, self.budgets, self.keys]
         return [*shared, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]
+
+
+def _keys(requests: Sequence[GenerationRequest]) -> NDArray[np.uint64]:
+    """Noise streams of ``requests``; those of one job share its seed and are computed together."""
+    seeds = np.array([request.sampling.seed & 0xFFFFFFFFFFFFFFFF for request in requests], np.uint64)
+    prompts = np.array([request.prompt for request in requests], np.int64)
+    siblings = np.array([request.sibling for request in requests], np.int64)
+    keys = np.zeros(len(requests), np.uint64)
+    for seed in np.unique(seeds):
+        rows = seeds == seed
+        keys[rows] = stream_keys(int(seed), prompts[rows], siblings[rows])
+    return keys

@@ -10,8 +10,10 @@ Everything that computes runs on the engine's own thread; between two calls noth
 Options (``EngineSpec.options``)
 - ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
 - ``prefill_tokens``: padded tokens in one prefill batch, default 8192.
-- ``tokens_per_step``: tokens that each sequence gains in one ``step``, default 1. More make fewer, bigger messages; a
-  crash costs and an abort waits for up to that many.
+- ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 8. On a small model, whose
+  tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token.
+- ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash costs and an abort
+  waits for up to one step.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from actors.rollout.sampling import uniforms
 from actors.scheduler.messages import FinishReason
 
 T = TypeVar("T")
-_KNOWN_OPTIONS = frozenset({"decoder", "prefill_tokens", "tokens_per_step"})
+_KNOWN_OPTIONS = frozenset({"decoder", "prefill_tokens", "step_ms", "tokens_per_step"})
 
 
 class TorchEngine:
@@ -65,7 +67,9 @@ class TorchEngine:
         self._asleep: SleepingWeights | None = None
         self._sleeping = False
         self._weights_lost = False
-        self._tokens_per_step = 1
+        self._tokens_per_step = 0
+        """0: as many as fit into ``_step_s``."""
+        self._step_s = 0.0
         self._vocab = 0
         self._stats = EngineStats()
 
@@ -76,7 +80,8 @@ class TorchEngine:
             raise EngineError(f"max_context_tokens is {spec.max_context_tokens}: expected at least 8")
         self._spec = spec
         self._rows = Rows(spec.max_running, spec.max_context_tokens)
-        self._tokens_per_step = int(spec.options.get("tokens_per_step", 1))
+        self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
+        self._step_s = float(spec.options.get("step_ms", 8.0)) / 1000
         await self._run(self._load, spec)
 
     def _load(self, spec: EngineSpec) -> None:
@@ -149,10 +154,14 @@ class TorchEngine:
         with torch.inference_mode():
             if self._aborted:
                 self._drop_aborted()
-            for _ in range(self._tokens_per_step):
+            done = 0
+            while self._rows.count or self._waiting or not done:
                 self._admit()
                 if self._rows.count:
                     self._advance()
+                done += 1
+                if self._step_is_over(done, perf_counter() - started):
+                    break
         seconds = perf_counter() - started
         output = self._columns.take(self._version, seconds)
         self._stats = EngineStats(
@@ -165,10 +174,12 @@ class TorchEngine:
         )
         return output
 
+    def _step_is_over(self, tokens: int, seconds: float) -> bool:
+        return tokens >= self._tokens_per_step if self._tokens_per_step else seconds >= self._step_s
+
     def _admit(self) -> None:
         free = self._started().max_running - self._rows.count
-        for _ in range(min(free, len(self._waiting))):
-            self._rows.append(self._waiting.popleft())
+        self._rows.extend([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
 
     def _advance(self) -> None:
         """One token for each row."""

@@ -202,10 +202,10 @@ class FakeTrainer(Actor):
         news = m.VersionAvailable(job="j", policy_version=self.step, weights=self.ctx.self_address)
         self.ctx.ref(self.scheduler).tell(news)
 
-    @handles(m.LeaseGroup)
-    async def lease(self, group: m.LeaseGroup) -> None:
-        if group.step == self.step:
-            self.groups[group.prompt] = group
+    @handles(m.LeaseGroups)
+    async def lease(self, message: m.LeaseGroups) -> None:
+        if message.step == self.step:
+            self.groups.update({group.prompt: group for group in message.split()})
 
     @handles(m.StepLeased)
     async def leased_all(self, news: m.StepLeased) -> None:

@@ -25,6 +25,7 @@ from tests.actors.trainer.trainer_world import (
     World,
     job_config,
     lease,
+    leases,
     prompts_of,
 )
 from transport.sim.loop import run_simulated
@@ -93,7 +94,7 @@ def test_training_begins_before_the_last_group_has_come(tmp_path: Path) -> None:
         await asyncio.sleep(1.0)
         trainer = world.system.ref(world.system.address("trainer"))
         for prompt in prompts_of(0)[:2]:
-            trainer.tell(lease(0, prompt))
+            trainer.tell(leases(lease(0, prompt)))
         await asyncio.sleep(1.0)
         assert "accumulate" in world.backend.calls
         assert not any(call.startswith("step") for call in world.backend.calls)
@@ -381,7 +382,7 @@ def test_in_async_mode_a_later_window_is_trained_while_an_earlier_one_waits(tmp_
         await asyncio.sleep(1.0)
         trainer = world.system.ref(world.system.address("trainer"))
         for prompt in prompts_of(0)[2:]:
-            trainer.tell(lease(0, prompt))
+            trainer.tell(leases(lease(0, prompt)))
         await asyncio.sleep(1.0)
         assert world.backend.calls.count("accumulate") > 0
         world.scheduler.lease_step(0, trainer.address)

@@ -26,6 +26,7 @@ from actors.scheduler.messages import (
     CommitStep,
     Committed,
     LeaseGroup,
+    LeaseGroups,
     LookupService,
     OpenStep,
     RegisterService,
@@ -67,6 +68,21 @@ def lease(step: int, prompt: int, *, replay: bool = False, equal: bool = False) 
         siblings=np.arange(GROUP, dtype=np.int32), lengths=lengths, tokens=rng.integers(0, 32, total).astype(np.int32),
         logprobs=np.full(total, -3.4, np.float32), versions=np.full(total, step, np.int32),
         finished=np.ones(GROUP, np.uint8), rewards=np.zeros(GROUP) if equal else np.array([1.0, 0.0]),
+    )  # fmt: skip
+
+
+def leases(*groups: LeaseGroup) -> LeaseGroups:
+    """``groups`` of one step as the message that carries them."""
+    first = groups[0]
+    ragged = {
+        name: np.concatenate([getattr(group, name) for group in groups])
+        for name in ("prompt_ids", "siblings", "lengths", "tokens", "logprobs", "versions", "finished", "rewards")
+    }
+    return LeaseGroups(
+        job=first.job, step=first.step, replay=first.replay,
+        prompts=np.array([group.prompt for group in groups], np.int64),
+        prompt_lengths=np.array([len(group.prompt_ids) for group in groups], np.int32),
+        sizes=np.array([len(group.siblings) for group in groups], np.int32), **ragged,
     )  # fmt: skip
 
 
@@ -116,7 +132,7 @@ class ScriptedScheduler(Actor):
         self.rng.shuffle(prompts)
         ref = self.ctx.ref(trainer)
         for prompt in prompts:
-            ref.tell(lease(step, prompt, replay=step in self.commits, equal=prompt in self.equal))
+            ref.tell(leases(lease(step, prompt, replay=step in self.commits, equal=prompt in self.equal)))
         groups = len(prompts) if sent is None else sent
         ref.tell(StepLeased(job="j", step=step, groups=groups, samples=groups * GROUP, dropped=0))
 
