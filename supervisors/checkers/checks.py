@@ -1,0 +1,117 @@
+"""All checkers, and what they say of one history.
+
+    History ─▶ replay ─▶ each checker ─▶ violations ─▶ Report: a table for people, a map for scripts
+
+Checkers are pure: equal histories give equal reports, and nothing is read but what is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from supervisors.checkers.history import History, RunState, Violation
+from supervisors.checkers.replay import Replay, replay
+from supervisors.checkers.restarts import RESTARTS, check_restarts
+from supervisors.checkers.samples import SAMPLES, TOKENS, check_samples, check_tokens
+from supervisors.checkers.steps import FINISH, STEPS, check_finish, check_steps
+from supervisors.checkers.versions import STALENESS, VERSIONS, check_staleness, check_versions
+from supervisors.checkers.waits import ASKS, CREDIT, check_asks, check_credit
+
+Checker = Callable[[History, Replay], Iterator[Violation]]
+
+PROMISES: Final[dict[str, str]] = {
+    SAMPLES: "every sample ends in exactly one of committed and dropped, the latter with a reason",
+    TOKENS: "no token index twice, none missing",
+    VERSIONS: "policy versions never go back",
+    STALENESS: "no token is older than the staleness bound allows",
+    STEPS: "a step's samples are trained once, and its commit names exactly those that were leased",
+    ASKS: "every ask has ended",
+    CREDIT: "slots and stream credit that were given out were given back",
+    RESTARTS: "no supervisor restarted more often than its budget allows",
+    FINISH: "a finished job has finished all its steps",
+}
+_CHECKERS: Final[dict[str, Checker]] = {
+    SAMPLES: check_samples,
+    TOKENS: check_tokens,
+    VERSIONS: check_versions,
+    STALENESS: check_staleness,
+    STEPS: check_steps,
+    ASKS: check_asks,
+    CREDIT: check_credit,
+    RESTARTS: check_restarts,
+}
+
+
+@dataclass
+class Report:
+    """What the checkers say of a run."""
+
+    job: str
+    state: RunState
+    steps: int
+    """Committed."""
+    steps_wanted: int
+    counted: dict[str, int]
+    """How much was looked at: samples, tokens, …"""
+    violations: list[Violation]
+    notes: list[str] = field(default_factory=list[str])
+
+    @property
+    def clean(self) -> bool:
+        return not self.violations
+
+    def of(self, checker: str) -> list[Violation]:
+        """The violations that ``checker`` found."""
+        return [violation for violation in self.violations if violation.checker == checker]
+
+    def as_map(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "job": self.job,
+            "state": str(self.state),
+            "steps": self.steps,
+            "steps_wanted": self.steps_wanted,
+            "checked": dict(self.counted),
+            "checkers": {name: len(self.of(name)) for name in PROMISES},
+            "violations": [violation.as_map() for violation in self.violations],
+            "notes": list(self.notes),
+        }
+
+
+def check(history: History, *, must_finish: bool = False) -> Report:
+    """Hold ``history`` against every promise.
+
+    Args:
+        must_finish: whether a job that is not finished is a violation; after all faults have healed, it is.
+    """
+    folded = replay(history.ledger, history.pruned_below)
+    violations = [violation for checker in _CHECKERS.values() for violation in checker(history, folded)]
+    violations += check_finish(history, folded, must_finish=must_finish)
+    return Report(
+        job=history.job.name,
+        state=history.state,
+        steps=folded.committed_steps,
+        steps_wanted=history.job.steps,
+        counted=_counted(history, folded),
+        violations=violations,
+        notes=list(history.notes),
+    )
+
+
+def _counted(history: History, folded: Replay) -> dict[str, int]:
+    asks = {(row["process"], row.get("incarnation")): int(row["opened"]) for row in history.named("asks_counted")}
+    return {
+        "ledger_events": folded.events,
+        "samples": len(history.samples),
+        "tokens": sum(record.n_tokens for record in history.samples),
+        "tokens_followed": sum(len(sample.tokens) for sample in folded.samples),
+        "commits": len(folded.commits),
+        "replays": len(folded.replayed),
+        "scheduler_lives": len(folded.epochs),
+        "hand_outs": sum(len(sample.workers) for sample in folded.samples),
+        "asks": sum(asks.values()),
+        "restarts": len(history.named("child_restarting")),
+        "faults": len(history.named("fault_injected")),
+    }

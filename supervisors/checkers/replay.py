@@ -1,0 +1,355 @@
+"""The journal, folded a second time by other code than the ledger's: plain lists, a sample at a time.
+
+Each event is held against the rules of ``actors/scheduler/ledger.py`` as a reader of its docstring would apply them.
+What does not fit is noted as a Complaint and the fold goes on with what the event says, so that one wrong event is
+told of once and not a thousand times.
+
+                                 ┌─▶ complaints      an event that does not fit what came before it
+    events ─▶ Replay.fold ───────┼─▶ samples         each sample's tokens, versions and state
+                                 ├─▶ commits         which samples each commit named, first and replayed
+                                 └─▶ workers         how many hand-outs each worker held, and at most
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from actors.scheduler import events as ev
+from actors.scheduler.messages import FinishReason
+
+QUEUED, IN_FLIGHT, FINISHED, SCORED, LEASED = "queued", "in flight", "finished", "scored", "leased"
+COMMITTED, DROPPED = "committed", "dropped"
+UNSETTLED = (QUEUED, IN_FLIGHT, FINISHED, SCORED)
+SETTLED = (COMMITTED, DROPPED)
+
+
+class Name(NamedTuple):
+    """A sample. Prompts are ordinals of the job's prompt stream."""
+
+    step: int
+    prompt: int
+    sibling: int
+
+    def __str__(self) -> str:
+        return f"step {self.step} prompt {self.prompt} sibling {self.sibling}"
+
+
+class Topic:
+    """What a complaint is about; each checker reports its own."""
+
+    SAMPLE = "sample"
+    TOKENS = "tokens"
+    STEP = "step"
+    ASSIGNMENT = "assignment"
+
+
+@dataclass(frozen=True)
+class Complaint:
+    """An event that does not fit. ``event`` counts the recorded events from 0."""
+
+    topic: str
+    event: int
+    what: str
+    name: Name | None = None
+    step: int | None = None
+    token_index: int | None = None
+    worker: str | None = None
+
+
+@dataclass(slots=True)
+class Sample:
+    """One sample as far as the journal tells."""
+
+    name: Name
+    state: str = QUEUED
+    tokens: list[int] = field(default_factory=list[int])
+    versions: list[int] = field(default_factory=list[int])
+    """The policy version of each token."""
+    workers: list[str] = field(default_factory=list[str])
+    """Who had it, in order; one entry a hand-out."""
+    assignment: int = -1
+    reward: float | None = None
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step's samples, in the order of their rows."""
+
+    step: int
+    group_size: int
+    stop_ids: frozenset[int]
+    max_tokens: int
+    prompts: list[int]
+    samples: list[Sample]
+
+
+@dataclass(slots=True)
+class Held:
+    """One worker's hand-outs."""
+
+    now: int = 0
+    most: int = 0
+    most_at: int = 0
+    """The event with which it first held ``most``."""
+
+
+Named = frozenset[tuple[int, int]]
+"""(prompt, sibling) of the samples that a commit names."""
+
+
+class Replay:
+    """Made by ``replay``; read it, do not change it."""
+
+    def __init__(self, pruned_below: int = 0) -> None:
+        self.pruned_below = pruned_below
+        self.complaints: list[Complaint] = []
+        self.batches: dict[int, Batch] = {}
+        self.commits: dict[int, Named] = {}
+        """Step → what its first commit named."""
+        self.replayed: set[int] = set()
+        self.leased: dict[int, Named] = {}
+        """Step → what was leased when it was committed first."""
+        self.workers: dict[str, Held] = {}
+        self.epochs: list[int] = []
+        self.events = 0
+        self.trainer_step = 0
+        self._live: dict[int, tuple[Sample, str]] = {}
+        self._next_assignment = 0
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            ev.Opened: self._opened,
+            ev.BatchIssued: self._issued,
+            ev.Assigned: self._assigned,
+            ev.TokensAppended: self._appended,
+            ev.Returned: self._returned,
+            ev.Scored: self._scored,
+            ev.Dropped: self._dropped,
+            ev.Leased: self._leased,
+            ev.Committed: self._committed,
+            ev.Checkpointed: self._checkpointed,
+            ev.Rewound: self._rewound,
+        }
+
+    def fold(self, event: ev.Event) -> None:
+        """Take the next event."""
+        self._handlers[type(event)](event)
+        self.events += 1
+
+    @property
+    def samples(self) -> Iterable[Sample]:
+        return (sample for batch in self.batches.values() for sample in batch.samples)
+
+    @property
+    def live(self) -> list[tuple[Sample, str]]:
+        """Hand-outs that have not ended, with their workers."""
+        return list(self._live.values())
+
+    @property
+    def committed_steps(self) -> int:
+        """One past the newest committed step."""
+        return max(self.commits, default=-1) + 1
+
+    def _complain(
+        self, topic: str, what: str, *, sample: Sample | None = None, step: int | None = None,
+        token_index: int | None = None, worker: str | None = None,
+    ) -> None:  # fmt: skip
+        name = sample.name if sample is not None else None
+        self.complaints.append(Complaint(topic, self.events, what, name, step, token_index, worker))
+
+    def _rows(self, step: int, rows: Iterable[int], doing: str) -> list[Sample]:
+        """The samples of an event; none of a step that has been pruned, a complaint for what does not exist."""
+        batch = self.batches.get(step)
+        if batch is None:
+            if step >= self.pruned_below:
+                self._complain(Topic.STEP, f"{doing} names step {step}, whose batch was never issued", step=step)
+            return []
+        found: list[Sample] = []
+        for row in rows:
+            if 0 <= row < len(batch.samples):
+                found.append(batch.samples[row])
+            else:
+                self._complain(Topic.STEP, f"{doing} names row {row} of step {step}, which does not exist", step=step)
+        return found
+
+    def _move(self, sample: Sample, allowed: tuple[str, ...], to: str, doing: str) -> None:
+        if sample.state not in allowed:
+            wanted = " or ".join(allowed)
+            self._complain(Topic.SAMPLE, f"{doing} {sample.name}, which is {sample.state}, not {wanted}", sample=sample)
+        sample.state = to
+
+    # ------------------------------------------------------------ events
+
+    def _opened(self, event: ev.Opened) -> None:
+        if self.epochs and event.epoch <= self.epochs[-1]:
+            self._complain(Topic.STEP, f"the scheduler opened epoch {event.epoch} after epoch {self.epochs[-1]}")
+        self.epochs.append(event.epoch)
+        for number in list(self._live):
+            self._hand_back(number)
+        for sample in self.samples:
+            if sample.state == LEASED:
+                sample.state = SCORED
+
+    def _issued(self, event: ev.BatchIssued) -> None:
+        step = event.step
+        if step in self.batches:
+            self._complain(Topic.STEP, f"the batch of step {step} was issued twice", step=step)
+            return
+        prompts = [int(p) for p in event.prompts]
+        samples = [Sample(Name(step, prompt, sibling)) for prompt in prompts for sibling in range(event.group_size)]
+        sampling = event.sampling
+        self.batches[step] = Batch(
+            step, event.group_size, frozenset(sampling.stop_token_ids), sampling.max_tokens, prompts, samples
+        )
+
+    def _assigned(self, event: ev.Assigned) -> None:
+        samples = self._rows(event.step, event.rows.tolist(), f"a hand-out to {event.worker}")
+        if event.first < self._next_assignment:
+            what = f"assignment {event.first} was given to {event.worker}, but numbers below {self._next_assignment}"
+            self._complain(Topic.ASSIGNMENT, f"{what} had been given before", worker=event.worker)
+        self._next_assignment = max(self._next_assignment, event.first + len(event.rows))
+        for number, sample in enumerate(samples, event.first):
+            if sample.assignment >= 0:
+                holder = self._live.get(sample.assignment, (sample, "nobody"))[1]
+                what = f"{sample.name} was handed to {event.worker} while {holder} had it"
+                self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=event.worker)
+                self._live.pop(sample.assignment, None)
+            else:
+                self._move(sample, (QUEUED,), IN_FLIGHT, f"{event.worker} was handed")
+            sample.state, sample.assignment = IN_FLIGHT, number
+            sample.workers.append(event.worker)
+            self._live[number] = (sample, event.worker)
+            held = self.workers.setdefault(event.worker, Held())
+            held.now += 1
+            if held.now > held.most:
+                held.most, held.most_at = held.now, self.events
+
+    def _appended(self, event: ev.TokensAppended) -> None:
+        at = 0
+        tokens, counts = event.tokens.tolist(), event.counts.tolist()
+        columns = zip(event.assignments.tolist(), event.offsets.tolist(), counts, event.finished.tolist(), strict=True)
+        for number, offset, count, finished in columns:
+            new = tokens[at : at + count]
+            at += count
+            sample, worker = self._live.get(number, (None, ""))
+            if sample is None or worker != event.worker or offset != len(sample.tokens):
+                continue  # late, repeated, or behind a gap: it never entered
+            batch = self.batches[sample.name.step]
+            if offset + count > batch.max_tokens or finished > FinishReason.ABORTED:
+                continue
+            self._enter(sample, batch, new, event)
+            if finished in (FinishReason.STOP, FinishReason.LENGTH):
+                self._end(number)
+                sample.state = FINISHED
+            elif finished == FinishReason.ABORTED:
+                self._hand_back(number)
+
+    def _enter(self, sample: Sample, batch: Batch, new: list[int], event: ev.TokensAppended) -> None:
+        for token in new:
+            index = len(sample.tokens)
+            if index and sample.tokens[-1] in batch.stop_ids:
+                what = f"{sample.name}: token index {index} follows the stop token at {index - 1}"
+                self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=event.worker)
+            sample.tokens.append(token)
+            sample.versions.append(event.policy_version)
+
+    def _returned(self, event: ev.Returned) -> None:
+        for number in event.assignments.tolist():
+            if self._live.get(number, (None, ""))[1] == event.worker:
+                self._hand_back(number)
+
+    def _hand_back(self, number: int) -> None:
+        """Back to the queue, unless the tokens already end the sample."""
+        sample = self._live[number][0]
+        self._end(number)
+        batch = self.batches[sample.name.step]
+        ended = bool(sample.tokens) and sample.tokens[-1] in batch.stop_ids
+        sample.state = FINISHED if ended or len(sample.tokens) >= batch.max_tokens else QUEUED
+
+    def _end(self, number: int) -> None:
+        sample, worker = self._live.pop(number)
+        sample.assignment = -1
+        self.workers[worker].now -= 1
+
+    def _scored(self, event: ev.Scored) -> None:
+        samples = self._rows(event.step, event.rows.tolist(), "a verdict")
+        for sample, reward in zip(samples, event.rewards.tolist(), strict=False):
+            self._move(sample, (FINISHED,), SCORED, "a verdict came for")
+            sample.reward = reward
+
+    def _dropped(self, event: ev.Dropped) -> None:
+        for sample in self._rows(event.step, event.rows.tolist(), "a drop"):
+            self._move(sample, UNSETTLED, DROPPED, "dropped:")
+            sample.reason = event.reason
+            if sample.assignment >= 0:
+                self._end(sample.assignment)
+
+    def _leased(self, event: ev.Leased) -> None:
+        if event.step != self.trainer_step and event.step >= self.pruned_below:
+            what = f"samples of step {event.step} were leased while the trainer was at step {self.trainer_step}"
+            self._complain(Topic.STEP, what, step=event.step)
+        allowed, to = ((COMMITTED,), COMMITTED) if event.replay else ((SCORED,), LEASED)
+        for sample in self._rows(event.step, event.rows.tolist(), "a lease"):
+            self._move(sample, allowed, to, "leased:")
+
+    def _committed(self, event: ev.Committed) -> None:
+        step = event.step
+        if step != self.trainer_step:
+            what = f"step {step} was committed while the trainer was at step {self.trainer_step}"
+            self._complain(Topic.STEP, what, step=step)
+        pairs = list(zip(event.prompts.tolist(), event.siblings.tolist(), strict=False))
+        named: Named = frozenset(pairs)
+        if len(named) != len(pairs):
+            twice = next(pair for pair in pairs if pairs.count(pair) > 1)
+            what = f"the commit of step {step} names prompt {twice[0]} sibling {twice[1]} twice"
+            self._complain(Topic.STEP, what, step=step)
+        if step in self.commits:
+            self.replayed.add(step)
+            self._same_again(step, named)
+        else:
+            self.commits[step] = named
+            self._settle(step, named)
+        self.trainer_step = step + 1
+
+    def _same_again(self, step: int, named: Named) -> None:
+        first = self.commits[step]
+        for prompt, sibling in sorted(first ^ named)[:1]:
+            which = "first" if (prompt, sibling) in first else "second"
+            what = f"step {step} was committed twice with different samples: prompt {prompt} sibling {sibling} is"
+            self._complain(Topic.STEP, f"{what} in the {which} commit only", step=step)
+
+    def _settle(self, step: int, named: Named) -> None:
+        batch = self.batches.get(step)
+        if batch is None:
+            if step >= self.pruned_below:
+                self._complain(Topic.STEP, f"step {step} was committed, but its batch was never issued", step=step)
+            return
+        self.leased[step] = frozenset(s.name[1:] for s in batch.samples if s.state == LEASED)
+        for sample in batch.samples:
+            if sample.name[1:] in named:
+                sample.state = COMMITTED
+            elif sample.state == LEASED:
+                sample.state, sample.reason = DROPPED, "not named by the trainer's commit"
+
+    def _checkpointed(self, event: ev.Checkpointed) -> None:
+        if event.step > self.committed_steps:
+            what = f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed steps"
+            self._complain(Topic.STEP, what, step=event.step)
+
+    def _rewound(self, event: ev.Rewound) -> None:
+        if event.step > self.committed_steps:
+            what = f"the trainer went on at step {event.step} with {self.committed_steps} steps committed"
+            self._complain(Topic.STEP, what, step=event.step)
+        self.trainer_step = event.step
+        for sample in self.samples:
+            if sample.state == LEASED:
+                sample.state = SCORED
+
+
+def replay(events: Iterable[ev.Event], pruned_below: int = 0) -> Replay:
+    """Fold ``events``, of which all but commits may be missing below step ``pruned_below``."""
+    folded = Replay(pruned_below)
+    for event in events:
+        folded.fold(event)
+    return folded
