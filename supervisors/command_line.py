@@ -242,8 +242,16 @@ def node(
 
 
 @app.command()
-def doctor(json_: Json = False) -> None:
-    """Say what is installed, what is missing, and how to get it."""
+def doctor(
+    run: Annotated[
+        Path | None,
+        typer.Option("--run", metavar="RUN_DIR", help="Check a run instead: what it recorded against what is promised."),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Say what is installed, what is missing, and how to get it; or whether a run has kept its promises."""
+    if run is not None:
+        _doctor_run(run, json_)
     from supervisors.doctor import report
 
     found = report()
@@ -252,6 +260,17 @@ def doctor(json_: Json = False) -> None:
     else:
         Console().print(found)
     raise typer.Exit(EXIT_FINISHED if found.healthy else EXIT_FAILED)
+
+
+def _doctor_run(run_dir: Path, json_: bool) -> NoReturn:
+    from supervisors.run_report import doctor_run
+
+    try:
+        raise typer.Exit(doctor_run(run_dir, as_json=json_))
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_CONFIG)
+    except HeadraceError as error:
+        _fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
 
 
 @app.command(
