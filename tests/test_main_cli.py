@@ -42,7 +42,7 @@ def test_the_command_line_is_frozen() -> None:
         "run": ["--control", "--dir", "--json", "--resume", "--set", "job"],
         "head": ["--control", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--name", "--slots"],
-        "doctor": ["--json"],
+        "doctor": ["--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--read-only", "directory"],
         "simulate": ["scenario"],
