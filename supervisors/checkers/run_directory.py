@@ -66,7 +66,7 @@ def _state(events: list[Row], *, alive: bool) -> RunState:
     """What the job last said, unless its process goes on, or ended without a word."""
     said = [str(row.get("state")) for row in events if row.get("event") == "job_state"]
     over = said[-1] if said and said[-1] in ("finished", "interrupted", "failed") else None
-    if over is not None and not (alive and _opened_since(events)):
+    if over is not None and not _opened_since(events):
         return RunState(over)
     return RunState.RUNNING if alive else RunState.CRASHED
 
