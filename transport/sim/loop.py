@@ -165,24 +165,24 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def kill(self, process: SimProcess) -> None:
         """End ``process`` as SIGKILL does. Idempotent.
 
-        Its tasks are kept until ``bury``: a coroutine that is thrown away runs its ``finally`` blocks.
+        Its tasks are kept until ``dismantle``: a coroutine that is thrown away runs its ``finally`` blocks.
         """
         process.alive = False
         process.held.clear()
         for task in cast("set[SimTask]", asyncio.all_tasks(self)):
             if task.process is process:
-                task._log_destroy_pending = False  # type: ignore[attr-defined]  its end is no accident
                 self._graves.append(task)
 
-    def bury(self) -> None:
-        """Give back the memory of what was killed.
-
-        Call it when all is over: now the ``finally`` blocks run, unheard.
-        """
-        graves, self._graves = sorted(self._graves, key=lambda task: task.birth), []
+    def dismantle(self) -> None:
+        """Close the loop and give back all that is left on it, killed or not; the ``finally`` blocks run, unheard."""
+        left = dict.fromkeys([*self._graves, *cast("set[SimTask]", asyncio.all_tasks(self))])
+        graves = sorted(left, key=lambda task: task.birth)
+        self._graves.clear()
+        self.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for task in graves:
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
                 coroutine = task.get_coro()
                 try:
                     cast("Coroutine[Any, Any, Any]", coroutine).close()

@@ -108,8 +108,8 @@ class SimNetwork(MemoryNetwork):
         self.delivered = 0
         self.heard: Callable[[str, str, Lane, list[Frame]], None] | None = None
         """Told of every message at its delivery: source, target, lane, frames."""
-        self.tamper: Callable[[str, str, list[Frame]], list[Frame]] | None = None
-        """May return other frames than those that departed."""
+        self.tamper: Callable[[str, list[Frame]], list[Frame]] | None = None
+        """Given a source and what it sends; may return other frames."""
         self._rng = random.Random(f"network/{seed}")
         self._links_weather: dict[tuple[str, str], Weather] = {}
         self._disturbances: dict[Disturbance, None] = {}
@@ -247,8 +247,9 @@ class SimNetwork(MemoryNetwork):
         track = self._tracks.get((pipe, lane))
         if track is None:
             track = self._tracks[pipe, lane] = _Track(deque())
-        frames = pipe.queues[lane].popleft()
-        size_bytes = sum(len(frame) if type(frame) is bytes else memoryview(frame).nbytes for frame in frames)
+        # copied: a frame may be a view of memory that its sender goes on writing to
+        frames: list[Frame] = [f if type(f) is bytes else bytes(f) for f in pipe.queues[lane].popleft()]
+        size_bytes = sum(map(len, frames))
         track.departed += 1
         track.free_s = max(loop.time(), track.free_s) + size_bytes / weather.bandwidth_bytes_s
         track.last_s = max(track.last_s, track.free_s + self._latency(source, target) + delay_s)
@@ -257,7 +258,7 @@ class SimNetwork(MemoryNetwork):
             self._later(self.limits.heartbeat_timeout_s, self._break, pipe.link)
             return
         if self.tamper is not None:
-            frames = self.tamper(source.name, target.name, frames)
+            frames = self.tamper(source.name, frames)
         copies = 2 if self._rng.random() < duplicate else 1
         for _ in range(copies):
             track.flights.append(_Flight(track.departed, frames))

@@ -56,6 +56,11 @@ class SimProcess:
         """Run ``coroutine`` as a task of this process."""
         return asyncio.get_running_loop().create_task(coroutine, name=name, context=self._context.copy())
 
+    @staticmethod
+    def of_nobody(coroutine: Coroutine[Any, Any, R], name: str) -> asyncio.Task[R]:
+        """Run ``coroutine`` as a task that belongs to no process, whoever calls."""
+        return asyncio.get_running_loop().create_task(coroutine, name=name, context=contextvars.Context())
+
     def halt(self) -> None:
         """Nothing of it runs until ``go_on``."""
         self.halted = True

@@ -1,0 +1,214 @@
+"""The scenario file of ``headrace simulate``, typed: jobs, machines, weather and faults of a simulated run.
+
+    SCENARIO.yaml ─▶ load_scenario ─▶ Scenario ── with a seed ──▶ supervisors/simulation
+
+A seed fixes every event. Whatever a scenario leaves open (which of its jobs run, which faults strike when) is drawn
+from the seed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field, model_validator
+
+from configs.fault_plan import Fault, Kind
+from configs.limits import Limits
+from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from configs.validation import validate
+from configs.yaml_source import read_yaml
+
+Seconds = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+_HEALABLE: Final[tuple[Kind, ...]] = (
+    "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt",
+)  # fmt: skip
+TargetRole = Literal["rollout", "trainer", "weights", "rewards", "node", "head"]
+
+
+class SimulatedJob(Section):
+    """A job of simulated engines and a simulated trainer. Keys mean what they mean in a job file."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
+    mode: Literal["sync", "async"] = "sync"
+    """As ``sync.mode``."""
+    max_staleness: NonNegativeInt = 1
+    """``async`` only."""
+    steps: PositiveInt = 4
+    prompts_per_step: PositiveInt = 2
+    group_size: Annotated[int, Field(ge=2)] = 2
+    workers: NonNegativeInt = 2
+    """Rollout workers."""
+    max_running: PositiveInt = 8
+    """Samples decoded together by one worker."""
+    prompt_tokens: PositiveInt = 8
+    """Longest prompt; lengths are drawn."""
+    max_tokens: PositiveInt = 24
+    """Longest response."""
+    mean_tokens: PositiveFloat = 10.0
+    """Of responses that nothing cuts short."""
+    place_rollout: Literal["local", "remote", "spread"] = "spread"
+    """As ``cluster.place_rollout``."""
+    in_flight: Literal["keep", "recompute"] = "recompute"
+    checkpoint_every: NonNegativeInt = 2
+    """Steps between checkpoints."""
+    window_prompts: NonNegativeInt = 0
+    """As ``trainer.window_prompts``."""
+    reward_workers: PositiveInt = 1
+    no_result: Probability = 0.0
+    """How often a verifier gives no verdict."""
+
+
+class Costs(Section):
+    """How long things take, in virtual seconds."""
+
+    start_s: tuple[Seconds, Seconds] = (0.3, 1.0)
+    """From the start of a process until its actors are made; drawn between the two."""
+    engine_step_s: PositiveFloat = 0.15
+    """Of a step of an engine, whatever it decodes."""
+    prefill_s: Seconds = 0.001
+    """For each token of a prefix."""
+    load_s: Seconds = 0.1
+    """Loading a version into an engine."""
+    micro_batch_s: Seconds = 0.15
+    """Forward and backward pass."""
+    train_step_s: Seconds = 0.4
+    """Of the optimizer."""
+    export_s: Seconds = 0.1
+    """Laying out a version."""
+    save_s: Seconds = 0.3
+    """Of a checkpoint."""
+    verdict_s: tuple[Seconds, Seconds] = (0.01, 0.2)
+    """For each response; drawn between the two."""
+    read_s: Seconds = 0.1
+    """The prompts of one step."""
+    disk_s: Seconds = 0.004
+    """Until the disk has confirmed a write of the journal."""
+
+
+class NetworkConfig(Section):
+    """Weather of every link, before any fault."""
+
+    latency_s: Seconds = 0.0005
+    jitter_s: Seconds = 0.0005
+    """Uniform, on top of the latency."""
+    bandwidth_bytes_s: PositiveFloat = 1.25e9
+    """Of each lane of each direction."""
+    loss: Probability = 0.0
+    """Of each message; it breaks the link."""
+    duplicate: Probability = 0.0
+    """Of each message."""
+
+
+class RandomFaults(Section):
+    """Faults that the seed draws."""
+
+    faults: tuple[NonNegativeInt, NonNegativeInt] = (3, 10)
+    """How many, between the two."""
+    kinds: list[Kind] = Field(default_factory=lambda: list(_HEALABLE))
+    """Which kinds; each is drawn as often as it is named."""
+    roles: list[TargetRole] = Field(
+        default_factory=lambda: ["rollout", "rollout", "rollout", "trainer", "weights", "rewards", "node"]
+    )
+    """Of the targets; each is drawn as often as it is named."""
+    within_s: PositiveFloat = 10.0
+    """They strike at times between the start and this, in virtual seconds; the start-up of processes counts too."""
+    heal_s: tuple[Seconds, Seconds] = (0.1, 6.0)
+    """How long a fault that heals lasts, drawn between the two with short ones as likely as long ones."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RandomFaults:
+        for name, (low, high) in (("faults", self.faults), ("heal_s", self.heal_s)):
+            if low > high:
+                raise ValueError(f"{name} as [fewest, most]; found [{low}, {high}]")
+        return self
+
+
+class FaultsConfig(Section):
+    """What happens to the run: a fixed plan, drawn faults, or both."""
+
+    plan: list[Fault] = Field(default_factory=list[Fault])
+    """Faults as in a fault plan file; ``at_s`` counts from when all processes are ready."""
+    random: RandomFaults | None = None
+    """Further ones, drawn from the seed."""
+
+
+class Scenario(Section):
+    """One simulated cluster and what happens to it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    jobs: Annotated[list[SimulatedJob], Field(min_length=1)]
+    jobs_at_once: list[PositiveInt] = Field(default_factory=list[PositiveInt])
+    """How many of ``jobs`` run: one of these numbers, drawn; which of them is drawn too. Empty: all."""
+    nodes: NonNegativeInt = 2
+    """Machines besides the head's."""
+    slots: PositiveInt = 4
+    """Rollout workers that each of them takes."""
+    node_returns_s: PositiveFloat | None = 4.0
+    """A machine whose agent has ended is started again after this long; unset: never."""
+    head_returns_s: PositiveFloat | None = 2.0
+    """The same for the head, which then resumes its jobs."""
+    costs: Costs = Costs()
+    network: NetworkConfig = NetworkConfig()
+    faults: FaultsConfig = FaultsConfig()
+    limits: Limits = Limits()
+    """Of all jobs and processes."""
+    stall_s: PositiveFloat = 120.0
+    """Nothing has moved for this long, in virtual seconds, and no fault is in force: that is a deadlock."""
+    finish_within_s: PositiveFloat = 900.0
+    """Virtual seconds from the last fault's end until every job must be over."""
+
+    @model_validator(mode="after")
+    def _jobs_fit(self) -> Scenario:
+        names = [job.name for job in self.jobs]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"jobs with different names; found {', '.join(twice)} more than once")
+        if too_many := [count for count in self.jobs_at_once if count > len(names)]:
+            raise ValueError(f"jobs_at_once of at most {len(names)}, as many as there are jobs; found {too_many[0]}")
+        return self
+
+
+def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, seed: int) -> JobConfig:
+    """The job file that ``job`` stands for. ``model_path``: a directory with a ``config.json``."""
+    costs = scenario.costs
+    engine_options: dict[str, Any] = {
+        "base_s": costs.engine_step_s, "decode_s": 0.0, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
+        "mean_tokens": job.mean_tokens, "vocab": 64,
+    }  # fmt: skip
+    sections: dict[str, Any] = {
+        "name": job.name, "seed": seed, "steps": job.steps,
+        "model": {"source": "hf", "path": model_path},
+        "data": {"source": "jsonl", "path": "simulated", "max_prompt_tokens": job.prompt_tokens},
+        "reward": {"kind": "exact_match", "workers": job.reward_workers},
+        "algorithm": {"group_size": job.group_size, "prompts_per_step": job.prompts_per_step},
+        "rollout": {
+            "engine": "simulated", "workers": job.workers, "max_tokens": job.max_tokens, "threads": 1,
+            "max_running": job.max_running, "in_flight": job.in_flight, "engine_options": engine_options,
+        },
+        "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
+        "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
+        "checkpoint": {"every": job.checkpoint_every, "keep": 2},
+        "cluster": {"place_rollout": job.place_rollout},
+        "metrics": {"tensorboard": False},
+        "limits": scenario.limits,
+    }  # fmt: skip
+    return JobConfig.model_validate(sections)
+
+
+def load_scenario(path: str | Path) -> Scenario:
+    """The scenario in the YAML file at ``path``.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
+    """
+    source = Path(path)
+    values, lines = read_yaml(source, holds="jobs and faults", example="configs/chaos.yaml")
+
+    def where(field: str) -> str:
+        at = tuple(field.split("."))
+        while at and at not in lines:
+            at = at[:-1]
+        return f"{source}:{lines[at]}" if at else str(source)
+
+    return validate(Scenario, values, where)

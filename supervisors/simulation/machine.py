@@ -1,0 +1,104 @@
+"""A simulated machine: implements ``Machine`` for the supervisors that believe to run on it.
+
+What it has: a name, shared memory (a directory of its own), a disk that outlives its processes, role processes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.core.actor import Actor
+from actors.scheduler.journal import Journal
+from actors.weights.segments import Host
+from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.process import Launch
+from supervisors.process_spec import ProcessSpec
+from supervisors.simulation.children import SimulatedChild
+from supervisors.simulation.journal import JournalFile, SimulatedJournal
+from supervisors.simulation.records import RecordedMetrics
+from transport.address import PeerId
+from transport.memory_transport import MemoryTransport
+from transport.security import NodeKeys
+from transport.sim.process import PROCESS
+
+if TYPE_CHECKING:
+    from supervisors.simulation.world import World
+
+
+class SimulatedMachine:
+    """See the module's docstring and ``supervisors.machine.Machine``."""
+
+    def __init__(self, world: World, name: str, directory: Path, slots: int) -> None:
+        self.world = world
+        self.name = name
+        self.slots = slots
+        self.host = Host(name, directory / "shm")
+        self.host.memory.mkdir(parents=True)
+        self.children: dict[int, SimulatedChild] = {}
+        self._directory = directory
+        self._rng = world.rng(f"machine {name}")
+        self._files: dict[str, JournalFile] = {}
+
+    def runtime_directory(self) -> Path:
+        return self._directory / "runtime"
+
+    def transport(
+        self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
+    ) -> MemoryTransport:
+        peer = PeerId(name, self._rng.getrandbits(62) + 1)
+        transport = MemoryTransport(self.world.network, peer, listen=listen, cluster=cluster, limits=limits)
+        process = PROCESS.get()
+        assert process is not None, "only processes have links"
+        self.world.bodies[process].transport = transport
+        return transport
+
+    # processes
+
+    def launch(self, spec: Launch) -> SimulatedChild:
+        order = ProcessSpec.decode(spec.stdin)
+        low, high = self.world.scenario.costs.start_s
+        child = SimulatedChild(self, self.world.new_pid(), order, self._rng.uniform(low, high))
+        self.children[child.pid] = child
+        self.world.trace.note("start", process=order.peer, pid=child.pid)
+        return child
+
+    def is_stopped(self, pid: int) -> bool:
+        child = self.children.get(pid)
+        return child is not None and child.body.halted
+
+    def forget(self, child: SimulatedChild) -> None:
+        """``child`` has ended."""
+        self.children.pop(child.pid, None)
+
+    def kill_children(self) -> None:
+        """Their parent is dead, and their fate is its own (``actors/core/fate.py``)."""
+        for child in list(self.children.values()):
+            child.kill()
+
+    def lose_power(self) -> None:
+        """Every process and what lay in memory is gone; of the disk, what was not synced."""
+        for child in list(self.children.values()):
+            child.lose_power()
+        for path in self.host.memory.iterdir():
+            path.unlink()
+        for file in self._files.values():
+            lost = file.lose_power(self._rng)
+            self.world.trace.note("torn_tail", job=file.job, events=lost)
+
+    # disk and records
+
+    def journal_file(self, job: str) -> JournalFile:
+        """The journal of ``job`` on this machine's disk."""
+        file = self._files.get(job)
+        if file is None:
+            trace = self.world.trace
+            file = self._files[job] = JournalFile(job, lambda kind, body: trace.ledger(job, kind, body))
+        return file
+
+    def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        return SimulatedJournal(self.journal_file(job.name), job.limits, self.world.scenario.costs.disk_s)
+
+    def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
+        return RecordedMetrics(self.world.record(job.name), job, run_dir)

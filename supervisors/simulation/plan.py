@@ -1,0 +1,73 @@
+"""Faults that a seed draws: kinds, targets, times and lengths."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+from configs.fault_plan import KINDS, ChunkTarget, FaultBase, Target
+from configs.scenario import RandomFaults
+
+
+def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[FaultBase]:
+    """A fault each of ``spec.faults``, in the order of their times."""
+    count = rng.randint(*spec.faults)
+    at_s = sorted(rng.uniform(0.0, spec.within_s) for _ in range(count))
+    return [_drawn(spec, rng, time_s, nodes) for time_s in at_s]
+
+
+def _drawn(spec: RandomFaults, rng: random.Random, at_s: float, nodes: int) -> FaultBase:
+    name = rng.choice(spec.kinds)
+    kind = KINDS[name]
+    values: dict[str, Any] = {"kind": name, "at_s": round(at_s, 4), "target": _target(kind, spec, rng, nodes)}
+    if "heal_after_s" in kind.model_fields:
+        values["heal_after_s"] = _length_s(spec, rng)
+    values |= _details(name, rng)
+    return kind.model_validate(values)
+
+
+def _target(kind: type[FaultBase], spec: RandomFaults, rng: random.Random, nodes: int) -> Target:
+    name = kind.model_fields["kind"].default
+    if "chunk" in kind.HITS:
+        return Target(chunk=ChunkTarget(where=rng.choice(["segment", "served"])))
+    roles = [role for role in spec.roles if role in kind.ROLES and (role != "node" or nodes)]
+    if name == "disk_full" or not roles:
+        return Target(role="scheduler") if "scheduler" in kind.ROLES else Target(role="rollout")
+    if "link" in kind.HITS and rng.random() < 0.5:
+        one, other = rng.choice(roles), rng.choice(["head", "head", *roles])
+        if one != other:
+            return Target(link=(_end(one, rng, nodes), _end(other, rng, nodes)))
+    return Target.model_validate({"role": rng.choice(roles)})
+
+
+def _end(role: str, rng: random.Random, nodes: int) -> str:
+    """An end of a link: a role by its name, a node by its own."""
+    return f"node-{rng.randint(1, nodes)}" if role == "node" else role
+
+
+def _length_s(spec: RandomFaults, rng: random.Random) -> float:
+    low, high = (max(bound, 0.001) for bound in spec.heal_s)
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))), 4)
+
+
+def _details(name: str, rng: random.Random) -> dict[str, Any]:
+    match name:
+        case "slow":
+            return {"factor": round(rng.uniform(2.0, 20.0), 2)}
+        case "drop":
+            return {"probability": rng.choice([0.01, 0.05, 0.2])}
+        case "duplicate":
+            return {"probability": rng.choice([0.05, 0.3])}
+        case "delay":
+            return {
+                "delay_ms": round(rng.uniform(5.0, 800.0), 1),
+                "jitter_ms": round(rng.uniform(0.0, 300.0), 1),
+                "probability": rng.choice([0.1, 1.0]),
+            }
+        case "preempt":
+            return {"notice_s": rng.choice([0.0, 0.5, 5.0]), "grace_s": rng.choice([0.2, 2.0, 15.0])}
+        case "clock":
+            return {"jump_s": rng.choice([-3600.0, -1.0, 1.0, 86400.0])}
+        case _:
+            return {}

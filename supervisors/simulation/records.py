@@ -1,0 +1,58 @@
+"""What simulated jobs say of themselves, kept for the checkers: rows, events, ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actors.core.actor import handles
+from actors.core.clock import time_of_day_s
+from actors.metrics.ask_watch import AskWatch
+from actors.metrics.messages import Spans, StepRow
+from actors.metrics.recorder import Metrics
+from configs.schema import JobConfig
+
+
+@dataclass
+class JobRecord:
+    """One job's, over all lives of its actors."""
+
+    job: str
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """As the lines of events.jsonl."""
+    summary: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The last one; empty while no life of the head has brought the job to an end."""
+
+
+class RecordedMetrics(Metrics):
+    """The metrics actor without its files; of rows there is one, since a job's next life reads it."""
+
+    def __init__(self, record: JobRecord, job: JobConfig, run_dir: Path) -> None:
+        super().__init__(job.name, run_dir, job.metrics)
+        self._record = record
+        self._file = run_dir / "metrics.jsonl"
+
+    async def on_start(self) -> None:
+        self._asks = AskWatch(self.ctx)
+        self.ctx.start_task(self._watch_asks(), "watch asks")
+
+    async def on_stop(self) -> None:
+        self._write_event("asks_counted", self._asks.counted())
+
+    @handles(StepRow)
+    async def step_row(self, message: StepRow) -> None:
+        self._record.rows.append(message.row)
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(message.row) + "\n")
+
+    @handles(Spans)
+    async def spans(self, message: Spans) -> None:
+        """No picture is made of a simulated run."""
+
+    def _write_event(self, name: str, fields: Mapping[str, float | int | str]) -> None:
+        line = {"time_s": round(time_of_day_s(), 6), "job": self._job, "event": name, **fields}
+        self._record.events.append(line)

@@ -1,0 +1,152 @@
+"""The actors of a simulated role process: the real ones, over simulated engines, backends, verifiers and tokenizers.
+
+rollout ─ RolloutWorker on PacedEngine        rewards ─ RewardWorker, PromptSource on SimulatedPool
+trainer ─ Trainer on PacedBackend             weights ─ WeightServer as it is
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import msgpack
+import numpy as np
+import xxhash
+
+from actors.core.actor import Actor
+from actors.rewards.prompt_source import PromptSource
+from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
+from actors.rewards.tokenizer import TextCodec
+from actors.rewards.worker import RewardWorker
+from actors.roles import RoleArgs, build_role
+from actors.rollout.engine import StepOutput
+from actors.rollout.engines.simulated_engine import SimulatedEngine
+from actors.rollout.worker import RolloutWorker
+from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
+from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
+from actors.trainer.trainer import Trainer
+from transport.sim.process import SimProcess
+
+if TYPE_CHECKING:
+    from supervisors.simulation.body import Body
+    from supervisors.simulation.world import World
+
+R = TypeVar("R")
+
+
+def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, Actor]:
+    """The actors of the process, by name; as ``actors.roles.build_role``."""
+    life, costs = body.life, world.scenario.costs
+    if args.role == "rollout":
+        return {args.name: RolloutWorker(args, engine=PacedEngine(life))}
+    if args.role == "trainer":
+        cost = TrainCost(
+            accumulate_base_s=costs.micro_batch_s,
+            step_s=costs.train_step_s,
+            export_s=costs.export_s,
+            save_s=costs.save_s,
+        )
+        return {args.name: Trainer(args, backend=PacedBackend(cost, life))}
+    if args.role == "rewards":
+        pool = cast(ScorerPool, SimulatedPool(args, world, life))
+        codec = cast(TextCodec, _Numbers())
+        return {args.name: RewardWorker(args, pool, codec), "prompts": PromptSource(args, pool)}
+    return build_role(args)
+
+
+async def _slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
+    """Await ``work``; in a process that has been slowed down it takes that much longer."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    result = await work
+    if life.slowness > 1.0:
+        await asyncio.sleep((life.slowness - 1.0) * (loop.time() - began_s))
+    return result
+
+
+class PacedEngine(SimulatedEngine):
+    """A simulated engine whose process may be slow."""
+
+    def __init__(self, life: SimProcess) -> None:
+        super().__init__()
+        self._life = life
+
+    async def step(self) -> StepOutput:
+        return await _slowly(self._life, super().step())
+
+
+class PacedBackend(SimulatedBackend):
+    """A simulated backend whose process may be slow."""
+
+    def __init__(self, cost: TrainCost, life: SimProcess) -> None:
+        super().__init__(cost)
+        self._life = life
+
+    async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        return await _slowly(self._life, super().accumulate(batch, loss))
+
+    async def step(self, *, weight: float) -> StepResult:
+        return await _slowly(self._life, super().step(weight=weight))
+
+    async def save(self, directory: Path) -> None:
+        await _slowly(self._life, super().save(directory))
+
+
+class _Numbers:
+    """A tokenizer for tokens that stand for nothing."""
+
+    def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
+        return " ".join(str(int(token)) for token in token_ids)
+
+
+class SimulatedPool:
+    """In place of ``ScorerPool``: rewards and prompts are functions of the job's seed, in the time that they cost."""
+
+    def __init__(self, args: RoleArgs, world: World, life: SimProcess) -> None:
+        job = args.job_config
+        self._seed = job.seed
+        self._prompt_tokens = job.data.max_prompt_tokens
+        self._costs = world.scenario.costs
+        self._no_result = world.simulated_job(job.name).no_result
+        self._draw: Callable[[], float] = world.rng(f"verdicts {args.name} {world.new_pid()}").random
+        self._life = life
+        self._free = asyncio.Semaphore(job.reward.workers)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    async def score(self, items: Sequence[tuple[str, Any, str, int, dict[str, Any]]]) -> list[PoolVerdict]:
+        """One verdict per item, in order."""
+        low, high = self._costs.verdict_s
+        verdicts: list[PoolVerdict] = []
+        async with self._free:
+            for response, prompt, *_ in items:
+                await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
+                if self._draw() < self._no_result:
+                    verdicts.append(PoolVerdict(None, "the verifier gave no verdict", timed_out=True))
+                else:
+                    verdicts.append(PoolVerdict(_reward(f"{prompt}/{response}")))
+        return verdicts
+
+    async def read(self, start: int, count: int) -> dict[str, Any]:
+        """As ``PromptStream.read``."""
+        async with self._free:
+            await _slowly(self._life, asyncio.sleep(self._costs.read_s))
+        return {"prompts": [self._prompt(ordinal) for ordinal in range(start, start + count)], "exhausted": False}
+
+    def _prompt(self, ordinal: int) -> list[Any]:
+        rng = random.Random(f"{self._seed}/{ordinal}")
+        ids = np.array([rng.randrange(2, 64) for _ in range(rng.randint(1, self._prompt_tokens))], np.int32)
+        text = f"prompt {ordinal}"
+        return [ordinal, ids.tobytes(), text, msgpack.packb([text, "", ordinal, {}])]
+
+
+def _reward(text: str) -> float:
+    """Between 0 and 1, in quarters: some groups are of one mind, most are not."""
+    return (xxhash.xxh3_64_intdigest(text.encode()) % 5) / 4

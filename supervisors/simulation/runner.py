@@ -1,0 +1,158 @@
+"""One seed of a scenario, from an empty directory to a verdict.
+
+simulate(scenario, seed) ─▶ World on a SimulatedLoop, guarded, in silence ─▶ checks ─▶ Outcome
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Generator, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from actors.weights.segments import segment_directory
+from configs.fault_plan import FaultBase
+from configs.scenario import Scenario
+from supervisors.simulation.nemesis import Nemesis
+from supervisors.simulation.plan import drawn_faults
+from supervisors.simulation.verdict import judge
+from supervisors.simulation.watchman import Watchman
+from supervisors.simulation.world import World
+from transport.sim.guards import guarded
+from transport.sim.loop import SimulatedLoop, SimulationDeadlock
+
+Show = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one seed gave."""
+
+    seed: int
+    hash: str
+    violations: list[str]
+    virtual_seconds: float
+    seconds: float
+    events: int
+    faults: list[str]
+    """What struck, in order, for people."""
+    report: str = ""
+    """Who waited for whom, if the run was given up."""
+
+
+def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:
+    """Run ``scenario`` under ``seed``. ``show`` is given a line for each thing that happens, with its virtual time."""
+    began_s = time.perf_counter()
+    root = Path(tempfile.mkdtemp(prefix="headrace-sim-", dir=segment_directory()))
+    loop = SimulatedLoop(seed)
+    try:
+        with _unmanaged_memory(), _logs_go_to(show, loop):
+            world = World(scenario, seed, root, loop, show)
+            report = _run(world, loop)
+            violations = [*world.findings, *judge(world)]
+            if report:
+                violations.insert(0, report.partition("\n")[0])
+            return Outcome(
+                seed=seed,
+                hash=world.trace.hash,
+                violations=violations,
+                virtual_seconds=round(loop.time(), 6),
+                seconds=time.perf_counter() - began_s,
+                events=world.trace.events,
+                faults=world.struck,
+                report=report,
+            )
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _run(world: World, loop: SimulatedLoop) -> str:
+    """Run to the end; returns who waited for whom if there was none."""
+    scenario = world.scenario
+    drawn: list[FaultBase] = []
+    if scenario.faults.random is not None:
+        drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes)
+    nemesis = Nemesis(world, scenario.faults.plan, drawn)
+    watchman = Watchman(world, lambda: nemesis.active)
+    loop.set_exception_handler(lambda _, context: _unhandled(world, context))
+    main = loop.create_task(_main(world, nemesis, watchman), name="world")
+    with guarded() as breaches:
+        try:
+            loop.run_until_complete(main)
+            report = watchman.report
+        except SimulationDeadlock as deadlock:
+            report = f"deadlock: {deadlock}"
+        finally:
+            _dismantle(world, loop)
+    world.findings += [f"guard: {breach}" for breach in dict.fromkeys(breaches)]
+    return report
+
+
+async def _main(world: World, nemesis: Nemesis, watchman: Watchman) -> None:
+    world.start()
+    nemesis.start()
+    await watchman.watch()
+    world.stop()
+
+
+def _dismantle(world: World, loop: SimulatedLoop) -> None:
+    """Nothing runs any more: give all of it back without a word."""
+    loop.set_exception_handler(lambda _, __: None)
+    world.stop()
+    loop.dismantle()
+
+
+def _unhandled(world: World, context: dict[str, Any]) -> None:
+    error = context.get("exception")
+    process = getattr(context.get("task") or context.get("future"), "process", None)
+    name = process.name if process is not None else "the loop"
+    world.escaped(name, str(context.get("message", "unhandled")), error)
+
+
+@contextlib.contextmanager
+def _unmanaged_memory() -> Generator[None]:
+    """No collections while it runs: when they come depends on what ran before, and they may wake what is forgotten."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def _logs_go_to(show: Show | None, loop: SimulatedLoop) -> Generator[None]:
+    """Logs of the product, with virtual time; to nobody if nobody wants them."""
+    before = structlog.get_config() if structlog.is_configured() else None
+
+    def write(_: Any, level: str, fields: MutableMapping[str, Any]) -> Any:
+        if show is not None:
+            text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("event", "exc_info"))
+            show(f"{loop.time():10.4f}  {level:<8} {fields.get('event')}  {text}")
+        raise structlog.DropEvent
+
+    structlog.configure(
+        processors=[write],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO if show is not None else logging.CRITICAL),
+        cache_logger_on_first_use=False,
+    )
+    quiet = logging.getLogger("asyncio")
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        quiet.setLevel(level)
+        structlog.reset_defaults()
+        if before is not None:
+            structlog.configure(**before)

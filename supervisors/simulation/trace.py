@@ -1,0 +1,84 @@
+"""Everything that happens in a simulated run as one hash, and as lines for people who ask for them.
+
+Equal seeds give equal hashes. Into it go, with their virtual time: every message at its delivery, byte for byte; every
+event of a ledger as it is written; starts and ends of processes; faults. The one thing that differs between two equal
+runs is where on this machine they keep their files; those names are taken out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import xxhash
+
+from transport.transport import Frame, Lane
+
+_TIME: Final = struct.Struct("<dB")
+_MARK: Final = b"headrace-"
+"""Every name that is hidden begins so."""
+
+
+class Trace:
+    """One run's. ``hide``: names that differ between equal runs; ``show``: is given each line for people."""
+
+    def __init__(self, hide: Sequence[str], show: Callable[[str], None] | None = None) -> None:
+        self._hash = xxhash.xxh3_128()
+        self._hide = [name.encode() for name in hide]
+        self._show = show
+        self.loop: asyncio.AbstractEventLoop
+        self.events = 0
+        self.ledger_events = 0
+        self.closed = False
+        """The run is over: what its remains still do is not part of it."""
+
+    @property
+    def hash(self) -> str:
+        """Of all that has been noted so far, in hex."""
+        return self._hash.hexdigest()
+
+    def message(self, source: str, target: str, lane: Lane, frames: list[Frame]) -> None:
+        """A message has been delivered."""
+        update = self._hash.update
+        self.events += 1
+        update(_TIME.pack(self.loop.time(), lane))
+        update(f"{source}>{target}".encode())
+        for frame in frames:
+            update(self._plain(frame) if type(frame) is bytes and _MARK in frame else frame)
+
+    def _plain(self, data: bytes) -> bytes:
+        for name in self._hide:
+            data = data.replace(name, b"")
+        return data
+
+    def ledger(self, job: str, kind: str, body: bytes) -> None:
+        """An event of a job's ledger has been written."""
+        self.events += 1
+        self.ledger_events += 1
+        self._hash.update(_TIME.pack(self.loop.time(), 8))
+        self._hash.update(job.encode())
+        self._hash.update(self._plain(body) if _MARK in body else body)
+        if self._show is not None:
+            self._line("ledger", job=job, event=kind, bytes=len(body))
+
+    def note(self, what: str, **fields: Any) -> None:
+        """Anything else; ``fields`` are plain values."""
+        if self.closed:
+            return
+        self.events += 1
+        self._hash.update(_TIME.pack(self.loop.time(), 9))
+        self._hash.update(self._plain(f"{what} {fields}".encode()))
+        if self._show is not None:
+            self._line(what, **fields)
+
+    def say(self, what: str, **fields: Any) -> None:
+        """For people alone: not part of the hash."""
+        if self._show is not None and not self.closed:
+            self._line(what, **fields)
+
+    def _line(self, what: str, **fields: Any) -> None:
+        assert self._show is not None
+        shown = " ".join(f"{name}={value}" for name, value in fields.items())
+        self._show(f"{self.loop.time():10.4f}  {what:<20} {shown}")

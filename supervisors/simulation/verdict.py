@@ -1,0 +1,44 @@
+"""Whether a simulated run kept its promises: the checkers of real runs, over the history that the world kept.
+
+After all faults have healed every job must finish; what it took is told by the checkers (``supervisors/checkers``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.scheduler.events import decode_event
+from configs.schema import JobConfig
+from supervisors.checkers.checks import check
+from supervisors.checkers.history import History, RunState
+
+if TYPE_CHECKING:
+    from supervisors.simulation.world import World
+
+
+def judge(world: World) -> list[str]:
+    """What is wrong, one sentence each; empty for a good run."""
+    wrong: list[str] = []
+    for job in world.jobs:
+        summary = world.record(job.name).summary
+        counters = [name for name in ("prompts_lost", "samples_trained_twice") if summary.get(name)]
+        wrong += [f"{job.name}: {name} is {summary[name]}" for name in counters]
+        if summary.get("error"):
+            wrong.append(f"{job.name}: {summary['error']}")
+        report = check(history_of(world, job), must_finish=True)
+        wrong += [f"{job.name}: {violation.checker}: {violation.what}" for violation in report.violations]
+    return wrong
+
+
+def history_of(world: World, job: JobConfig) -> History:
+    """All that was recorded of ``job``; of its journal every event, pruned ones too."""
+    record, file = world.record(job.name), world.machines["head"].journal_file(job.name)
+    state = record.summary.get("state")
+    return History(
+        job=job,
+        state=RunState.RUNNING if state is None else RunState(state) if state in set(RunState) else RunState.CRASHED,
+        ledger=[decode_event(body) for _, body in file.history],
+        samples=file.samples,
+        events=[*record.events],
+        rows=[*record.rows],
+    )

@@ -1,0 +1,229 @@
+"""A cluster on one virtual-time loop: machines, their processes, the network between them, and who looks after all.
+
+    World.run ─▶ machines ─▶ head process (Head, JobRun, supervisors, scheduler, ledger, job)   ┐ each a process of its
+                         └─▶ node processes (NodeAgent, Membership) ─▶ role processes           ┘ own on the same loop
+              ─▶ nemesis: faults as planned         ─▶ watchman: over? too late? does nothing move any more?
+
+Invariants
+- Everything that is drawn comes from the seed, each thing from a stream of its own name.
+- The world's own tasks belong to no process: nothing that is killed or halted takes them along.
+- A run ends: when its jobs are over, when nothing moves for ``stall_s``, or ``finish_within_s`` after the last fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from actors.weights.segments import run_id
+from configs.scenario import Scenario, SimulatedJob, job_config
+from configs.schema import JobConfig
+from supervisors.simulation.body import Body
+from supervisors.simulation.children import SimulatedChild
+from supervisors.simulation.chunks import Tampering
+from supervisors.simulation.machine import SimulatedMachine
+from supervisors.simulation.main_process import HeadProcess, MainProcess, NodeMain
+from supervisors.simulation.records import JobRecord
+from supervisors.simulation.trace import Trace
+from transport.sim.loop import SimulatedLoop
+from transport.sim.network import SimNetwork, Weather
+from transport.sim.process import SimProcess
+from transport.transport import Frame
+
+END_TOKEN: Final = 1
+_PARTS: Final = 3
+"""A job's supervisors: core, services, rollout."""
+_LOOK_S: Final = 0.05
+
+
+class World:
+    """One simulated run of ``scenario`` under ``seed``; its files lie in ``root``, which the caller removes."""
+
+    def __init__(
+        self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None
+    ) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.root = root
+        self.loop = loop
+        segments = [f"headrace-{run_id(root / job.name)}" for job in scenario.jobs]
+        self.trace = Trace([str(root), *segments], show)
+        self.trace.loop = loop
+        net = scenario.network
+        weather = Weather(net.latency_s, net.jitter_s, net.bandwidth_bytes_s, net.loss, net.duplicate)
+        self.network = SimNetwork(seed, weather, scenario.limits)
+        self.network.heard = self.trace.message
+        self.bodies: dict[SimProcess, Body] = {}
+        self.findings: list[str] = []
+        """What is wrong with this run, in the order in which it was found."""
+        self.jobs = self._drawn_jobs()
+        self.machines: dict[str, SimulatedMachine] = {}
+        self.mains: dict[str, MainProcess] = {}
+        """The living main process of each machine."""
+        self.over = False
+        self.committed: dict[str, int] = {}
+        self._records = {job.name: JobRecord(job.name) for job in self.jobs}
+        self._states: dict[str, str] = {}
+        self._changes = 0
+        self.struck: list[str] = []
+        """Faults, in the order in which they struck."""
+        self._tamperings: list[Tampering] = []
+        self._pids = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ------------------------------------------------------------ what is drawn
+
+    def rng(self, name: str) -> random.Random:
+        """A stream of its own for ``name``."""
+        return random.Random(f"{self.seed}/{name}")
+
+    def _drawn_jobs(self) -> list[JobConfig]:
+        rng, scenario = self.rng("jobs"), self.scenario
+        count = rng.choice(scenario.jobs_at_once) if scenario.jobs_at_once else len(scenario.jobs)
+        chosen = sorted(rng.sample(range(len(scenario.jobs)), count))
+        model = str(self.root / "model")
+        return [job_config(scenario.jobs[i], scenario, model_path=model, seed=rng.getrandbits(32)) for i in chosen]
+
+    def new_pid(self) -> int:
+        self._pids += 1
+        return self._pids
+
+    def simulated_job(self, name: str) -> SimulatedJob:
+        return next(job for job in self.scenario.jobs if job.name == name)
+
+    # ------------------------------------------------------------ machines
+
+    def start(self) -> None:
+        """Switch everything on."""
+        (self.root / "model").mkdir(parents=True)
+        (self.root / "model" / "config.json").write_text(json.dumps({"eos_token_id": END_TOKEN}))
+        names = ["head", *(f"node-{n}" for n in range(1, self.scenario.nodes + 1))]
+        for name in names:
+            self.machines[name] = SimulatedMachine(self, name, self.root / name, self.scenario.slots)
+        for job in self.jobs:
+            (self.root / job.name).mkdir()
+        self._start_head(resume=False)
+        for name in names[1:]:
+            self._start_node(name)
+
+    def _start_head(self, *, resume: bool) -> None:
+        jobs = [job for job in self.jobs if not self._records[job.name].summary]
+        self.mains["head"] = HeadProcess(self, self.machines["head"], jobs, self._main_ended, resume=resume)
+
+    def _start_node(self, name: str) -> None:
+        self.mains[name] = NodeMain(self, self.machines[name], self._main_ended)
+
+    def _main_ended(self, process: MainProcess, code: int) -> None:
+        self.mains.pop(process.name, None)
+        if self.over:
+            return
+        if process.name == "head" and all(record.summary for record in self._records.values()):
+            self.over = True
+            return
+        returns_s = self.scenario.head_returns_s if process.name == "head" else self.scenario.node_returns_s
+        if returns_s is not None:
+            self.in_background(self._bring_back(process.name, returns_s), f"bring back {process.name}")
+
+    async def _bring_back(self, name: str, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        if self.over:
+            return
+        if name == "head":
+            self._start_head(resume=True)
+        else:
+            self._start_node(name)
+
+    def in_background(self, coroutine: Any, name: str) -> asyncio.Task[None]:
+        """A task of the world's own, whoever calls."""
+        task = SimProcess.of_nobody(coroutine, name)
+        self._tasks.append(task)
+        return task
+
+    def children(self) -> list[SimulatedChild]:
+        """All living role processes, in order of start."""
+        return [child for machine in self.machines.values() for child in machine.children.values()]
+
+    @property
+    def head(self) -> HeadProcess | None:
+        """The living head process."""
+        head = self.mains.get("head")
+        return head if isinstance(head, HeadProcess) else None
+
+    def segments(self, job: str) -> list[Path]:
+        """The versions of a job's weights that lie in the head's memory, by name."""
+        prefix = f"headrace-{run_id(self.root / job)}-v"
+        memory = self.machines["head"].host.memory
+        return sorted(path for path in memory.glob(f"{prefix}*") if path.suffix == "")
+
+    def tamper(self, tampering: Tampering, *, stop: bool = False) -> None:
+        """Let ``tampering`` see what is sent, or no longer."""
+        if stop:
+            self._tamperings.remove(tampering)
+        else:
+            self._tamperings.append(tampering)
+        self.network.tamper = self._tampered if self._tamperings else None
+
+    def _tampered(self, source: str, frames: list[Frame]) -> list[Frame]:
+        for tampering in self._tamperings:
+            frames = tampering(source, frames)
+        return frames
+
+    # ------------------------------------------------------------ what is known of the jobs
+
+    @property
+    def movement(self) -> int:
+        """Grows with everything that brings a job on."""
+        return self.trace.ledger_events + self._changes
+
+    def record(self, job: str) -> JobRecord:
+        return self._records[job]
+
+    def progress_of(self, job: str) -> Callable[[Mapping[str, Any]], None]:
+        """A listener to the progress of ``job``."""
+
+        def listen(progress: Mapping[str, Any]) -> None:
+            if (state := progress.get("state")) is not None:
+                self._states[job] = str(state)
+                self._changes += 1
+                self.trace.note("job", job=job, state=str(state))
+            if "step" in progress:
+                self.committed[job] = max(self.committed.get(job, 0), int(progress["step"]))
+
+        return listen
+
+    def is_ready(self) -> bool:
+        """Every job's processes are up, or the job is over."""
+        head = self.head
+        if head is None or head.head is None:
+            return False
+        runs = head.head.jobs
+        return len(runs) == len(self.jobs) and all(
+            run.state.over or (len(run.supervisors) == _PARTS and all(c.state == "running" for c in run.children()))
+            for run in runs.values()
+        )
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Look again and again until ``condition`` holds; for the world's own tasks, which the run's end ends."""
+        while not condition():  # noqa: ASYNC110  what it looks at belongs to code that knows nothing of being watched
+            await asyncio.sleep(_LOOK_S)
+
+    def escaped(self, process: str, event: str, error: BaseException | None) -> None:
+        """An exception that nobody caught: a finding."""
+        if self.trace.closed:
+            return
+        self.findings.append(f"{process}: {event}: {error!r}")
+        self.trace.note("escaped", process=process, event=event, error=repr(error))
+
+    # ------------------------------------------------------------ the end
+
+    def stop(self) -> None:
+        """Switch everything off at once, and close the record."""
+        self.over = self.trace.closed = True
+        for body in list(self.bodies.values()):
+            body.end()
+        for task in self._tasks:
+            task.cancel()

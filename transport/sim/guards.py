@@ -1,0 +1,98 @@
+"""While a simulation runs, product code that would bring the real world in is stopped, by name.
+
+    with guarded() as breaches:
+        ... time.time() in actors/x.py ─▶ NotDeterministic("time.time is called by actors.x, line 7: …")
+
+What is guarded: wall and process clocks, sleeping, the module-level functions of ``random``, true randomness, threads,
+sockets, subprocesses. Only calls from the packages of this project are stopped; a library may look at the clock for its
+own ends. ``breaches`` keeps every message, since an actor's supervisor may have taken the exception for a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import random
+import secrets
+import socket
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator
+from types import FrameType
+from typing import Any, Final
+
+from transport.sim.loop import SimulationError
+
+PACKAGES: Final = ("actors", "configs", "supervisors", "transport")
+CLOCK: Final = "time is the loop's clock: ctx.now(), ctx.sleep(); time_of_day_s() for people"
+RANDOM: Final = "randomness is a named stream: ctx.rng(name)"
+WORLD: Final = "a simulation has none: hand in a simulated part"
+
+GUARDED: Final[list[tuple[Any, str, str]]] = [
+    *((time, name, CLOCK) for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter",
+                                       "perf_counter_ns", "process_time", "sleep")),
+    *((random, name, RANDOM) for name in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle",
+                                          "uniform", "gauss", "expovariate", "getrandbits", "randbytes", "seed")),
+    *((uuid, name, RANDOM) for name in ("uuid1", "uuid4")),
+    *((secrets, name, RANDOM) for name in ("randbits", "randbelow", "choice", "token_bytes", "token_hex",
+                                           "token_urlsafe")),
+    (os, "urandom", RANDOM),
+    (os, "fork", WORLD),
+    (threading.Thread, "start", WORLD),
+    (socket.socket, "__init__", WORLD),
+    (subprocess.Popen, "__init__", WORLD),
+]  # fmt: skip
+
+
+class NotDeterministic(SimulationError):
+    """Code asked for real time, true randomness, a thread, a socket or a process in a simulation. Its bug."""
+
+
+@contextlib.contextmanager
+def guarded() -> Generator[list[str]]:
+    """Stop such calls until the end of the block; yields the list of those that were made."""
+    breaches: list[str] = []
+    saved: list[tuple[Any, str, Any]] = []
+    try:
+        for owner, name, advice in GUARDED:
+            original = getattr(owner, name)
+            saved.append((owner, name, original))
+            setattr(owner, name, _guard(original, f"{owner.__name__}.{name}", advice, breaches))
+        yield breaches
+    finally:
+        for owner, name, original in reversed(saved):
+            setattr(owner, name, original)
+
+
+def _guard(original: Callable[..., Any], called: str, advice: str, breaches: list[str]) -> Callable[..., Any]:
+    # A library between us and a thread or a socket is no excuse; between us and a clock it is.
+    deep = advice is WORLD
+
+    @functools.wraps(original)
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        frame = _product_frame(inspect.currentframe(), deep=deep)
+        if frame is None:
+            return original(*args, **kwargs)
+        caller = frame.f_globals.get("__name__", "?")
+        breach = f"{called} is called by {caller}, line {frame.f_lineno}, in a simulation: {advice}"
+        breaches.append(breach)
+        raise NotDeterministic(breach)
+
+    return guard
+
+
+def _product_frame(frame: FrameType | None, *, deep: bool) -> FrameType | None:
+    """Who called ``frame``, if it is of this project; with ``deep``, the nearest one below it that is."""
+    frame = None if frame is None else frame.f_back
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] in PACKAGES:
+            return None if name.startswith("transport.sim.") else frame
+        if not deep:
+            return None
+        frame = frame.f_back
+    return None
