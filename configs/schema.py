@@ -182,7 +182,7 @@ class ClusterConfig(Section):
     place_rollout: Literal["local", "remote", "spread"] = "spread"
     """On the head's machine, on other nodes, or on other nodes while there are any."""
     listen: str = "tcp://127.0.0.1:7001"
-    """``headrace run`` with ``nodes``: where they join."""
+    """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
     wait_s: PositiveFloat = 120.0
     """How long to wait for those nodes, and for a place for a worker that lost its own."""
 

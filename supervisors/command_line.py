@@ -22,6 +22,7 @@ from rich.console import Console
 
 from actors.control.commands import ctl
 from configs.errors import ConfigError, Problem
+from supervisors import keys_command
 from transport.errors import HeadraceError
 
 EXIT_FINISHED: Final = 0
@@ -64,7 +65,11 @@ Overrides = Annotated[
 ]
 Keys = Annotated[
     Path | None,
-    typer.Option(help="Key directory, made with headrace keys; needed beyond this machine."),
+    typer.Option(help="Key directory of this node, made with headrace keys; needed beyond this machine."),
+]
+ControlKeys = Annotated[
+    Path | None,
+    typer.Option(help="Key directory of the control socket, not the nodes' one; needed beyond this machine."),
 ]
 
 
@@ -87,6 +92,8 @@ def run(
         Path | None,
         typer.Option(metavar="RUN_DIR", help="Go on with an interrupted run."),
     ] = None,
+    keys: Keys = None,
+    control_keys: ControlKeys = None,
 ) -> None:
     """Run one job on this machine, and wait for its end."""
     from configs.loader import load_job
@@ -110,6 +117,7 @@ def run(
         else:
             loaded = load_job(job, overrides)
             run_dir = _new_run_directory(dir_, loaded.name)
+        _check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         _write_job(run_dir, loaded)
     except ConfigError as error:
         _fail(str(error), EXIT_BAD_CONFIG)
@@ -127,6 +135,8 @@ def run(
                 resume=resume is not None,
                 control=control,
                 on_progress=view.update,
+                keys=keys,
+                control_keys=control_keys,
             )
         )
     _report(console, summary, run_dir)
@@ -156,6 +166,18 @@ def _check_resume(job: Path | None, dir_: Path | None, resume: Path, overrides: 
                 f"{key} cannot change in mid-run",
                 f"Only these can: {', '.join(RESUME_MAY_SET)}",
             )
+
+
+def _check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str | None, at: str | None) -> None:
+    """Exit code 2 for keys that cannot be used, and for a socket that would be open without them."""
+    from supervisors.head_keys import check_sockets, load_head_keys
+    from transport.errors import InsecureBind
+    from transport.security import KeyFileError
+
+    try:
+        check_sockets(load_head_keys(keys, control_keys), listen=listen, control=at)
+    except (KeyFileError, InsecureBind, ValueError) as error:
+        _fail(str(error), EXIT_BAD_CONFIG)
 
 
 def _new_run_directory(chosen: Path | None, name: str) -> Path:
@@ -215,11 +237,13 @@ def head(
     control: Control = None,
     dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
     keys: Keys = None,
+    control_keys: ControlKeys = None,
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
+    _check_sockets(keys, control_keys, listen=listen, at=control)
     from supervisors.trees import run_head
 
-    _finish(lambda: run_head(listen=listen, control=control, run_root=dir_, keys=keys))
+    _finish(lambda: run_head(listen=listen, control=control, run_root=dir_, keys=keys, control_keys=control_keys))
 
 
 @app.command()
@@ -300,41 +324,7 @@ def bench(
     raise typer.Exit(int(code or EXIT_FINISHED))
 
 
-@app.command()
-def keys(
-    directory: Annotated[
-        Path,
-        typer.Argument(help="Key directory of this node; made, with a new pair, if it is not there."),
-    ],
-    allow: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=PUBLIC", help="Let whoever has this public key connect.")
-    ] = None,
-    read_only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=PUBLIC", help="For a control socket: let this key look, not touch."),
-    ] = None,
-) -> None:
-    """Make this node's keys, show its public key, and choose who may connect."""
-    from actors.control.keys import allow_read_only
-    from transport import security
-
-    try:
-        if not (directory / "node.secret").exists():
-            security.write_keys(security.generate_keys(), directory)
-        for entry in allow or []:
-            name, _, public = entry.partition("=")
-            security.allow(directory, name, public.encode())
-        for entry in read_only or []:
-            name, _, public = entry.partition("=")
-            allow_read_only(directory, name, public.encode())
-        loaded = security.load_keys(directory)
-    except (HeadraceError, ValueError, OSError) as error:
-        _fail(str(error), EXIT_BAD_CONFIG)
-    print(loaded.public.decode())
-    print(
-        f"{len(loaded.allowed)} others are allowed; add one with --allow NAME=PUBLIC",
-        file=sys.stderr,
-    )
+keys_command.register(app)
 
 
 @app.command()

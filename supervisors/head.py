@@ -18,13 +18,13 @@ from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
+from supervisors.head_keys import load_head_keys
 from supervisors.job_run import JobRun
 from supervisors.machine import LOCAL, Machine
 from supervisors.node_agent import NodeAgent, NodeOptions
 from supervisors.nodes import Nodes
 from supervisors.operations import Operations
 from transport.errors import HeadraceError
-from transport.security import NodeKeys, load_keys
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 
@@ -41,6 +41,7 @@ class Head:
         run_root: Path,
         listen: str | None = None,
         keys: Path | None = None,
+        control_keys: Path | None = None,
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
     ) -> None:
@@ -49,7 +50,7 @@ class Head:
         self.run_root = run_root
         self.jobs: dict[str, JobRun] = {}
         self._keys_directory = keys
-        self._keys: NodeKeys | None = load_keys(keys) if keys is not None else None
+        self._keys = load_head_keys(keys, control_keys)
         self._runtime = self._machine.runtime_directory()
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
@@ -61,7 +62,7 @@ class Head:
     async def start(self) -> None:
         """Listen and start this machine's node agent."""
         transport = self._machine.transport(
-            "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys, role="head"
+            "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
         )
         self.system = ActorSystem(transport, limits=self.limits)
         await self.system.start()
@@ -82,7 +83,8 @@ class Head:
 
     async def serve_control(self, endpoint: str) -> str:
         """Open the control socket at ``endpoint``; returns where it is."""
-        server = ControlServer(Operations(self), open_control_socket(endpoint, self.limits), limits=self.limits)
+        open_socket = open_control_socket(endpoint, self.limits, keys=self._keys.control)
+        server = ControlServer(Operations(self), open_socket, limits=self.limits)
         await server.start()
         self._control = server
         return server.endpoint

@@ -28,7 +28,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from actors.control.socket import default_endpoint, store_endpoint
+from actors.control.socket import default_endpoint, for_others, for_this_machine, store_endpoint
 from configs.schema import JobConfig
 from supervisors.head import Head, OnProgress
 from supervisors.logs import configure_head_logging
@@ -36,7 +36,14 @@ from supervisors.node import NodeProcess
 
 
 async def run_job(
-    job: JobConfig, run_dir: Path, *, resume: bool, control: str | None, on_progress: OnProgress
+    job: JobConfig,
+    run_dir: Path,
+    *,
+    resume: bool,
+    control: str | None,
+    on_progress: OnProgress,
+    keys: Path | None = None,
+    control_keys: Path | None = None,
 ) -> dict[str, Any]:
     """Run one job to its end on a head of its own; returns the summary of ``headrace run --json``.
 
@@ -47,26 +54,29 @@ async def run_job(
     """
     run_dir = run_dir.resolve()
     configure_head_logging(run_dir / "logs" / "head.log")
-    head = Head(run_root=run_dir.parent, listen=job.cluster.listen if job.cluster.nodes else None, limits=job.limits)
+    listen = job.cluster.listen if job.cluster.nodes else None
+    head = Head(run_root=run_dir.parent, listen=listen, keys=keys, control_keys=control_keys, limits=job.limits)
     async with _started(head), _interruptible() as interrupted:
         endpoint = await head.serve_control(control or default_endpoint(run_dir))
-        store_endpoint(run_dir, endpoint)
-        on_progress({"control": endpoint, "message": f"control socket {endpoint}"})
+        store_endpoint(run_dir, for_this_machine(endpoint))
+        on_progress({"control": endpoint, "message": f"control socket {for_others(endpoint)}"})
         if job.cluster.nodes:
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
         return await head.run(job, run_dir, interrupted, resume=resume, on_progress=on_progress)
 
 
-async def run_head(*, listen: str, control: str | None, run_root: Path, keys: Path | None) -> None:
+async def run_head(
+    *, listen: str, control: str | None, run_root: Path, keys: Path | None, control_keys: Path | None = None
+) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
     configure_head_logging(run_root / "head.log")
-    head = Head(run_root=run_root.resolve(), listen=listen, keys=keys)
+    head = Head(run_root=run_root.resolve(), listen=listen, keys=keys, control_keys=control_keys)
     async with _started(head), _interruptible() as interrupted:
         endpoint = await head.serve_control(control or default_endpoint(run_root))
-        store_endpoint(run_root, endpoint)
+        store_endpoint(run_root, for_this_machine(endpoint))
         print(f"nodes join    headrace node --join {head.endpoint}", flush=True)
-        print(f"control       {endpoint}", flush=True)
+        print(f"control       {for_others(endpoint)}", flush=True)
         await interrupted.wait()
         await head.interrupt_jobs()
 

@@ -16,12 +16,14 @@ import pytest
 import typer.main
 from typer.testing import CliRunner, Result
 
+from actors.control.keys import load_control_keys
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket, store_endpoint
 from configs.limits import DEFAULT_LIMITS
 from supervisors.command_line import app
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import LinkTimeout
+from transport.security import load_keys
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = str(ROOT / "configs" / "quickstart.yaml")
@@ -39,12 +41,12 @@ ROW = {
 def test_the_command_line_is_frozen() -> None:
     """A new option is a decision: add it here and to the reference."""
     assert _surface(typer.main.get_command(app)) == {
-        "run": ["--control", "--dir", "--json", "--resume", "--set", "job"],
-        "head": ["--control", "--dir", "--keys", "--listen"],
+        "run": ["--control", "--control-keys", "--dir", "--json", "--keys", "--resume", "--set", "job"],
+        "head": ["--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--name", "--slots"],
         "doctor": ["--json", "--run"],
         "bench": ["name"],
-        "keys": ["--allow", "--read-only", "directory"],
+        "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "simulate": ["scenario"],
         "actor": [],
         "ctl": ["--control", "--json", "--keys", "--timeout"],
@@ -78,12 +80,20 @@ def _surface(group: Any, prefix: str = "") -> dict[str, list[str]]:
 def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
     """A stand-in for the running system that ends as it is told."""
     monkeypatch.chdir(tmp_path)
-    fake = types.SimpleNamespace(end=SUMMARY, seen=[])
+    fake = types.SimpleNamespace(end=SUMMARY, seen=[], keys=[])
 
     async def run_job(
-        job: Any, run_dir: Path, *, resume: bool, control: str | None, on_progress: Callable[[Any], None]
+        job: Any,
+        run_dir: Path,
+        *,
+        resume: bool,
+        control: str | None,
+        on_progress: Callable[[Any], None],
+        keys: Path | None,
+        control_keys: Path | None,
     ) -> Any:
         fake.seen.append((job, run_dir, resume, control))
+        fake.keys.append((keys, control_keys))
         on_progress({"state": "running", "steps": job.steps, "workers": 2, "waiting_for": "rollout-0 to start"})
         on_progress(ROW)
         await asyncio.sleep(0)
@@ -178,6 +188,68 @@ def test_keys_are_made_once_and_shown(tmp_path: Path) -> None:
     assert len(first.stdout.strip()) == 40
     assert "1 others are allowed" in again.stderr
     assert invoke("keys", str(tmp_path / "a"), "--allow", "b=short").exit_code == 2
+
+
+def test_keys_of_control_clients_are_made_with_their_role(tmp_path: Path) -> None:
+    command = (
+        "keys",
+        str(tmp_path / "control"),
+        "--operator",
+        str(tmp_path / "alice"),
+        "--reader",
+        str(tmp_path / "bob"),
+    )
+    first, again = invoke(*command), invoke(*command)  # what is there stays
+    assert (first.exit_code, first.output) == (0, again.output)
+    assert "1 others are allowed (alice), 1 may only look (bob)" in again.stderr
+    keys = load_control_keys(tmp_path / "control")
+    assert keys.pair.public.decode() == first.stdout.strip()
+    assert keys.pair.allowed == {load_keys(tmp_path / "alice").public}
+    assert keys.read_only == {load_keys(tmp_path / "bob").public}
+    swapped = invoke("keys", str(tmp_path / "control"), "--operator", str(tmp_path / "bob"))
+    assert (swapped.exit_code, "may only look as long as" in swapped.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", QUICKSTART, "--control", "tcp://0.0.0.0:7000"], "--control-keys control-keys"),
+        (["run", QUICKSTART, "--control", "7000"], "expected tcp://HOST:PORT"),
+        (["run", QUICKSTART, "--control-keys", "nowhere"], "make keys with `headrace keys`"),
+        (["run", QUICKSTART, "--keys", "k", "--control-keys", "k"], "the control socket has keys of its own"),
+        (["run", QUICKSTART, "--keys", "k", "--control-keys", "shares"], "the control socket has keys of its own"),
+        (["run", QUICKSTART, "--keys", "loose"], "chmod 600"),
+        (
+            ["run", QUICKSTART, "--set", "cluster.nodes=1", "--set", "cluster.listen=tcp://0.0.0.0:7001"],
+            "make keys with `headrace keys`",
+        ),
+        (["head", "--control", "tcp://*:7000", "--keys", "k"], "--control-keys control-keys"),
+        (["head", "--listen", "tcp://0.0.0.0:7001", "--control-keys", "k"], "make keys with `headrace keys`"),
+        (["head", "--keys", "nowhere"], "make keys with `headrace keys`"),
+    ],
+)
+def test_a_socket_that_would_be_open_or_has_the_wrong_keys_ends_with_code_2_before_anything_is_written(
+    trees: types.SimpleNamespace, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    for name in ("k", "shares", "loose"):
+        assert invoke("keys", name).exit_code == 0
+    public = (tmp_path / "k" / "node.public").read_text().strip()
+    assert invoke("keys", "shares", "--read-only", f"node={public}").exit_code == 0
+    (tmp_path / "loose" / "node.secret").chmod(0o644)
+    result = invoke(*arguments)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    assert trees.seen == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_keys_reach_the_run(trees: types.SimpleNamespace, tmp_path: Path) -> None:
+    for name in ("nodes", "control"):
+        invoke("keys", name)
+    result = invoke(
+        "run", QUICKSTART, "--keys", "nodes", "--control-keys", "control", "--control", "tcp://0.0.0.0:7000"
+    )
+    assert result.exit_code == 0, result.output
+    assert trees.keys == [(Path("nodes"), Path("control"))]
 
 
 def test_help_loads_neither_torch_nor_vllm_nor_zmq() -> None:

@@ -24,6 +24,13 @@ from transport.zmq_socket import SocketEvent
 
 SILENCE_FACTOR = 4
 
+_WHY = {
+    SocketEvent.DISCONNECTED: "it hung up",
+    SocketEvent.CONNECT_FAILED: "connect failed",
+    SocketEvent.HANDSHAKE_FAILED: "it has keys and this client none, or the other way round, or its key is another one",
+    SocketEvent.AUTH_FAILED: "it does not allow this client's key (headrace keys, --allow or --read-only)",
+}
+
 _encode = msgspec.msgpack.Encoder().encode
 _Reply = dict[str, Any]
 
@@ -167,7 +174,7 @@ class ControlClient:
             queue.put_nowait(known)
 
     def _on_event(self, event: SocketEvent) -> None:
-        self._broken = event.value.replace("_", " ")
+        self._broken = self._broken or _WHY[event]  # the first says most: what follows is the hanging up
         self._writable.set()
         for request_id, queue in self._replies.items():
             if not queue.full():

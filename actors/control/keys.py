@@ -4,7 +4,12 @@ A control key directory is a key directory (``transport/security.py``) of its ow
 
     node.secret  node.public      the server's pair, or a client's
     allowed/<name>.public         clients that may do everything
-    read-only/<name>.public       clients that may look; a key in both folders may only look
+    read-only/<name>.public       clients that may look
+
+Invariants
+- A key in both folders may only look, and the command that would put it there refuses.
+- Whoever can read the server's own secret may do everything: its pair is an operator's.
+- None of these keys is a node's (``supervisors/head_keys.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from transport.security import KeyFileError, NodeKeys, load_keys
+from transport.security import KeyFileError, NodeKeys, allow, generate_keys, load_keys, write_keys
 
 READ_ONLY_USER: Final = "read-only"
 """What the server calls a client that showed a key of the read-only role."""
@@ -47,13 +52,46 @@ def load_control_keys(directory: Path) -> ControlKeys:
     return ControlKeys(load_keys(directory), frozenset(_read(file) for file in files))
 
 
+def make_client(directory: Path) -> NodeKeys:
+    """A client's own pair in ``directory``, made if it is not there.
+
+    Raises:
+        KeyFileError: what is there is no pair, or others can read it.
+    """
+    if not (directory / "node.secret").exists():
+        write_keys(generate_keys(), directory)
+    return load_keys(directory)
+
+
+def allow_client(directory: Path, name: str, public: bytes) -> None:
+    """Let a node or an operating client with this public key connect, from the next load on.
+
+    Raises:
+        ValueError: the name cannot be a file name.
+        KeyFileError: the key is none, or it may only look as long as its other file is there.
+    """
+    for file in (directory / READ_ONLY_FOLDER).glob("*.public"):
+        if _read(file) == public:
+            raise KeyFileError(f"{name}: this key may only look as long as {file} is there; remove it first")
+    allow(directory, name, public)
+
+
+def client_names(directory: Path) -> tuple[list[str], list[str]]:
+    """Who may do everything and who may look, by the names of their files."""
+    looking = sorted(file.stem for file in (directory / READ_ONLY_FOLDER).glob("*.public"))
+    return sorted(file.stem for file in (directory / "allowed").glob("*.public")), looking
+
+
 def allow_read_only(directory: Path, name: str, public: bytes) -> None:
     """Let a client with this public key look, from the next load on.
 
     Raises:
         ValueError: the name cannot be a file name.
-        KeyFileError: the key is none.
+        KeyFileError: the key is none, or it may do everything as long as its other file is there.
     """
+    for other in (directory / "allowed").glob("*.public"):
+        if _read(other) == public:
+            raise KeyFileError(f"{name}: this key may do everything as long as {other} is there; remove it first")
     if not name or Path(name).name != name:
         raise ValueError(f"client name {name!r}: expected a plain file name")
     folder = directory / READ_ONLY_FOLDER

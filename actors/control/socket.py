@@ -8,6 +8,7 @@ can reach has keys and an allow-list, or it is refused.
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 
 from actors.control.keys import ControlKeys
 from configs.limits import Limits
-from transport.endpoints import is_loopback, split_key
+from transport.endpoints import advertised, is_loopback, split_key
 from transport.errors import InsecureBind
 from transport.security import NodeKeys, ZapAllowList
 from transport.transport import Frame, SendOutcome
@@ -31,6 +32,9 @@ _LINGER_S: Final = 0.2
 """Last words to a client on the same machine; more would hold up the end of a run."""
 _FRAME_FACTOR: Final = 4
 """Up to this many times the request bound a frame is read, so that its sender can be told; beyond, libzmq hangs up."""
+_TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]\s]+|\*):(?P<port>\*|\d{1,5})")
+_ANY: Final = re.compile(r"^tcp://(\*|0\.0\.0\.0):")
+_ANY_V6: Final = re.compile(r"^tcp://\[::\]:")
 _OUTCOME: Final = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, Sent.GONE: SendOutcome.NO_LINK}
 
 
@@ -144,15 +148,12 @@ def open_control_socket(endpoint: str, limits: Limits, *, keys: ControlKeys | No
 
     Raises (when called):
         InsecureBind: ``endpoint`` is reachable from other machines and there are no keys.
+        ValueError: it is no endpoint.
         OSError: the address is taken or does not exist.
     """
 
     def open_socket(on_frames: OnFrames) -> ControlSocket:
-        if keys is None and not _is_local(endpoint):
-            raise InsecureBind(
-                f"the control socket at {endpoint} would be open to the network without keys: "
-                "bind it to tcp://127.0.0.1 or ipc://, or make keys with headrace keys and hand them in"
-            )
+        check_bind(endpoint, keys)
         curve = keys.pair.for_listener() if keys else None
         server = _Server(_options(limits, curve, limits.control_request_bytes * _FRAME_FACTOR), on_frames, keys, limits)
         try:
@@ -197,10 +198,35 @@ def dial_control_socket(
     return open_socket
 
 
-def _is_local(endpoint: str) -> bool:
-    if not endpoint.startswith("tcp://"):
-        return True
-    return is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0])
+def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
+    """Whether the server may listen at ``endpoint``, without trying.
+
+    Raises:
+        InsecureBind: it is reachable from other machines and there are no keys.
+        ValueError: it is no endpoint.
+    """
+    if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
+        return
+    tcp = _TCP.fullmatch(endpoint)
+    if tcp is None:
+        raise ValueError(f"--control {endpoint}: expected tcp://HOST:PORT or ipc:///PATH")
+    if keys is None and not is_loopback(tcp["host"]):
+        raise InsecureBind(
+            f"--control {endpoint}: other machines could connect without proving who they are; listen at "
+            f"tcp://127.0.0.1:{tcp['port']} or ipc://, or make keys with "
+            "headrace keys control-keys --operator my-keys, and start with --control-keys control-keys"
+        )
+
+
+def for_others(endpoint: str) -> str:
+    """A server's endpoint as other machines use it: a wildcard address becomes this host's name."""
+    address, key = split_key(endpoint)
+    return advertised(address, host=None, key=key)
+
+
+def for_this_machine(endpoint: str) -> str:
+    """A server's endpoint as clients beside it use it: a wildcard address becomes loopback, which needs no name."""
+    return _ANY_V6.sub("tcp://[::1]:", _ANY.sub("tcp://127.0.0.1:", endpoint))
 
 
 def default_endpoint(run_dir: Path) -> str:

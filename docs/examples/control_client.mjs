@@ -1,7 +1,10 @@
 // A complete control client for Node: npm install zeromq@6 @msgpack/msgpack@3
 //
 // usage: node control_client.mjs ENDPOINT [VERB [ARGS as JSON]]
+//
+// For an endpoint with ?key=… the environment's HEADRACE_CONTROL_KEYS names the directory of this client's keys.
 
+import { readFileSync } from "node:fs";
 import { decode, encode } from "@msgpack/msgpack";
 import { Dealer } from "zeromq";
 
@@ -19,8 +22,14 @@ class ControlClient {
   #socket = new Dealer({ linger: 0, receiveTimeout: SILENCE_MS });
   #nextId = 1;
 
-  constructor(endpoint) {
-    this.#socket.connect(endpoint);
+  constructor(endpoint, keys = ".") {
+    const [address, serverKey] = endpoint.split("?key=");
+    if (serverKey) {
+      this.#socket.curveSecretKey = readFileSync(`${keys}/node.secret`, "utf8").trim();
+      this.#socket.curvePublicKey = readFileSync(`${keys}/node.public`, "utf8").trim();
+      this.#socket.curveServerKey = Buffer.from(serverKey, "hex").toString("ascii");
+    }
+    this.#socket.connect(address);
   }
 
   close() {
@@ -72,7 +81,7 @@ function result(reply) {
 }
 
 const [endpoint, verb, args] = process.argv.slice(2);
-const client = new ControlClient(endpoint);
+const client = new ControlClient(endpoint, process.env.HEADRACE_CONTROL_KEYS);
 try {
   if (verb === undefined) {
     console.log(JSON.stringify({ jobs: await client.call("jobs"), tree: await client.call("tree") }));

@@ -5,10 +5,14 @@ usage: python control_client.py ENDPOINT [VERB [ARGS as JSON]]
     python control_client.py ipc://runs/quickstart/control.sock                     # a short tour
     python control_client.py tcp://127.0.0.1:7000 scale '{"workers": 4}'
     python control_client.py tcp://127.0.0.1:7000 watch
+
+For an endpoint with ?key=… the environment's HEADRACE_CONTROL_KEYS names the directory of this client's keys.
 """
 
 import itertools
 import json
+import os
+import pathlib
 import sys
 
 import msgpack
@@ -27,11 +31,17 @@ class ControlError(Exception):
 
 
 class ControlClient:
-    def __init__(self, endpoint):
+    def __init__(self, endpoint, keys=None):
+        address, _, server_key = endpoint.partition("?key=")
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
-        self._socket.connect(endpoint)
+        if server_key:
+            secret = pathlib.Path(keys, "node.secret").read_bytes().strip()
+            self._socket.curve_secretkey = secret
+            self._socket.curve_publickey = zmq.curve_public(secret)
+            self._socket.curve_serverkey = bytes.fromhex(server_key)
+        self._socket.connect(address)
         self._ids = itertools.count(1)
 
     def close(self):
@@ -85,7 +95,7 @@ class ControlClient:
 
 
 def main():
-    client = ControlClient(sys.argv[1])
+    client = ControlClient(sys.argv[1], os.environ.get("HEADRACE_CONTROL_KEYS", "."))
     try:
         if len(sys.argv) == 2:
             print(json.dumps({"jobs": client.call("jobs"), "tree": client.call("tree")}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,10 +17,12 @@ import pytest
 
 from actors.control import protocol
 from actors.control.errors import ERROR_TYPES
+from actors.control.keys import allow_client, allow_read_only, load_control_keys, make_client
 from actors.control.server import ControlServer
-from actors.control.socket import open_control_socket
+from actors.control.socket import for_this_machine, open_control_socket
 from configs.limits import DEFAULT_LIMITS
 from tests.actors.control.control_fakes import FakeBackend
+from transport.security import generate_keys, write_keys
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
@@ -70,13 +73,41 @@ async def server(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[ControlS
     await server.stop()
 
 
-async def _run(*command: str) -> tuple[int, list[str], str]:
+async def _run(*command: str, keys: Path | None = None) -> tuple[int, list[str], str]:
     process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *command,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=os.environ | ({"HEADRACE_CONTROL_KEYS": str(keys)} if keys else {}),
     )
     async with asyncio.timeout(60):
         out, err = await process.communicate()
     return process.returncode or 0, out.decode().splitlines(), err.decode()
+
+
+@pytest.fixture
+async def keyed(backend: FakeBackend, tmp_path: Path) -> AsyncIterator[ControlServer]:
+    """A server on all interfaces; ``alice`` and ``bob`` beside it are the keys of an operator and of a reader."""
+    write_keys(generate_keys(), tmp_path / "control")
+    allow_client(tmp_path / "control", "alice", make_client(tmp_path / "alice").public)
+    allow_read_only(tmp_path / "control", "bob", make_client(tmp_path / "bob").public)
+    keys = load_control_keys(tmp_path / "control")
+    open_socket = open_control_socket("tcp://0.0.0.0:*", DEFAULT_LIMITS, keys=keys)
+    server = ControlServer(backend, open_socket, limits=DEFAULT_LIMITS)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+async def _tour_with_keys(server: ControlServer, backend: FakeBackend, home: Path, *client: str) -> None:
+    endpoint = for_this_machine(server.endpoint)
+    code, out, err = await _run(*client, endpoint, "scale", '{"workers": 2}', keys=home / "alice")
+    assert (code, json.loads(out[0])["workers"]) == (0, 2), err
+    code, out, err = await _run(*client, endpoint, keys=home / "bob")
+    assert (code, json.loads(out[0])["jobs"][0]["job"]) == (0, "demo"), err
+    code, _, err = await _run(*client, endpoint, "scale", '{"workers": 9}', keys=home / "bob")
+    assert (code, "read_only" in err) == (1, True), err
+    assert backend.calls == [("scale", 2)]
 
 
 async def _tour(server: ControlServer, backend: FakeBackend, *client: str) -> None:
@@ -105,9 +136,17 @@ async def test_the_python_client_does_what_ctl_does(server: ControlServer, backe
     await _tour(server, backend, sys.executable, str(EXAMPLES / "control_client.py"))
 
 
+async def test_the_python_client_has_keys(keyed: ControlServer, backend: FakeBackend, tmp_path: Path) -> None:
+    await _tour_with_keys(keyed, backend, tmp_path, sys.executable, str(EXAMPLES / "control_client.py"))
+
+
+async def test_the_javascript_client_has_keys(keyed: ControlServer, backend: FakeBackend, tmp_path: Path) -> None:
+    await _tour_with_keys(keyed, backend, tmp_path, "node", str(_javascript_client()))
+
+
 def test_the_python_client_uses_nothing_of_ours() -> None:
     imports = re.findall(r"^(?:import|from) (\w+)", (EXAMPLES / "control_client.py").read_text(), re.MULTILINE)
-    assert set(imports) == {"itertools", "json", "sys", "msgpack", "zmq"}
+    assert set(imports) == {"itertools", "json", "os", "pathlib", "sys", "msgpack", "zmq"}
 
 
 async def test_the_javascript_client_does_what_ctl_does(server: ControlServer, backend: FakeBackend) -> None:

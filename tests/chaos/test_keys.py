@@ -1,0 +1,164 @@
+"""A run that is open to other machines: nodes join with keys, operators steer with others, the rest get no word."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from headrace_run import SMALL_JOB, free_port
+
+from transport.security import load_keys
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts ``headrace`` commands with their output in files; they are ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        with (tmp_path / f"{arguments[0]}.log").open("w") as log:
+            command = [sys.executable, "-u", "-m", "main", *arguments]
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log, text=True))
+        return processes[-1]
+
+    yield start
+    for process in reversed(processes):
+        process.terminate()
+    for process in processes:
+        process.wait(timeout=60)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """Key directories made by the command: head, node, control, its clients alice and bob, and eve, a stranger."""
+    home = tmp_path / "keys"
+    public = {name: headrace("keys", str(home / name)).stdout.strip() for name in ("head", "node", "eve")}
+    for own, other in (("head", "node"), ("node", "head")):
+        assert headrace("keys", str(home / own), "--allow", f"{other}={public[other]}").returncode == 0
+    made = headrace("keys", str(home / "control"), "--operator", str(home / "alice"), "--reader", str(home / "bob"))
+    assert made.returncode == 0, made.stderr
+    return home
+
+
+class Ctl:
+    """``headrace ctl`` of somebody."""
+
+    def __init__(self, control: str, keys: Path | None) -> None:
+        self._head = [
+            "ctl",
+            "--control",
+            control,
+            "--timeout",
+            "20",
+            *(["--keys", str(keys)] if keys else []),
+            "--json",
+        ]
+
+    def __call__(self, *arguments: str) -> Any:
+        done = headrace(*self._head, *arguments)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
+
+    def refused(self, *arguments: str) -> tuple[int, str]:
+        done = headrace(*self._head, *arguments)
+        assert done.stdout == ""
+        return done.returncode, done.stderr
+
+    def until(self, what: str, seen: Callable[[Any], bool], *arguments: str) -> None:
+        until_s = time.monotonic() + 120
+        while True:
+            done = headrace(*self._head, *arguments)
+            if done.returncode == 0 and seen(json.loads(done.stdout.splitlines()[-1])):
+                return
+            assert time.monotonic() < until_s, f"no {what}: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores_the_rest(
+    start: Start, tmp_path: Path, small_model: Path, keys: Path
+) -> None:
+    nodes, control = free_port(), free_port()
+    job = SMALL_JOB | {
+        "steps": 5000,
+        "model": {"path": str(small_model)},
+        "cluster": {"nodes": 1, "place_rollout": "remote", "listen": f"tcp://0.0.0.0:{nodes}"},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    run_dir = tmp_path / "run"
+    run = start(
+        "run", str(tmp_path / "job.yaml"), "--dir", str(run_dir), "--keys", str(keys / "head"),
+        "--control", f"tcp://0.0.0.0:{control}", "--control-keys", str(keys / "control"), "--json",
+    )  # fmt: skip
+    join = f"tcp://127.0.0.1:{nodes}?key={load_keys(keys / 'head').public_hex}"
+    start("node", "--join", join, "--name", "far", "--slots", "2", "--keys", str(keys / "node"))
+
+    alice, bob = Ctl(str(run_dir), keys / "alice"), Ctl(str(run_dir), keys / "bob")
+    alice.until("work", lambda rows: rows[0]["step"] > 2, "jobs")
+    assert {row["node"] for row in alice("tree") if row["role"] == "rollout"} == {"far"}
+    assert alice("scale", "1")["workers"] == 1
+
+    bob.until("progress", lambda rows: rows[0]["workers"] == 1, "jobs")
+    code, why = bob.refused("cancel")
+    assert (code, "may only look" in why) == (1, True)
+
+    endpoint = (run_dir / "control.endpoint").read_text().strip()
+    assert endpoint.startswith(f"tcp://127.0.0.1:{control}?key=")
+    for stranger in ("eve", "node", "head"):  # a node's key is good for work, not for steering
+        code, why = Ctl(str(run_dir), keys / stranger).refused("cancel")
+        assert (code, "does not allow this client's key" in why) == (1, True), why
+    code, why = Ctl(str(run_dir), None).refused("cancel")
+    assert (code, "wants keys" in why) == (2, True), why
+    code, why = Ctl(endpoint.partition("?")[0], None).refused("cancel")
+    assert (code, "it has keys and this client none" in why) == (1, True), why
+    with socket.create_connection(("127.0.0.1", control), timeout=5) as tcp:
+        tcp.sendall(os.urandom(5000))
+
+    step = alice("jobs")[0]["step"]
+    alice.until("progress after all that", lambda rows: rows[0]["step"] > step + 5, "jobs")
+    assert alice("cancel")["state"] == "stopping"
+    assert run.wait(timeout=60) == 130
+    summary = json.loads((tmp_path / "run.log").read_text().splitlines()[-1])
+    assert (summary["state"], summary["prompts_lost"], summary["samples_trained_twice"]) == ("interrupted", 0, 0)
+    assert summary["restarts"] == 0
+
+
+@pytest.mark.slow
+def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(start: Start, tmp_path: Path, keys: Path) -> None:
+    """The server's own pair is an operator's; the endpoint that is printed names the host."""
+    port = free_port()
+    head = start(
+        "head", "--listen", "tcp://127.0.0.1:*", "--dir", str(tmp_path / "runs"),
+        "--control", f"tcp://0.0.0.0:{port}", "--control-keys", str(keys / "control"),
+    )  # fmt: skip
+    own, bob = Ctl(str(tmp_path / "runs"), keys / "control"), Ctl(str(tmp_path / "runs"), keys / "bob")
+    own.until("an answer", lambda rows: rows == [], "jobs")
+    (tmp_path / "job.yaml").write_text(
+        yaml.safe_dump(SMALL_JOB | {"model": {"source": "tiny", "warm_start_steps": 50_000}})
+    )
+    code, why = bob.refused("submit", str(tmp_path / "job.yaml"))
+    assert (code, "may only look" in why) == (1, True)
+    assert own("submit", str(tmp_path / "job.yaml"))["job"] == "small"
+    assert [row["job"] for row in bob("jobs")] == ["small"]
+    assert own("cancel")["state"] == "interrupted"  # its model is being made: it need not wait for that
+    bob.until("the end", lambda rows: rows[0]["state"] == "interrupted", "jobs")
+    assert f"tcp://{socket.gethostname()}:{port}?key=" in (tmp_path / "head.log").read_text()
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(timeout=30) == 0
