@@ -82,6 +82,11 @@ class LaneOut:
             case Sent.GONE:
                 return SendOutcome.NO_LINK
 
+    def repeat(self, frames: Sequence[Frame]) -> SendOutcome:
+        """Send a message once more under the number of the last one; the receiver has to notice. Fault injection."""
+        self.push([HEAD.pack(Mark.DATA, self.sent_seq), *frames])
+        return SendOutcome.QUEUED
+
     def push(self, frames: list[Frame]) -> None:
         """Queue a control message behind the data."""
         self.queue.append([*self._route, *frames])
@@ -136,6 +141,10 @@ class Link:
         if outcome is SendOutcome.NO_LINK:
             self.on_broken(self)
         return outcome
+
+    def send_again(self, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
+        """Repeat the last message of the lane, as a network might."""
+        return self.outs[lane].repeat(frames) if self.state is LinkState.LIVE else SendOutcome.NO_LINK
 
     def receive(self, lane: Lane, frames: list[Frame]) -> None:
         """Take one message, head first.

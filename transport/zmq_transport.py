@@ -414,6 +414,11 @@ class ZmqTransport:
                 )
         return link.send(lane, frames)
 
+    def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
+        """See ``link_faults.Repeating``."""
+        link = self._links.get(peer)
+        return SendOutcome.NO_LINK if link is None else link.send_again(lane, frames)
+
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         """Say goodbye behind what is queued; both ends see ``reason``."""
         link = self._links.get(peer)

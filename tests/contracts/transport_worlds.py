@@ -15,6 +15,7 @@ import uvloop
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId, new_peer
 from transport.faults import FaultyTransport
+from transport.link_faults import FaultableTransport
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.security import NodeKeys, generate_keys
 from transport.sim.loop import run_simulated
@@ -32,6 +33,7 @@ KINDS = [
     "zmq-tcp-uvloop",
     "zmq-ipc-uvloop",
     "faulty-zmq-ipc",
+    "faultable-zmq-ipc",
 ]
 WAIT_S = 5.0
 
@@ -113,6 +115,8 @@ class World:
         transport = self._make(same_life or new_peer(name), cluster, limits, fixed)
         if "faulty" in self.kind:
             transport = FaultyTransport(transport, limits=limits)
+        if "faultable" in self.kind:
+            transport = FaultableTransport(transport, limits=limits)
         recorder = Recorder()
         await transport.start(recorder)
         self._transports.append(transport)
