@@ -101,7 +101,7 @@ class Limits(BaseModel):
         default=5.0, description="a commit's answer waits this long to learn whether data goes on"
     )
     score_linger_s: float = Field(
-        default=0.02, description="finished samples gather for this long while others are being generated or scored"
+        default=0.05, description="finished samples gather for this long while others are being generated or scored"
     )
     score_requests: int = Field(
         default=8, description="Score requests in flight; more samples per request instead of more of them"

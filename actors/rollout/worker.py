@@ -9,6 +9,7 @@
 Invariants
 - The engine is touched by the generation task alone, so every command takes effect between two engine steps.
 - Commands of an older epoch are refused.
+- Work may come ahead of the version that it needs; it waits here until that is loaded.
 - Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
   has lost us (Down), or a newer epoch, has given its samples to others, so nothing more is said about it.
 - Without its scheduler the worker offers itself again, with backoff; after ``orphan_grace_s`` it stops. A link that is
@@ -53,8 +54,8 @@ from actors.scheduler.messages import (
 from actors.weights.client import PulledWeights
 from configs.schema import JobConfig
 
-Command = tuple[list[GenerationRequest], list[int]]
-"""Requests to add, then assignments to abort."""
+Command = tuple[list[GenerationRequest], list[int], int]
+"""Requests to add once the third, a version, is loaded; then assignments to abort."""
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
@@ -73,6 +74,8 @@ class RolloutWorker(Actor):
         self._commands: deque[Command] = deque()
         self._held: set[int] = set()
         """Assignments that have not ended."""
+        self._ahead: list[tuple[int, list[GenerationRequest]]] = []
+        """Requests that wait for a version that is not loaded yet, under that version."""
         self._void: set[int] = set()
         """Assignments that nobody waits for any more; the engine has yet to end them."""
         self._wake = asyncio.Event()
@@ -141,7 +144,7 @@ class RolloutWorker(Actor):
         """Nobody waits for what we hold: it has been given to others, or will be."""
         self._outbox.retain(WorkerVersion)
         self._void |= self._held
-        self._commands.append(([], sorted(self._held)))
+        self._commands.append(([], sorted(self._held), 0))
         self._held.clear()
         self._wake.set()
 
@@ -196,14 +199,12 @@ class RolloutWorker(Actor):
             self._fail([request.request for request in requests], FailureKind.INFRASTRUCTURE, refusal)
             return
         self._held.update(request.request for request in requests)
-        self._commands.append((requests, []))
+        self._commands.append((requests, [], message.min_policy_version))
         self._wake.set()
 
     def _refusal(self, message: Assign, count: int) -> str:
         if self._draining:
             return f"the worker is leaving ({self._draining})"
-        if message.min_policy_version > self._policy_version:
-            return f"the work needs version {message.min_policy_version}, the worker holds {self._policy_version}"
         if (
             len(self._held) + count > 2 * self._slots
         ):  # credit may be exceeded by what has ended but is still on its way
@@ -213,7 +214,7 @@ class RolloutWorker(Actor):
     @handles(Revoke)
     async def revoke(self, message: Revoke) -> None:
         if self._admit(message.job, message.epoch):
-            self._commands.append(([], message.assignments.tolist()))
+            self._commands.append(([], message.assignments.tolist(), 0))
             self._wake.set()
 
     @handles(PullVersion)
@@ -227,7 +228,7 @@ class RolloutWorker(Actor):
         if message.job != self._job.name or self._draining:
             return
         self._draining = message.reason or "drained"
-        self._commands.append(([], sorted(self._held)))
+        self._commands.append(([], sorted(self._held), 0))
         self._wake.set()
         self.ctx.start_task(self._stop_after(message.deadline_s), "drain deadline")
 
@@ -264,11 +265,32 @@ class RolloutWorker(Actor):
 
     def _apply_commands(self) -> None:
         while self._commands:
-            requests, aborted = self._commands.popleft()
-            if requests:
+            requests, aborted, version = self._commands.popleft()
+            if requests and version > self._policy_version:
+                self._ahead.append((version, requests))
+            elif requests:
                 self._add(requests)
             if aborted:
-                self._engine.abort(aborted)
+                self._abort(aborted)
+
+    def _abort(self, assignments: list[int]) -> None:
+        """End ``assignments``; the engine says so, also of those that it would have got later."""
+        gone = set(assignments)
+        waiting = [request for _, requests in self._ahead for request in requests if request.request in gone]
+        if waiting:
+            self._ahead = [
+                (version, [request for request in requests if request.request not in gone])
+                for version, requests in self._ahead
+            ]
+            self._add(waiting)
+        self._engine.abort(assignments)
+
+    def _add_ahead(self) -> None:
+        """Begin what has waited for the version that was just loaded."""
+        ready = [requests for version, requests in self._ahead if version <= self._policy_version]
+        self._ahead = [(version, requests) for version, requests in self._ahead if version > self._policy_version]
+        for requests in ready:
+            self._add(requests)
 
     def _add(self, requests: list[GenerationRequest]) -> None:
         try:
@@ -339,6 +361,7 @@ class RolloutWorker(Actor):
         await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
         self._policy_version = pulled.policy_version
         pulled.close()
+        self._add_ahead()
         self._outbox.send(
             WorkerVersion(
                 job=self._job.name,

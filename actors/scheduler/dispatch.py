@@ -47,7 +47,7 @@ class Dispatcher:
         workers = [w.view(now) for w in self._workers.by_name.values()]
         if not any(w.slots > w.in_flight for w in workers):
             return 0
-        newest = max(w.policy_version for w in workers)
+        newest = max(max(w.policy_version, w.pulling_version) for w in workers)
         groups = [view for step in self._open_steps(newest) for view in self._queued(step)]
         if not groups:
             return 0
@@ -55,8 +55,20 @@ class Dispatcher:
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
         return sum(self._send(decision, now) for decision in assign.decide(view, now))
 
+    def overdue(self, now: float) -> dict[str, np.ndarray]:
+        """Worker → assignments that it got ahead of a version which it still has not loaded: others may be able to."""
+        late: dict[str, np.ndarray] = {}
+        for worker in self._workers.by_name.values():
+            if worker.pulling_version >= 0 and now - worker.pulling_since_s >= self._limits.pull_patience_s:
+                numbers = self._books.ledger.in_flight_from(
+                    worker.name, worker.policy_version + self._max_staleness + 1
+                )
+                if len(numbers):
+                    late[worker.name] = numbers
+        return late
+
     def _open_steps(self, newest_version: int) -> list[int]:
-        """Steps that are not committed and that somebody's version is new enough for."""
+        """Steps that are not committed and that somebody's version is, or will be, new enough for."""
         ledger = self._books.ledger
         last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
         return [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]

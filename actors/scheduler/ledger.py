@@ -124,6 +124,12 @@ class Ledger:
         """int64[n] live assignments of ``worker``."""
         return self._slots.of_worker(self._workers.get(worker, -1))
 
+    def in_flight_from(self, worker: str, step: int) -> np.ndarray:
+        """int64[n] live assignments of ``worker`` for ``step`` and later ones."""
+        numbers = self.in_flight(worker)
+        steps, _ = self._slots.find(numbers, self._workers.get(worker, -1))
+        return numbers[steps >= step]
+
     def live(self, worker: str, assignments: np.ndarray) -> np.ndarray:
         """Those of ``assignments`` that are live with ``worker``."""
         _, rows = self._slots.find(assignments, self._workers.get(worker, -1))

@@ -123,6 +123,8 @@ class Scheduler(Actor):
         for worker in self._workers.by_name.values():
             if now - worker.told_at_s > self.ctx.limits.pull_timeout_s:
                 self._tell_to_pull(worker)
+        for name, numbers in self._dispatcher.overdue(now).items():
+            self._revoke(self._workers.by_name[name], numbers, "it takes long to load the version that they need")
         self._need_batch()
         self._assign()
         self._lease()
@@ -395,6 +397,7 @@ class Scheduler(Actor):
         self._record("version_available", version=news.policy_version)
         for worker in self._workers.by_name.values():
             self._tell_to_pull(worker)
+        self._assign()  # ahead: each worker has been told to pull what it needs
 
     def _tell_to_pull(self, worker: Worker) -> None:
         if self._weights is not None and worker.policy_version < self._newest_version:

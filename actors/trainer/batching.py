@@ -3,11 +3,12 @@
     LeaseGroups (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
 
 Always true
-- A window is a fixed range of prompt ordinals, so what is cut together, and how, does not depend on the order of
-  arrival. With ``in_order`` windows are handed out in prompt order as well: the gradient sums are then the same,
-  bit for bit, whatever arrived first. Without, a window is handed out as soon as it is whole.
-- A window is whole when all its expected prompts are there. Prompts that were dropped never come, and prompts
-  outside the expected range may: both are settled when ``StepLeased`` says that nothing more will come.
+- With ``in_order`` a window is a fixed range of prompt ordinals, handed out in prompt order: what is cut together, and
+  so the gradient sums, are the same, bit for bit, whatever arrived first.
+- Without, a window is whatever has come, once that is ``window_prompts`` or all that is missing: a trainer that lags
+  behind finds more and computes it together, one that waits begins with the first window.
+- Prompts that were dropped never come, and prompts outside the expected range may: both are settled when
+  ``StepLeased`` says that nothing more will come.
 - Samples of advantage 0 are counted but not computed, unless a KL term gives them a gradient.
 """
 
@@ -152,7 +153,8 @@ def window_size(*, configured: int, prompts_per_step: int, sync: bool) -> int:
 
     In sync mode generation waits for the step anyway, and one cut of everything pads least; where the tail of
     generation is long and the trainer has a device of its own, smaller windows are worth configuring. In async mode
-    the groups of a step trickle in while the trainer works, so it should not wait for the last of them.
+    the groups of a step trickle in while the trainer works, so it should not wait for the last of them; whatever more
+    has come by then is taken along.
     """
     if configured > 0:
         return configured
@@ -175,6 +177,7 @@ class Inbox:
         self.wrong_step = 0
         self._windows = {w: self._members(w, expected, window_prompts) for w in self._range(expected, window_prompts)}
         self._expected = expected
+        self._window_prompts = window_prompts
         self._in_order = in_order
         self._handed_out: set[int] = set()
         self._sent: int | None = None
@@ -224,18 +227,29 @@ class Inbox:
 
     def ready(self) -> list[list[LeaseGroup]]:
         """The windows that can be trained now and were not handed out before."""
-        windows: list[list[LeaseGroup]] = []
-        for window in sorted(self._windows):
-            members = self._windows[window]
-            whole = self.complete or all(prompt in self.groups for prompt in members)
-            if whole:
-                del self._windows[window]
-                windows.append([self.groups[prompt] for prompt in members if prompt in self.groups])
-            elif self._in_order:
-                break
+        windows = self._ranges() if self._in_order else self._lump()
         if self.complete:
             extra = sorted(prompt for prompt in self.groups if prompt not in self._expected)
             windows.append([self.groups[prompt] for prompt in extra if prompt not in self._handed_out])
         windows = [window for window in windows if window]
         self._handed_out.update(group.prompt for window in windows for group in window)
         return windows
+
+    def _ranges(self) -> list[list[LeaseGroup]]:
+        """The next fixed windows, as long as they are whole."""
+        windows: list[list[LeaseGroup]] = []
+        for window in sorted(self._windows):
+            members = self._windows[window]
+            if not (self.complete or all(prompt in self.groups for prompt in members)):
+                break
+            del self._windows[window]
+            windows.append([self.groups[prompt] for prompt in members if prompt in self.groups])
+        return windows
+
+    def _lump(self) -> list[list[LeaseGroup]]:
+        """Everything that is here, if it is enough for a window or the last that is expected."""
+        here = sorted(prompt for prompt in self.groups if prompt in self._expected and prompt not in self._handed_out)
+        left = len(self._expected) - sum(prompt in self._expected for prompt in self._handed_out)
+        if not here or not (self.complete or len(here) >= min(self._window_prompts, left)):
+            return []
+        return [[self.groups[prompt] for prompt in here]]

@@ -10,7 +10,7 @@ Everything that computes runs on the engine's own thread; between two calls noth
 Options (``EngineSpec.options``)
 - ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
 - ``prefill_tokens``: padded tokens in one prefill batch, default 8192.
-- ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 8. On a small model, whose
+- ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 16. On a small model, whose
   tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token.
 - ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash costs and an abort
   waits for up to one step.
@@ -81,7 +81,7 @@ class TorchEngine:
         self._spec = spec
         self._rows = Rows(spec.max_running, spec.max_context_tokens)
         self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
-        self._step_s = float(spec.options.get("step_ms", 8.0)) / 1000
+        self._step_s = float(spec.options.get("step_ms", 16.0)) / 1000
         await self._run(self._load, spec)
 
     def _load(self, spec: EngineSpec) -> None:

@@ -1,12 +1,13 @@
 """Who generates what: join the shortest queue, by credit.
 
 Invariants
-- A worker never holds more samples than it has slots, nor a sample of step s while it serves a version < s - k.
+- A worker never holds more samples than it has slots, nor generates a sample of step s with a version < s - k.
 - Moved samples go first, then older steps, then prompts in order: what others wait for comes before what can wait.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 
-A worker that is about to be eligible (it is loading the version) counts when shares are cut, for ``pull_patience_s``:
-otherwise whoever loads first would take the whole batch of a strictly on-policy step.
+A worker that is loading the version that a step needs gets its share ahead, for ``pull_patience_s``: it holds the work
+and begins as soon as it has loaded, without a message back and forth in between. What has moved goes to a worker that
+serves already, where there is one.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ def decide(view: AssignView, now: float) -> list[Decision]:
     for step in _steps(view):
         groups = [g for g in view.groups if g.step == step]
         ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
-        if not ready:
+        able = ready + _soon_ready(view, step, now)
+        if not able:
             continue
-        share = _share(groups, load, ready + _soon_ready(view, step, now))
+        share = _share(groups, load, able)
         for group in sorted(groups, key=lambda g: not g.moved):
-            _place(group, ready, room, load, share, picks)
+            _place(group, ready if group.moved and ready else able, room, load, share, picks)
     return _cut(picks, view.message_samples)
 
 
@@ -65,7 +67,7 @@ def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerVi
 
 def _place(
     group: GroupView,
-    ready: list[WorkerView],
+    workers: list[WorkerView],
     room: dict[str, int],
     load: dict[str, int],
     share: int,
@@ -74,7 +76,7 @@ def _place(
     """Give the group to the least loaded worker with room, and what exceeds its share to the next."""
     rows = group.rows
     queue = [
-        (load[w.name] / w.slots, i, w.name) for i, w in enumerate(ready) if room[w.name] > 0 and load[w.name] < share
+        (load[w.name] / w.slots, i, w.name) for i, w in enumerate(workers) if room[w.name] > 0 and load[w.name] < share
     ]
     heapq.heapify(queue)
     while len(rows) and queue:

@@ -232,15 +232,30 @@ async def test_a_version_that_exists_at_registration_is_pulled_and_announced_whe
 
 
 @in_virtual_time
-async def test_work_for_a_newer_version_than_is_held_fails_as_infrastructure(stage: Stage) -> None:
+async def test_work_that_comes_ahead_of_its_version_waits_until_that_is_loaded(stage: Stage) -> None:
     await stage.start_worker()
     await stage.have_version(2)
     stage.assign(1, 2, min_version=3)
-    await stage.scheduler.until(lambda: bool(stage.scheduler.all(AssignmentsFailed)))
-    failed = stage.scheduler.all(AssignmentsFailed)[0]
-    assert (failed.assignments.tolist(), failed.failure.kind) == ([1, 2], FailureKind.INFRASTRUCTURE)
-    assert "version 3" in failed.failure.message
+    stage.assign(3, min_version=2)
+    await stage.scheduler.finished(3)
     assert not stage.engine.has_work
+    assert not any(1 in delta.assignments for delta in stage.scheduler.all(TokenDelta))
+    await stage.have_version(3)
+    await stage.scheduler.finished(1, 2)
+    versions = {delta.policy_version for delta in stage.scheduler.all(TokenDelta) if 1 in delta.assignments}
+    assert versions == {3}
+
+
+@in_virtual_time
+async def test_work_that_came_ahead_of_its_version_can_be_revoked(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(2)
+    stage.assign(1, 2, min_version=3)
+    stage.worker_ref.tell(Revoke(job=JOB, epoch=stage.scheduler.epoch, assignments=np.array([1], np.int64)))
+    ended = await stage.scheduler.finished(1)
+    assert ended[1] == ([], FinishReason.ABORTED)
+    await stage.have_version(3)
+    assert (await stage.scheduler.finished(2))[2][1] == FinishReason.LENGTH
 
 
 @in_virtual_time

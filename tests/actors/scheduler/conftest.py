@@ -70,10 +70,13 @@ class FakeWorker(Actor):
         self.scheduler, self.slots, self.step_s, self.pull_s = scheduler, slots, step_s, pull_s
         self.version = -1
         self.held: dict[int, tuple[int, int, int, int]] = {}
+        self.ahead: list[Assign] = []
+        """Work that needs a version which is still being pulled."""
         self.sequence = 0
         self.busy = 0.0
         self.versions: list[int] = []
         self.assigned = 0
+        self.revoked = 0
         self.swallow = False
         """Lose a delta, as no transport may: the ledger has to notice."""
 
@@ -95,6 +98,9 @@ class FakeWorker(Actor):
         await self.ctx.sleep(self.pull_s)
         if version > self.version:
             self.version = version
+            ahead, self.ahead = self.ahead, []
+            for order in ahead:
+                await self.assign(order)
             news = m.WorkerVersion(
                 job="j", worker=self.ctx.self_address.name, policy_version=version, pull_s=self.pull_s, pull_bytes=1
             )
@@ -102,7 +108,9 @@ class FakeWorker(Actor):
 
     @handles(Assign)
     async def assign(self, order: Assign) -> None:
-        assert order.min_policy_version <= self.version
+        if order.min_policy_version > self.version:
+            self.ahead.append(order)
+            return
         for work in order.work:
             self.versions.append(work.step - self.version)
             for sample in work.samples:
@@ -114,8 +122,11 @@ class FakeWorker(Actor):
 
     @handles(Revoke)
     async def revoke(self, order: Revoke) -> None:
-        for number in order.assignments.tolist():
+        gone = set(order.assignments.tolist())
+        self.revoked += len(gone)
+        for number in gone:
             self.held.pop(number, None)
+        self.ahead = [o for o in self.ahead if not gone & {s.assignment for work in o.work for s in work.samples}]
 
     @handles(Turn)
     async def turn(self, _: Turn) -> None:

@@ -34,11 +34,20 @@ def test_a_single_group_is_split_when_a_worker_would_idle() -> None:
     assert len(given_to(decisions, "a")) == len(given_to(decisions, "b")) == 4
 
 
-def test_the_first_worker_to_load_a_version_leaves_the_share_of_the_one_that_is_loading() -> None:
+def test_a_worker_that_is_loading_the_version_gets_its_share_ahead() -> None:
     loading = WorkerView("b", 0, 256, 0, pulling_version=1, pulling_since_s=10.0)
     both = [WorkerView("a", 1, 256, 0), loading]
-    assert len(given_to(decide(view(both, groups(4, step=1)), 10.5), "a")) == 16
-    assert len(given_to(decide(view(both, groups(4, step=1)), 12.5), "a")) == 32, "but not for ever"
+    in_time = decide(view(both, groups(4, step=1)), 10.5)
+    assert (len(given_to(in_time, "a")), len(given_to(in_time, "b"))) == (16, 16)
+    late = decide(view(both, groups(4, step=1)), 12.5)
+    assert (len(given_to(late, "a")), len(given_to(late, "b"))) == (32, 0), "but nobody waits for it for ever"
+
+
+def test_what_has_moved_goes_to_a_worker_that_serves_already() -> None:
+    moved = [GroupView(g.step, g.prompt, g.rows, moved=True) for g in groups(2, step=1)]
+    loading = WorkerView("b", 0, 256, 0, pulling_version=1, pulling_since_s=10.0)
+    assert given_to(decide(view([WorkerView("a", 1, 256, 100), loading], moved), 10.5), "b") == []
+    assert len(given_to(decide(view([loading], moved), 10.5), "b")) == 16, "where there is none, to one that will"
 
 
 def test_what_a_small_worker_cannot_hold_goes_to_the_others() -> None:

@@ -63,6 +63,21 @@ def test_sync_mode_gives_each_step_to_workers_of_exactly_its_version(in_world: I
     in_world(scenario)
 
 
+def test_work_that_was_given_ahead_to_a_worker_that_loads_slowly_goes_to_another(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        slow = await world.start_worker("rollout-0", pull_s=1e6)
+        quick = await world.start_worker("rollout-1")
+        await world.start_trainer()
+        await finish(world)
+        check(world)
+        assert slow.assigned == 0 and slow.revoked > 0, "it was given a share, and that was taken back"
+        assert quick.assigned == 64
+
+    in_world(scenario)
+
+
 def test_async_mode_runs_ahead_by_no_more_than_the_bound(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()

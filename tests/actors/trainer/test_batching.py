@@ -63,6 +63,20 @@ def test_columns_that_do_not_fit_together_are_refused_by_name(field: str) -> Non
         group_samples(LeaseGroup(**broken), GRPO)
 
 
+def test_a_trainer_that_lags_behind_finds_all_that_has_come_in_one_window() -> None:
+    box = inbox(in_order=False)
+    box.add(lease(6))
+    assert box.ready() == []
+    for prompt in (3, 0):
+        box.add(lease(prompt))
+    assert prompts_of(box.ready()) == [[0, 3, 6]]
+    for prompt in (1, 2, 4, 5):
+        box.add(lease(prompt))
+    assert prompts_of(box.ready()) == [[1, 2, 4, 5]]
+    box.add(lease(7))
+    assert prompts_of(box.ready()) == [[7]], "the last one that is expected waits for nobody"
+
+
 def test_a_window_is_handed_out_once_when_all_its_prompts_are_there() -> None:
     box = inbox()
     box.add(lease(1))
