@@ -269,7 +269,7 @@ def node(
 def doctor(
     run: Annotated[
         Path | None,
-        typer.Option("--run", metavar="RUN_DIR", help="Check a run instead: what it recorded against what is promised."),
+        typer.Option("--run", metavar="RUN_DIR", help="Check a run instead: what it recorded against the promises."),
     ] = None,
     json_: Json = False,
 ) -> None:
