@@ -136,6 +136,11 @@ class Limits(BaseModel):
     diverged_steps: int = Field(
         default=10, description="steps in a row with a non-finite gradient before the trainer gives up"
     )
+    # faults
+    fault_target_wait_s: float = Field(
+        default=30.0, description="a fault waits this long for a victim that is just being restarted"
+    )
+    fault_order_timeout_s: float = Field(default=5.0, description="an order to commit a fault")
     # control
     control_request_bytes: int = Field(default=1 << 20, description="one request of the control socket")
     control_timeout_s: float = Field(default=30.0, description="one request, unless it names its own deadline")
