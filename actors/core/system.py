@@ -84,6 +84,11 @@ class ActorSystem:
         """Names of the actors that live here, in order of birth."""
         return list(self._router.cells)
 
+    def hosted(self, name: str) -> Actor | None:
+        """The actor of that name that lives here, for those who look at it from outside: tests and simulations."""
+        cell = self._router.cells.get(name)
+        return None if cell is None else cell.actor
+
     async def connect(self, endpoint: str, timeout_s: float | None = None) -> PeerId:
         """Open a link to whoever listens at ``endpoint`` and say who that is.
 

@@ -40,7 +40,7 @@ from actors.scheduler.dispatch import Dispatcher
 from actors.scheduler.errors import IllegalTransition, NotAccepted
 from actors.scheduler.journal import Journal, SqliteJournal
 from actors.scheduler.leases import Leases
-from actors.scheduler.ledger import Ledger, Outcome
+from actors.scheduler.ledger import Counters, Ledger, Outcome
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.stall import StallView, waiting_for
@@ -70,6 +70,7 @@ class Scheduler(Actor):
         self._given_journal = journal
         self._metrics = metrics
         self._workers = WorkerTable()
+        self._ledger = Ledger()
         self._services: dict[str, ActorAddress] = {}
         self._crashed: set[str] = set()
         """Names whose last life ended badly; their next one is a restart."""
@@ -160,9 +161,14 @@ class Scheduler(Actor):
         return m.BatchIssued(job=self._job.name, step=batch.step)
 
     def _need_batch(self) -> None:
-        """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead."""
+        """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead.
+
+        A step that is with the trainer counts as done, so that prompts are read while it trains and not when it has
+        committed, which is when everybody else has work.
+        """
         job, step, now = self._services.get("job"), self._ledger.issued_steps, self.ctx.now()
-        last = min(self._ledger.committed_steps + self._job.staleness + 1, self._job.steps - 1)
+        done = self._ledger.committed_steps + self._leases.all_sent
+        last = min(done + self._job.staleness + 1, self._job.steps - 1)
         if job is None or step > last or self._stop_requested:
             return
         asked, at_s = self._asked_batch
@@ -197,6 +203,15 @@ class Scheduler(Actor):
             samples_migrated=counters.samples_migrated,
             waiting_for=self._waiting_for(),
         )
+
+    def credit(self) -> list[tuple[str, int, int]]:
+        """Worker, samples that it is counted with, samples that the ledger says it holds: equal at any moment."""
+        return [(w.name, w.in_flight, len(self._ledger.in_flight(w.name))) for w in self._workers.by_name.values()]
+
+    @property
+    def counters(self) -> Counters:
+        """The ledger's, for those who look from outside."""
+        return self._ledger.counters
 
     def _waiting_for(self) -> str:
         now, states, step = self.ctx.now(), self._ledger.count_states(), self._ledger.trainer_step
@@ -358,6 +373,7 @@ class Scheduler(Actor):
         self._leases.pump()
         if self._leases.all_sent:
             self._meter.cut()
+            self._need_batch()
 
     def _on_settled(self, step: int) -> None:
         if step == self._leases.step:

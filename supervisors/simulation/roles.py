@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -22,12 +22,15 @@ from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
 from actors.rewards.tokenizer import TextCodec
 from actors.rewards.worker import RewardWorker
 from actors.roles import RoleArgs, build_role
-from actors.rollout.engine import StepOutput
+from actors.rollout.engine import StepOutput, WeightTensors
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.worker import RolloutWorker
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
+from actors.weights.manifest import tensor_views
+from actors.weights.messages import Manifest
+from supervisors.simulation.published import PublishedWeights
 from transport.sim.process import SimProcess
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, 
     """The actors of the process, by name; as ``actors.roles.build_role``."""
     life, costs = body.life, world.scenario.costs
     if args.role == "rollout":
-        return {args.name: RolloutWorker(args, engine=PacedEngine(life))}
+        return {args.name: RolloutWorker(args, engine=PacedEngine(life, world.published(args.name_of_job)))}
     if args.role == "trainer":
         cost = TrainCost(
             accumulate_base_s=costs.micro_batch_s,
@@ -49,7 +52,7 @@ def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, 
             export_s=costs.export_s,
             save_s=costs.save_s,
         )
-        return {args.name: Trainer(args, backend=PacedBackend(cost, life))}
+        return {args.name: Trainer(args, backend=PacedBackend(cost, life, world.published(args.name_of_job)))}
     if args.role == "rewards":
         pool = cast(ScorerPool, SimulatedPool(args, world, life))
         codec = cast(TextCodec, _Numbers())
@@ -68,22 +71,41 @@ async def _slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
 
 
 class PacedEngine(SimulatedEngine):
-    """A simulated engine whose process may be slow."""
+    """A simulated engine whose process may be slow. What it loads must be what was published."""
 
-    def __init__(self, life: SimProcess) -> None:
+    def __init__(self, life: SimProcess, published: PublishedWeights) -> None:
         super().__init__()
         self._life = life
+        self._published = published
+
+    async def load_weights(
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
+    ) -> None:
+        self._published.check(policy_version, {name: array.tobytes() for name, array in tensors.items()})
+        await super().load_weights(tensors, dtypes, policy_version, in_flight=in_flight)
 
     async def step(self) -> StepOutput:
         return await _slowly(self._life, super().step())
 
 
 class PacedBackend(SimulatedBackend):
-    """A simulated backend whose process may be slow."""
+    """A simulated backend whose process may be slow. It keeps account of what it lays out."""
 
-    def __init__(self, cost: TrainCost, life: SimProcess) -> None:
+    def __init__(self, cost: TrainCost, life: SimProcess, published: PublishedWeights) -> None:
         super().__init__(cost)
         self._life = life
+        self._published = published
+
+    async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
+        manifest = await super().export_segment(path, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes)
+        views = tensor_views(manifest, path.read_bytes())
+        self._published.add(policy_version, {name: array.tobytes() for name, array in views.items()})
+        return manifest
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         return await _slowly(self._life, super().accumulate(batch, loss))

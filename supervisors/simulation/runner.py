@@ -84,15 +84,15 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     watchman = Watchman(world, lambda: nemesis.active)
     loop.set_exception_handler(lambda _, context: _unhandled(world, context))
     main = loop.create_task(_main(world, nemesis, watchman), name="world")
-    with guarded() as breaches:
-        try:
+    try:
+        with guarded() as breaches:
             loop.run_until_complete(main)
-            report = watchman.report
-        except SimulationDeadlock as deadlock:
-            report = f"deadlock: {deadlock}"
-        finally:
-            _dismantle(world, loop)
-    world.findings += [f"guard: {breach}" for breach in dict.fromkeys(breaches)]
+        report = watchman.report
+        world.findings += [f"guard: {breach}" for breach in dict.fromkeys(breaches)]
+    except SimulationDeadlock as deadlock:
+        report = f"deadlock: {deadlock}"
+    finally:
+        _dismantle(world, loop)
     return report
 
 

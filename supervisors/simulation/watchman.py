@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from actors.core.errors import AskError
 from actors.jobs.messages import JobReport, JobStatus
+from supervisors.simulation.probes import broken_promises
 from transport.sim.loop import waiting
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Watchman:
         while not world.over:
             await asyncio.sleep(_LOOK_S)
             now_s = loop.time()
+            for broken in broken_promises(world):
+                world.finding(broken)
             disturbed = self._disturbed()
             if disturbed:
                 calm_s = now_s

@@ -27,6 +27,7 @@ from supervisors.simulation.children import SimulatedChild
 from supervisors.simulation.chunks import Tampering
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import HeadProcess, MainProcess, NodeMain
+from supervisors.simulation.published import PublishedWeights
 from supervisors.simulation.records import JobRecord
 from supervisors.simulation.trace import Trace
 from transport.sim.loop import SimulatedLoop
@@ -67,6 +68,12 @@ class World:
         self.over = False
         self.committed: dict[str, int] = {}
         self._records = {job.name: JobRecord(job.name) for job in self.jobs}
+        self._published = {
+            job.name: PublishedWeights(
+                lambda what, name=job.name: self.finding(f"{name}: {what}"), repeats_exactly=job.sync.mode == "sync"
+            )
+            for job in self.jobs
+        }
         self._states: dict[str, str] = {}
         self._changes = 0
         self.struck: list[str] = []
@@ -91,6 +98,16 @@ class World:
     def new_pid(self) -> int:
         self._pids += 1
         return self._pids
+
+    def published(self, job: str) -> PublishedWeights:
+        """What is known of the versions of a job's weights."""
+        return self._published[job]
+
+    def finding(self, what: str) -> None:
+        """Something is wrong; said once."""
+        if what not in self.findings and not self.trace.closed:
+            self.findings.append(what)
+            self.trace.note("finding", what=what)
 
     def simulated_job(self, name: str) -> SimulatedJob:
         return next(job for job in self.scenario.jobs if job.name == name)
@@ -213,10 +230,7 @@ class World:
 
     def escaped(self, process: str, event: str, error: BaseException | None) -> None:
         """An exception that nobody caught: a finding."""
-        if self.trace.closed:
-            return
-        self.findings.append(f"{process}: {event}: {error!r}")
-        self.trace.note("escaped", process=process, event=event, error=repr(error))
+        self.finding(f"{process}: {event}: {error!r}")
 
     # ------------------------------------------------------------ the end
 
