@@ -207,13 +207,13 @@ class Job(Actor):
         )
 
     async def _data_ended(self, step: int) -> None:
-        """The data set has no whole batch left: the step under way is the last."""
+        """The data set has no whole batch for ``step``: the one before it is the last."""
         self._event("data_ended", step=step)
         if step == 0:
             count = self._config.algorithm.prompts_per_step
             self.fail(f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it")
             return
-        await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
+        await self._scheduler.ask(sm.DataEnded(job=self._config.name, step=step), sm.Acknowledged)
 
     # ------------------------------------------------------------ the record
 

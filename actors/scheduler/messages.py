@@ -368,6 +368,14 @@ class RequestCheckpoint(Message):
     stop: bool
 
 
+@message("scheduler.data_ended")
+class DataEnded(Message):
+    """There is no whole batch for ``step``: the one before it is the last. Answered with Acknowledged."""
+
+    job: str
+    step: int
+
+
 # ---------------------------------------------------------------- scheduler → job
 
 

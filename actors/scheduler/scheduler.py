@@ -66,6 +66,8 @@ class Scheduler(Actor):
         metrics: ActorAddress | None = None,
     ) -> None:
         self._job = job
+        self._steps = job.steps
+        """Fewer than the job says once its data has ended."""
         self._run_dir = run_dir
         self._given_journal = journal
         self._metrics = metrics
@@ -168,13 +170,19 @@ class Scheduler(Actor):
         """
         job, step, now = self._services.get("job"), self._ledger.issued_steps, self.ctx.now()
         done = self._ledger.committed_steps + self._leases.all_sent
-        last = min(done + self._job.staleness + 1, self._job.steps - 1)
+        last = min(done + self._job.staleness + 1, self._steps - 1)
         if job is None or step > last or self._stop_requested:
             return
         asked, at_s = self._asked_batch
         if step != asked or now - at_s > self.ctx.limits.ask_timeout_s:
             self._asked_batch = (step, now)
             self._tell(job, m.NeedBatch(job=self._job.name, step=step))
+
+    @handles(m.DataEnded)
+    async def data_ended(self, news: m.DataEnded) -> m.Acknowledged:
+        self._steps = min(self._steps, news.step)
+        self._next_known.set()
+        return m.Acknowledged()
 
     @handles(m.SetPaused)
     async def set_paused(self, order: m.SetPaused) -> m.Acknowledged:
@@ -224,7 +232,7 @@ class Scheduler(Actor):
                 quiet_limit_s=self.ctx.limits.stall_report_s,
                 paused=self._paused,
                 step=step,
-                steps=self._job.steps,
+                steps=self._steps,
                 issued=step in self._ledger.batches,
                 queued=states["queued"],
                 in_flight={w.name: w.in_flight for w in workers},
@@ -492,7 +500,7 @@ class Scheduler(Actor):
         """The trainer must not open a step that will never come, because the data has just ended."""
         try:
             async with asyncio.timeout(self.ctx.limits.next_batch_s):
-                while step >= self._ledger.issued_steps and step < self._job.steps and not self._stop_requested:
+                while step >= self._ledger.issued_steps and step < self._steps and not self._stop_requested:
                     self._next_known.clear()
                     await self._next_known.wait()
         except TimeoutError:
@@ -506,7 +514,7 @@ class Scheduler(Actor):
     def _verdict(self, step: int) -> m.Committed:
         """What the trainer does after ``step``."""
         every = self._job.checkpoint.every
-        stop = self._stop_requested or step + 1 >= self._job.steps
+        stop = self._stop_requested or step + 1 >= self._steps
         due = every > 0 and (step + 1) % every == 0
         return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
 
@@ -526,7 +534,7 @@ class Scheduler(Actor):
         if len(kept) == self._job.checkpoint.keep and kept[0][0] > self._ledger.floor:
             self._ledger.forget(kept[0][0])
             self._journal.prune(kept[0][0])
-        final = self._stop_requested or news.step >= self._job.steps
+        final = self._stop_requested or news.step >= self._steps
         self._event("checkpoint_stored", step=news.step, path=news.path)
         if (job := self._services.get("job")) is not None:
             self._tell(job, m.CheckpointStored(job=self._job.name, step=news.step, path=news.path, final=final))

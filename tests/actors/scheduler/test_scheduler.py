@@ -240,7 +240,8 @@ def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in
     in_world(scenario, steps=50)
 
 
-def test_data_that_ends_makes_the_step_under_way_the_last(in_world: InWorld) -> None:
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_every_whole_batch_of_data_that_ends_is_trained(in_world: InWorld, mode: str) -> None:
     async def scenario(world: Any) -> None:
         await world.start_head()
         await world.start_rewards(prompts=11)
@@ -249,7 +250,7 @@ def test_data_that_ends_makes_the_step_under_way_the_last(in_world: InWorld) -> 
         await finish(world)
         assert sorted(world.trained) == [0, 1]
 
-    in_world(scenario)
+    in_world(scenario, sync={"mode": mode, "max_staleness": 1})
 
 
 def test_a_commit_that_names_other_samples_is_refused_and_changes_nothing(in_world: InWorld) -> None:
