@@ -28,6 +28,7 @@ import structlog
 from actors.core.fate import die_with_parent
 from supervisors.envoy import Envoy
 from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
+from supervisors.process_faults import ProcessFaults
 from supervisors.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ async def _main(spec: ProcessSpec) -> int:
     from actors.core.system import ActorSystem
     from actors.roles import build_role
     from transport.address import new_peer
+    from transport.link_faults import FaultableTransport
     from transport.security import load_keys
     from transport.zmq_transport import ZmqTransport
 
@@ -97,12 +99,13 @@ async def _main(spec: ProcessSpec) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
     keys = load_keys(Path(spec.keys)) if spec.keys else None
-    transport = ZmqTransport(
+    links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )
+    transport = FaultableTransport(links, limits=limits, seed=spec.seed)
     system = ActorSystem(transport, limits=limits, seed=spec.seed)
     # Imports are for ever: keep them out of every collection.
-    return await host(spec, system, build_role, terminated, on_ready=gc.freeze)
+    return await host(spec, system, build_role, terminated, faults=ProcessFaults(transport.add), on_ready=gc.freeze)
 
 
 async def host(
@@ -111,6 +114,7 @@ async def host(
     build: Callable[[RoleArgs], dict[str, Actor]],
     terminated: asyncio.Event,
     *,
+    faults: ProcessFaults | None = None,
     pid: int | None = None,
     on_ready: Callable[[], None] = lambda: None,
 ) -> int:
@@ -119,6 +123,7 @@ async def host(
     Args:
         system: of this process, not started.
         build: as ``actors.roles.build_role``.
+        faults: those that this process can commit on itself; None: it refuses them all.
         pid: of this process, if the operating system does not know it.
         on_ready: called once, when the actors are up.
     """
@@ -130,7 +135,7 @@ async def host(
             log.exception("the role could not be started", role=spec.args.role)
             return EXIT_START_FAILED
         on_ready()
-        await system.spawn("envoy", Envoy(spec, addresses, pid))
+        await system.spawn("envoy", Envoy(spec, addresses, faults or ProcessFaults(), pid))
         log.info("ready", role=spec.args.role, actors=sorted(addresses))
         return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
     finally:

@@ -92,6 +92,10 @@ def run(
         Path | None,
         typer.Option(metavar="RUN_DIR", help="Go on with an interrupted run."),
     ] = None,
+    faults: Annotated[
+        Path | None,
+        typer.Option(metavar="PLAN.yaml", help="Do harm on purpose: a fault plan for the run's real processes."),
+    ] = None,
     keys: Keys = None,
     control_keys: ControlKeys = None,
 ) -> None:
@@ -117,6 +121,7 @@ def run(
         else:
             loaded = load_job(job, overrides)
             run_dir = _new_run_directory(dir_, loaded.name)
+        plan = _load_faults(faults, loaded)
         _check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         _write_job(run_dir, loaded)
     except ConfigError as error:
@@ -137,6 +142,7 @@ def run(
                 on_progress=view.update,
                 keys=keys,
                 control_keys=control_keys,
+                faults=plan,
             )
         )
     _report(console, summary, run_dir)
@@ -178,6 +184,18 @@ def _check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str 
         check_sockets(load_head_keys(keys, control_keys), listen=listen, control=at)
     except (KeyFileError, InsecureBind, ValueError) as error:
         _fail(str(error), EXIT_BAD_CONFIG)
+
+
+def _load_faults(path: Path | None, job: Any) -> Any:
+    """The plan at ``path``, as far as it can be checked before the run; None without one."""
+    if path is None:
+        return None
+    from configs.fault_plan import load_fault_plan
+    from supervisors.fault_schedule import check_plan
+
+    plan = load_fault_plan(path)
+    check_plan(plan, job, str(path))
+    return plan
 
 
 def _new_run_directory(chosen: Path | None, name: str) -> Path:

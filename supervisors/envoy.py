@@ -1,16 +1,19 @@
 """The actor in every role process that speaks for it to the node agent: ready once, then a beacon every second.
 
-It also tells the metrics of asks that should have ended, and at an orderly end how many there were.
+It also tells the metrics of asks that should have ended, and at an orderly end how many there were; and it commits the
+faults that a process can only commit on itself (``process_faults.py``).
 """
 
 from __future__ import annotations
 
 import os
 
-from actors.core.actor import Actor
+from actors.core.actor import Actor, handles
 from actors.metrics.ask_watch import AskWatch
 from actors.metrics.messages import Event
+from supervisors.fault_messages import ApplyFault, FaultApplied
 from supervisors.messages import ProcessBeacon, ProcessReady
+from supervisors.process_faults import ProcessFaults
 from supervisors.process_spec import ProcessSpec
 from transport.address import ActorAddress
 
@@ -18,8 +21,11 @@ from transport.address import ActorAddress
 class Envoy(Actor):
     """Spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
 
-    def __init__(self, spec: ProcessSpec, addresses: dict[str, ActorAddress], pid: int | None = None) -> None:
+    def __init__(
+        self, spec: ProcessSpec, addresses: dict[str, ActorAddress], faults: ProcessFaults, pid: int | None = None
+    ) -> None:
         self._spec = spec
+        self._faults = faults
         self._pid = os.getpid() if pid is None else pid
         self._addresses = addresses
 
@@ -44,6 +50,12 @@ class Envoy(Actor):
             agent.tell(ProcessBeacon(name=self._spec.name, pid=self._pid, loop_lag_s=lag_s))
             for overdue in self._asks.overdue():
                 self._tell_metrics("ask_overdue", overdue)
+
+    @handles(ApplyFault)
+    async def apply_fault(self, message: ApplyFault) -> FaultApplied:
+        self.ctx.log.warning("a fault is injected", order=str(message.order))
+        self._faults.apply(message.order)
+        return FaultApplied()
 
     async def on_stop(self) -> None:
         self._tell_metrics("asks_counted", self._asks.counted())

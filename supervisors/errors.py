@@ -8,10 +8,14 @@ HeadraceError
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
     └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+
+ReplyError (actors/core/errors.py)
+└── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
 """
 
 from __future__ import annotations
 
+from actors.core.errors import ReplyError
 from supervisors.restart_budget import ExitCause
 from transport.errors import HeadraceError
 
@@ -53,3 +57,7 @@ class ModelNotFetched(SupervisionError):
 
 class HeadLost(SupervisionError):
     """A node has lost its head for longer than it is willing to wait."""
+
+
+class FaultNotPossible(ReplyError):
+    """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""

@@ -16,14 +16,20 @@ from typing import Any
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
+from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
+from supervisors.fault_schedule import FaultSchedule
 from supervisors.head_keys import load_head_keys
 from supervisors.job_run import JobRun
-from supervisors.machine import LOCAL, Machine
+from supervisors.machine import LOCAL, Machine, slowed_by
+from supervisors.nemesis import Nemesis
 from supervisors.node_agent import NodeAgent, NodeOptions
+from supervisors.node_faults import NAME as NODE_FAULTS
+from supervisors.node_faults import NodeFaults
 from supervisors.nodes import Nodes
 from supervisors.operations import Operations
+from supervisors.process_faults import faults_of
 from transport.errors import HeadraceError
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -45,13 +51,15 @@ class Head:
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
     ) -> None:
-        self._machine = machine
+        self.machine = machine
         self.limits = limits
         self.run_root = run_root
         self.jobs: dict[str, JobRun] = {}
+        self.nemeses: dict[str, Nemesis] = {}
+        """By job, for as long as its processes are there."""
         self._keys_directory = keys
         self._keys = load_head_keys(keys, control_keys)
-        self._runtime = self._machine.runtime_directory()
+        self._runtime = self.machine.runtime_directory()
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
         self.system: ActorSystem
@@ -61,7 +69,7 @@ class Head:
 
     async def start(self) -> None:
         """Listen and start this machine's node agent."""
-        transport = self._machine.transport(
+        transport = self.machine.transport(
             "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
         )
         self.system = ActorSystem(transport, limits=self.limits)
@@ -71,10 +79,11 @@ class Head:
             cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
             keys=str(self._keys_directory or ""),
-            machine=self._machine,
+            machine=self.machine,
         )
         agent = await self.system.spawn("agent", NodeAgent("head", options))
-        self.nodes.add_local("head", agent.address, slots=self._machine.slots)
+        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
+        self.nodes.add_local("head", agent.address, slots=self.machine.slots)
 
     @property
     def endpoint(self) -> str:
@@ -97,31 +106,52 @@ class Head:
         *,
         resume: bool = False,
         on_progress: OnProgress | None = None,
+        faults: FaultPlan | None = None,
     ) -> dict[str, Any]:
-        """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it."""
+        """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it.
+
+        With ``faults`` the summary says under that key how many strikes were injected, failed and skipped.
+        """
         run = JobRun(
-            self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress, machine=self._machine
+            self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress, machine=self.machine
         )
         self.jobs[job.name] = run
-        return await self._follow(run, interrupted)
+        return await self._follow(run, interrupted, faults)
 
     def launch(self, job: JobConfig, run_dir: Path) -> None:
         """Start a job and follow it to its end, without waiting for either."""
-        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self._machine)
+        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine)
         self.jobs[job.name] = run
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
 
-    async def _follow(self, run: JobRun, interrupted: asyncio.Event) -> dict[str, Any]:
+    async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
+        told: dict[str, Any] = {}
         try:
             if await run.start(interrupted):
-                await run.wait(interrupted)
+                told = await self._wait(run, interrupted, faults)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
         finally:
             await run.stop()
-        return run.summary()
+        return run.summary() | told
+
+    async def _wait(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None) -> dict[str, Any]:
+        """Until the job is over, with a nemesis at hand."""
+        nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
+        schedule = FaultSchedule(nemesis, run, faults, run.say) if faults is not None else None
+        told: dict[str, Any] = {}
+        try:
+            if schedule is not None:
+                schedule.start()
+            await run.wait(interrupted)
+        finally:
+            if schedule is not None:
+                told = {"faults": schedule.stop()}
+            nemesis.stop()
+            self.nemeses.pop(run.job.name, None)
+        return told
 
     async def interrupt_jobs(self) -> None:
         """Ask every running job for a checkpoint, and wait for their ends."""

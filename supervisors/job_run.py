@@ -321,6 +321,10 @@ class JobRun:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
+    def say(self, message: str) -> None:
+        """Tell whoever listens, for people."""
+        self._say(message=message)
+
     def _say(self, **progress: Any) -> None:
         self._publish(progress)
 

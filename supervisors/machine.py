@@ -16,11 +16,16 @@ from actors.metrics.recorder import Metrics
 from actors.scheduler.journal import Journal
 from configs.limits import Limits
 from configs.schema import JobConfig
+from supervisors.journal_faults import FaultableJournal
 from supervisors.process import Child, Launch, is_stopped_by_signal, launch
 from transport.address import new_peer
+from transport.link_faults import FaultableTransport
 from transport.security import NodeKeys
 from transport.transport import Transport
 from transport.zmq_transport import ZmqTransport
+
+JOURNAL = "journal.db"
+"""In the run directory."""
 
 
 class Machine(Protocol):
@@ -50,7 +55,7 @@ class Machine(Protocol):
         ...
 
     def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
-        """The journal of a job; None lets the scheduler open its own, ``run_dir/journal.db``."""
+        """The journal of a job, not read yet; None lets the scheduler open its own, ``run_dir/journal.db``."""
         ...
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
@@ -59,7 +64,13 @@ class Machine(Protocol):
 
 
 class LocalMachine:
-    """This machine: ZeroMQ, exec, SQLite."""
+    """This machine: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
+
+    def __init__(self) -> None:
+        self.slowed: set[int] = set()
+        """Processes that are stopped and continued many times a second: they are slow, not hung."""
+        self.full_disks: set[Path] = set()
+        """Journals that take nothing more."""
 
     @property
     def slots(self) -> int:
@@ -71,19 +82,25 @@ class LocalMachine:
     def transport(
         self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
     ) -> Transport:
-        return ZmqTransport(new_peer(name), listen=listen, cluster=cluster, limits=limits, keys=keys, role=role)
+        links = ZmqTransport(new_peer(name), listen=listen, cluster=cluster, limits=limits, keys=keys, role=role)
+        return FaultableTransport(links, limits=limits)
 
     def launch(self, spec: Launch) -> Child:
         return launch(spec)
 
     def is_stopped(self, pid: int) -> bool:
-        return is_stopped_by_signal(pid)
+        return pid not in self.slowed and is_stopped_by_signal(pid)
 
     def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
-        return None
+        return FaultableJournal(run_dir / JOURNAL, job.name, job.limits, self.full_disks)
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
         return Metrics(job.name, run_dir, job.metrics)
 
 
 LOCAL = LocalMachine()
+
+
+def slowed_by(machine: Machine) -> set[int]:
+    """Where a nemesis notes which processes it slows down; what a simulated machine does not look at."""
+    return machine.slowed if isinstance(machine, LocalMachine) else set()

@@ -17,9 +17,12 @@ from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.errors import HeadLost
-from supervisors.machine import LOCAL, Machine
+from supervisors.machine import LOCAL, Machine, slowed_by
 from supervisors.node_agent import NodeAgent, NodeOptions
+from supervisors.node_faults import NAME as NODE_FAULTS
+from supervisors.node_faults import NodeFaults
 from supervisors.nodes import JoinCluster, Joined, LeaveCluster
+from supervisors.process_faults import faults_of
 from transport.address import ActorAddress
 from transport.errors import LinkTimeout
 from transport.security import load_keys
@@ -110,6 +113,7 @@ class NodeProcess:
             ) from error
         options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
         agent = await self.system.spawn("agent", NodeAgent(self.name, options))
+        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         self._membership = Membership(self.name, ActorAddress("nodes", head, self._join), agent.address, self._slots)
         await self.system.spawn("membership", self._membership)
 

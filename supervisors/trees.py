@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.control.socket import default_endpoint, for_others, for_this_machine, store_endpoint
+from configs.fault_plan import FaultPlan
 from configs.schema import JobConfig
 from supervisors.head import Head, OnProgress
 from supervisors.logs import configure_head_logging
@@ -44,6 +45,7 @@ async def run_job(
     on_progress: OnProgress,
     keys: Path | None = None,
     control_keys: Path | None = None,
+    faults: FaultPlan | None = None,
 ) -> dict[str, Any]:
     """Run one job to its end on a head of its own; returns the summary of ``headrace run --json``.
 
@@ -62,7 +64,7 @@ async def run_job(
         on_progress({"control": endpoint, "message": f"control socket {for_others(endpoint)}"})
         if job.cluster.nodes:
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
-        return await head.run(job, run_dir, interrupted, resume=resume, on_progress=on_progress)
+        return await head.run(job, run_dir, interrupted, resume=resume, on_progress=on_progress, faults=faults)
 
 
 async def run_head(

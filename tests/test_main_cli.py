@@ -41,7 +41,7 @@ ROW = {
 def test_the_command_line_is_frozen() -> None:
     """A new option is a decision: add it here and to the reference."""
     assert _surface(typer.main.get_command(app)) == {
-        "run": ["--control", "--control-keys", "--dir", "--json", "--keys", "--resume", "--set", "job"],
+        "run": ["--control", "--control-keys", "--dir", "--faults", "--json", "--keys", "--resume", "--set", "job"],
         "head": ["--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--name", "--slots"],
         "doctor": ["--json", "--run"],
@@ -91,6 +91,7 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
         on_progress: Callable[[Any], None],
         keys: Path | None,
         control_keys: Path | None,
+        faults: Any,
     ) -> Any:
         fake.seen.append((job, run_dir, resume, control))
         fake.keys.append((keys, control_keys))

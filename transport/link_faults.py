@@ -103,7 +103,7 @@ class FaultableTransport:
 
     # what an injector does
 
-    def add(self, rule: LinkRule, *, lasts_s: float | None = None) -> LinkRule:
+    def add(self, rule: LinkRule, lasts_s: float | None = None) -> LinkRule:
         """Let ``rule`` apply from now on, for ``lasts_s`` seconds or until ``remove``.
 
         Raises:
