@@ -1,7 +1,7 @@
 """Time to the same reward: Headrace against TRL's GRPOTrainer, from the same checkpoint, on the same cores.
 
-    tasks:  short  configs/quickstart.yaml (spell_backward, at most 24 tokens)
-            long   benchmarks/peers/long_tail.yaml (caesar_cipher, 8 to about 150 tokens)
+    tasks:  short  configs/quickstart.yaml (spell_backward, at most 12 tokens)
+            long   benchmarks/peers/long_tail.yaml (capital letters for small ones, 4 to 61 tokens)
 
     model, made once ─┬─▶ headrace run (sync or async, as asked)  ─▶ reward and seconds of each step
                       └─▶ trl_worker, in TRL's own environment    ─▶ the same
@@ -27,6 +27,7 @@ from typing import Any, Final
 from actors.rewards.sources import open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
 from benchmarks._jobs import ROOT, hardware, job_text, last_line, model_of, prepare_job, run_headrace, use_cores
+from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -115,7 +116,12 @@ def _last(steps: Sequence[Result]) -> float | None:
 
 def measure_task(options: argparse.Namespace, task: str, directory: Path) -> Result:
     """One task, ours first."""
-    job_file = prepare_job(TASKS[task], options.set or [], directory, options.model)
+    overrides: list[str] = options.set or []
+    if task == "long":
+        directory.mkdir(parents=True, exist_ok=True)
+        write_rows(directory / "long_tail.jsonl")
+        overrides = [f"data.path={directory / 'long_tail.jsonl'}", *overrides]
+    job_file = prepare_job(TASKS[task], overrides, directory, options.model)
     print(f"{task}: headrace, {options.mode}", file=sys.stderr)
     ours = measure_ours(job_file, directory / "ours", options.mode, options.steps)
     runs: list[Result] = []
