@@ -25,9 +25,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.errors import ConfigError, Problem
 from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.validation import Where, validate
-from configs.yaml_source import read_yaml
+from configs.yaml_source import parse_value, read_yaml
 
 Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
@@ -361,6 +362,43 @@ def fault_from_mapping(values: Mapping[str, Any], where: str = "the fault") -> F
     """
     place: Where = lambda _: where  # noqa: E731 - a name for what it is
     return validate(_OneFault, {"fault": dict(values)}, place).fault
+
+
+def fault_from_words(kind: str, target: str | None, lasts_s: float | None, settings: list[str]) -> dict[str, Any]:
+    """A fault as people write it on a command line, checked, as a plain map.
+
+    Args:
+        target: a process's name; or ``role=``, ``node=``, ``link=A,B``, ``chunk=newest`` or ``chunk=VERSION``.
+        settings: further keys, ``a.b=value``, the value in YAML.
+
+    Raises:
+        ConfigError: it does not fit the vocabulary; the message names the field.
+    """
+    fault: dict[str, Any] = {"kind": kind}
+    if target is not None:
+        fault["target"] = _target_from_word(target)
+    if lasts_s is not None:
+        fault["heal_after_s"] = lasts_s
+    for setting in settings:
+        name, equals, text = setting.partition("=")
+        section, keys = fault, name.strip().split(".")
+        for key in keys[:-1]:
+            section = section.setdefault(key, {})
+        if not equals or not all(keys) or not isinstance(section, dict):
+            raise ConfigError([Problem(f"--set {setting}", "", "is not of the form a.b=value", "Write --set factor=8")])
+        section[keys[-1]] = parse_value(text)
+    return dump_fault(fault_from_mapping(fault, "headrace ctl inject"))
+
+
+def _target_from_word(word: str) -> dict[str, Any]:
+    form, equals, value = word.partition("=")
+    if not equals:
+        return {"name": word}
+    if form == "link":
+        return {"link": value.split(",")}
+    if form == "chunk":
+        return {"chunk": {} if value in ("", "newest") else {"version": parse_value(value)}}
+    return {form: value}
 
 
 def dump_fault(fault: FaultBase) -> dict[str, Any]:

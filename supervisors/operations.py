@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from actors.control.backend import Plain
 from actors.control.errors import BadArgs, NotFound, NotNow
+from actors.core.context import named_rng
 from actors.core.ref import ActorRef
 from actors.jobs.messages import CancelJob, CheckpointJob, CheckpointReport, JobReport, PauseJob, ResumeJob
+from configs.errors import ConfigError
+from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
+from supervisors.errors import FaultNotPossible
 from supervisors.job_run import JobRun
 from supervisors.messages import ChildInfo
 
@@ -29,6 +33,7 @@ class Operations:
 
     def __init__(self, head: Head) -> None:
         self._head = head
+        self._strikes = 0
 
     def _run(self, job: str | None) -> JobRun:
         """The run of that name, or the only one.
@@ -120,6 +125,28 @@ class Operations:
         if run.state.over or f"job.{run.job.name}" not in self._head.system.actors():
             raise NotNow(f"job {run.job.name!r} is {run.state}", "only a running job can do this")
         return run
+
+    async def inject(self, job: str | None, fault: Plain) -> Plain:
+        run = self._running(job)
+        try:
+            typed = fault_from_mapping(fault)
+        except ConfigError as error:
+            raise BadArgs(str(error), "docs/guides/fault_injection.md has the vocabulary") from error
+        timed = [name for name in ("at_s", "after_step", "times", "every_s") if name in typed.model_fields_set]
+        if timed:
+            raise BadArgs(
+                f"fault.{timed[0]}: inject strikes once and at once", "Leave it out, or run with --faults PLAN"
+            )
+        nemesis = self._head.nemeses.get(run.job.name)
+        if nemesis is None:
+            raise NotNow(f"the processes of {run.job.name!r} are not there yet, or not any more", "try again later")
+        self._strikes += 1
+        rng = named_rng(run.job.seed, "inject", str(self._strikes))
+        try:
+            hit = await nemesis.strike(typed, rng)
+        except FaultNotPossible as error:
+            raise NotNow(str(error), "docs/guides/fault_injection.md says what each kind can hit") from error
+        return {"job": run.job.name, "kind": typed.kind, "target": str(typed.target), "hit": hit}
 
     async def scale(self, job: str | None, workers: int) -> Plain:
         run = self._running(job)

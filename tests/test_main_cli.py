@@ -62,6 +62,7 @@ def test_the_command_line_is_frozen() -> None:
         "ctl metrics": ["--job", "--json", "--last"],
         "ctl logs": ["--job", "--json", "--lines", "actor"],
         "ctl checkpoint": ["--json", "job"],
+        "ctl inject": ["--for", "--job", "--json", "--set", "kind", "target"],
     }
 
 
@@ -308,6 +309,8 @@ def test_ctl_speaks_every_verb_in_tables_and_in_json(run_dir: Path) -> None:
     assert "step_000003" in ctl("checkpoint").stdout
     assert json.loads(ctl("watch", "--json").stdout) == {"kind": "step", "step": 1}
     assert "job quickstart" in ctl("submit", QUICKSTART, "--set", "steps=3").stdout
+    assert "rollout-0" in ctl("inject", "kill", "rollout-0").stdout
+    assert json.loads(ctl("inject", "hang", "role=rollout", "--for", "2", "--json").stdout)["kind"] == "hang"
     assert "cancelled" in ctl("cancel", "quickstart").stdout
 
 

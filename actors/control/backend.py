@@ -58,6 +58,14 @@ class ControlBackend(Protocol):
         """The newest ``lines`` lines, oldest first."""
         ...
 
+    async def inject(self, job: str | None, fault: Plain) -> Plain:
+        """Commit one fault now. Returns at least ``{job, kind, hit}``: a list of what was hit, for people.
+
+        Raises:
+            BadConfig: the fault does not fit the vocabulary; the message is ConfigError's.
+        """
+        ...
+
     async def checkpoint(self, job: str | None) -> Plain:
         """Returns at least ``{job, step, path}`` once it is durable."""
         ...

@@ -160,6 +160,32 @@ def checkpoint(job: Job = None, json_: Json = False) -> None:
     _call("checkpoint", {"job": job}, json_)
 
 
+@ctl.command()
+def inject(
+    kind: Annotated[
+        str, typer.Argument(help="kill, hang, slow, partition, drop, delay, … : docs/guides/fault_injection.md")
+    ],
+    target: Annotated[
+        str | None,
+        typer.Argument(help="A process by name, or role=rollout, node=NAME, link=A,B, chunk=newest."),
+    ] = None,
+    for_s: Annotated[float | None, typer.Option("--for", help="Seconds that it lasts. Default: for good.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="a.b=c", help="Another key of the fault; repeatable.")
+    ] = None,
+    job: JobOption = None,
+    json_: Json = False,
+) -> None:
+    """Do harm on purpose: commit one fault on the run's real processes, now."""
+    from configs.fault_plan import fault_from_words
+
+    try:
+        fault = fault_from_words(kind, target, for_s, set_ or [])
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_REQUEST)
+    _call("inject", {"fault": fault, "job": job}, json_)
+
+
 def _call(op: str, args: dict[str, Any], json_: bool) -> None:
     result = _run(_ask(op, args))
     if json_ or _options.json:

@@ -152,6 +152,14 @@ class Checkpoint(Args, frozen=True):
     job: str | None = None
 
 
+class Inject(Args, frozen=True):
+    """Do harm on purpose, now: ``fault`` is one fault of a plan as a map."""
+
+    writes = True
+    fault: dict[str, Any]
+    job: str | None = None
+
+
 VERBS: Final[dict[str, type[Args]]] = {
     kind.__name__.lower(): kind
     for kind in (
@@ -171,6 +179,7 @@ VERBS: Final[dict[str, type[Args]]] = {
         Scale,
         Drain,
         Checkpoint,
+        Inject,
     )
 }
 

@@ -275,6 +275,8 @@ class ControlServer:
                 return await backend.logs(args.job, args.actor, args.lines)
             case protocol.Checkpoint():
                 return await backend.checkpoint(args.job)
+            case protocol.Inject():
+                return await backend.inject(args.job, args.fault)
             case _:
                 raise AssertionError(f"no backend method for {type(args).__name__}")
 

@@ -18,6 +18,7 @@ from configs.fault_plan import (
     Target,
     dump_fault,
     fault_from_mapping,
+    fault_from_words,
     load_fault_plan,
     plan_from_mapping,
 )
@@ -128,6 +129,49 @@ def test_what_is_no_plan_is_told_what_a_plan_holds(tmp_path: Path) -> None:
     plan.write_text("- kill\n")
     with pytest.raises(ConfigError, match="expected a mapping of seed and faults"):
         load_fault_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (("kill", "rollout-0", None, []), {"kind": "kill", "target": {"name": "rollout-0"}}),
+        (
+            ("hang", "role=rollout", 2.5, ["target.count=2"]),
+            {"kind": "hang", "target": {"role": "rollout", "count": 2}, "heal_after_s": 2.5},
+        ),
+        (
+            ("delay", "link=head,trainer", 3.0, ["delay_ms=250", "lane=bulk"]),
+            {
+                "kind": "delay",
+                "target": {"link": ["head", "trainer"]},
+                "heal_after_s": 3.0,
+                "delay_ms": 250.0,
+                "lane": "bulk",
+            },
+        ),
+        (("corrupt", "chunk=7", None, []), {"kind": "corrupt", "target": {"chunk": {"version": 7}}}),
+        (("corrupt", "chunk=newest", None, []), {"kind": "corrupt", "target": {"chunk": {}}}),
+        (("disk_full", None, 1.5, []), {"kind": "disk_full", "heal_after_s": 1.5}),
+    ],
+)
+def test_a_fault_may_be_written_on_a_command_line(words: Any, fault: dict[str, Any]) -> None:
+    assert fault_from_words(*words) == fault
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("kill", "link=a,b", None, []), "something that kill can hit"),
+        (("kill", "rle=rollout", None, []), "fault.target.rle: there is no such key"),
+        (("kill", None, None, []), "fault.target: is missing"),
+        (("slow", "trainer", None, ["factr=3"]), "Did you mean 'fault.factor'?"),
+        (("slow", "trainer", None, ["factor"]), "is not of the form a.b=value"),
+    ],
+)
+def test_what_is_wrong_on_a_command_line_is_refused_by_the_fields_name(words: Any, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        fault_from_words(*words)
+    assert says in str(caught.value)
 
 
 @given(

@@ -82,5 +82,9 @@ class FakeBackend:
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
         return [f"{actor or 'head'}: line {number}" for number in range(min(lines, 2))]
 
+    async def inject(self, job: str | None, fault: Plain) -> Plain:
+        self.calls.append(("inject", fault))
+        return {"job": self._job(job), "kind": fault["kind"], "hit": ["rollout-0 (process 11 on head)"]}
+
     async def checkpoint(self, job: str | None) -> Plain:
         return {"job": self._job(job), "step": 3, "path": "runs/demo/checkpoints/step_000003"}

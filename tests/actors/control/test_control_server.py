@@ -347,5 +347,5 @@ def test_the_verbs_and_their_roles_are_frozen() -> None:
     assert {name: kind.writes for name, kind in protocol.VERBS.items()} == {
         "ping": False, "version": False, "jobs": False, "tree": False, "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
-        "cancel": True, "scale": True, "drain": True, "checkpoint": True,
+        "cancel": True, "scale": True, "drain": True, "checkpoint": True, "inject": True,
     }  # fmt: skip
