@@ -114,13 +114,18 @@ def _last(steps: Sequence[Result]) -> float | None:
     return round(sum(recent) / len(recent), 3) if recent else None
 
 
+def task_data(task: str, directory: Path) -> list[str]:
+    """Make the data of ``task`` in ``directory`` if it has some of its own; returns overrides of its job file."""
+    if task != "long":
+        return []
+    directory.mkdir(parents=True, exist_ok=True)
+    write_rows(directory / "long_tail.jsonl")
+    return [f"data.path={directory / 'long_tail.jsonl'}"]
+
+
 def measure_task(options: argparse.Namespace, task: str, directory: Path) -> Result:
     """One task, ours first."""
-    overrides: list[str] = options.set or []
-    if task == "long":
-        directory.mkdir(parents=True, exist_ok=True)
-        write_rows(directory / "long_tail.jsonl")
-        overrides = [f"data.path={directory / 'long_tail.jsonl'}", *overrides]
+    overrides = [*task_data(task, directory), *(options.set or [])]
     job_file = prepare_job(TASKS[task], overrides, directory, options.model)
     print(f"{task}: headrace, {options.mode}", file=sys.stderr)
     ours = measure_ours(job_file, directory / "ours", options.mode, options.steps)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from benchmarks._jobs import ROOT
-from benchmarks.peers.trl_grpo import TASKS, compare, time_to_reward
+from benchmarks.peers.long_tail import WIDTH, write_rows
+from benchmarks.peers.trl_grpo import TASKS, compare, task_data, time_to_reward
 from benchmarks.peers.trl_worker import trl_settings
 from configs.loader import load_job
 
@@ -40,8 +42,8 @@ def test_a_side_that_never_gets_there_leaves_no_ratio():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_trl_gets_the_jobs_own_batch_and_rates(task):
-    job = load_job(TASKS[task])
+def test_trl_gets_the_jobs_own_batch_and_rates(task, tmp_path):
+    job = load_job(TASKS[task], task_data(task, tmp_path))
     settings = trl_settings(job, 7, "scratch")
     assert settings["per_device_train_batch_size"] == job.algorithm.prompts_per_step * job.algorithm.group_size
     assert settings["num_generations"] == job.algorithm.group_size
@@ -52,3 +54,12 @@ def test_trl_gets_the_jobs_own_batch_and_rates(task):
 
 def test_the_jobs_of_the_comparison_lie_in_the_repository():
     assert all(file.is_relative_to(ROOT) for file in TASKS.values())
+
+
+def test_the_long_tailed_task_has_few_long_answers_and_prompts_of_one_length(tmp_path):
+    write_rows(tmp_path / "rows.jsonl", rows=2000)
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    lengths = sorted(len(row["answer"]) for row in rows)
+    assert {len(row["prompt"]) for row in rows} == {WIDTH}
+    assert lengths[1000] <= 9 and lengths[1900] >= 20 and lengths[-1] == WIDTH
+    assert all(row["prompt"].rstrip(".").upper() == row["answer"] for row in rows)
