@@ -35,7 +35,7 @@ from actors.rollout.engines.model_loading import load_model, pick_device
 from actors.rollout.engines.requests import check_requests, ended_before_start
 from actors.rollout.engines.rows import Rows
 from actors.rollout.engines.step_columns import StepColumns
-from actors.rollout.engines.token_sampler import draw
+from actors.rollout.engines.token_sampler import RowSampling, draw
 from actors.rollout.engines.weight_loading import SleepingWeights, copy_weights, verify_weights
 from actors.rollout.errors import EngineError
 from actors.rollout.messages import EngineStats
@@ -95,6 +95,15 @@ class TorchEngine:
             max_tokens=spec.max_context_tokens,
             prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
         )
+        with torch.inference_mode():
+            self._warm_up(self._decoder)
+
+    def _warm_up(self, decoder: Decoder) -> None:
+        """One prefill and one token: thread pools, kernels and the cache are there before the first request."""
+        logits = decoder.prefill([np.zeros(4, np.int32)], np.zeros(1, np.int64))
+        draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
+        decoder.decode(np.zeros(1, np.int64), np.full(1, 5, np.int64))
+        decoder.clear()
 
     async def _run(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)

@@ -112,6 +112,24 @@ class _Core:
             self._reference = ResponseLogits(frozen, spec.device)
         self._optimizer = self._make_optimizer()
         self._steps = 0
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """One small forward and backward: thread pools and kernels are set up before the first step is timed."""
+        shape = (2, 16)
+        ones = np.ones(shape, np.float32)
+        ids, lengths = np.zeros(shape, np.int32), np.full(2, 16, np.int32)
+        where = np.arange(16) >= 8
+        batch = MicroBatch(
+            input_ids=ids,
+            lengths=lengths,
+            prompt_lengths=lengths // 2,
+            behaviour_logprobs=-ones,
+            advantages=ones,
+            loss_weight=ones * where,
+        )
+        self.accumulate(batch, LossSpec())
+        self._parameters.zero_gradients()
 
     def _make_optimizer(self) -> torch.optim.AdamW:
         flat, spec = self._parameters, self._spec
