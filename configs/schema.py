@@ -129,7 +129,7 @@ class RolloutConfig(Section):
     max_running: PositiveInt = 256
     """Sequences decoded together by one worker."""
     threads: NonNegativeInt = 0
-    """Torch threads per worker; 0: cores divided by workers."""
+    """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
     engine_options: dict[str, Any] = {}
@@ -157,7 +157,7 @@ class TrainerConfig(Section):
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
     threads: NonNegativeInt = 0
-    """Torch threads; 0: all cores."""
+    """Torch threads; 0: all cores, in async mode half of them."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
 

@@ -10,7 +10,11 @@ from configs.schema import JobConfig
 
 
 def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
-    """The spec of one worker's engine; threads default to this machine's cores divided by the job's workers."""
+    """The spec of one worker's engine.
+
+    Threads default to this machine's cores, in async mode half of them, since the trainer computes at the same time,
+    divided by the job's workers.
+    """
     rollout = job.rollout
     return EngineSpec(
         model_path=Path(model_path),
@@ -18,10 +22,15 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         device=rollout.device,
         max_running=rollout.max_running,
         max_context_tokens=job.data.max_prompt_tokens + rollout.max_tokens,
-        threads=rollout.threads or max(1, _cores() // max(1, rollout.workers)),
+        threads=rollout.threads or _threads(job),
         seed=job.seed,
         options=rollout.engine_options,
     )
+
+
+def _threads(job: JobConfig) -> int:
+    cores = _cores() if job.sync.mode == "sync" else _cores() // 2
+    return max(1, cores // max(1, job.rollout.workers))
 
 
 def _cores() -> int:

@@ -1,0 +1,38 @@
+"""What an engine is told, from the job file."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.rollout import worker_spec
+from actors.rollout.worker_spec import engine_spec
+from configs.schema import JobConfig
+
+
+def job(mode: str, **rollout: int) -> JobConfig:
+    return JobConfig.model_validate(
+        {
+            "name": "j",
+            "steps": 1,
+            "model": {"path": "m"},
+            "data": {"source": "jsonl", "path": "d"},
+            "reward": {"kind": "exact_match"},
+            "sync": {"mode": mode, "max_staleness": 1},
+            "rollout": rollout,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "threads"), [("sync", 2, 4), ("sync", 16, 1), ("async", 1, 4), ("async", 2, 2), ("async", 8, 1)]
+)
+def test_workers_share_the_cores_and_in_async_mode_leave_half_to_the_trainer(
+    monkeypatch: pytest.MonkeyPatch, mode: str, workers: int, threads: int
+) -> None:
+    monkeypatch.setattr(worker_spec, "_cores", lambda: 8)
+    assert engine_spec(job(mode, workers=workers), "m").threads == threads
+
+
+def test_threads_that_the_job_names_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_spec, "_cores", lambda: 8)
+    assert engine_spec(job("async", workers=2, threads=3), "m").threads == 3
