@@ -99,6 +99,16 @@ class Context:
         """A ref through which this actor speaks."""
         return ActorRef(self._router, address, self.self_address)
 
+    async def successor(self, address: ActorAddress) -> ActorAddress:
+        """The actor of ``address``'s name in the process that is now at its place: itself, or a later life of it.
+
+        Nobody says that the actor is there; ask it. ``actors/core/leader.py`` keeps such an address.
+
+        Raises:
+            NotSent: nobody answers there within ``limits.connect_timeout_s``, or a process of another name.
+        """
+        return await self._router.successor(address)
+
     async def spawn(self, name: str, actor: Actor) -> ActorRef:
         """Start a child in this process; it ends with this actor. Returns when its ``on_start`` is done.
 

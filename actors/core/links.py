@@ -82,6 +82,12 @@ class Links:
         """Where ``peer`` listens, if this process has ever connected to it; else empty."""
         return self._endpoints.get(peer, "")
 
+    async def connect(self, endpoint: str) -> PeerId:
+        """See ``Transport.connect``, within ``limits.connect_timeout_s``."""
+        peer = await self._transport.connect(endpoint, timeout_s=self._limits.connect_timeout_s)
+        self._endpoints[peer] = endpoint
+        return peer
+
     def is_queueing(self, peer: PeerId) -> bool:
         """Whether what is sent to ``peer`` now waits for its link."""
         box = self._boxes.get(peer)

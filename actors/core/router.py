@@ -24,6 +24,7 @@ from actors.core.death_watch import DeathWatch
 from actors.core.delivery import Delivery, Window, current
 from actors.core.errors import (
     NameTaken,
+    NotSent,
     RefusalReason,
     StartFailed,
     WrongReply,
@@ -39,6 +40,7 @@ from configs.limits import Limits
 from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind
+from transport.errors import TransportError
 from transport.transport import Lane, SendOutcome, Transport
 
 R = TypeVar("R", bound=Message)
@@ -204,6 +206,18 @@ class Router:
             return SendOutcome.QUEUED
         self.counters[f"tells_refused.{refusal.reason}"] += 1
         return SendOutcome.FULL if refusal.reason is RefusalReason.MAILBOX_FULL else SendOutcome.NO_LINK
+
+    async def successor(self, address: ActorAddress) -> ActorAddress:
+        """See ``Context.successor``."""
+        if address.peer == self.own or not address.endpoint:
+            return address
+        try:
+            peer = await self.links.connect(address.endpoint)
+        except TransportError as error:
+            raise NotSent(f"no successor of {address}: {error}", target=address) from error
+        if peer.name != address.peer.name:
+            raise NotSent(f"no successor of {address}: at {address.endpoint} lives {peer}", target=address)
+        return ActorAddress(address.name, peer, address.endpoint)
 
     def cancel(self, target: str, caller: Caller) -> None:
         """Whoever asked has left. Best effort, idempotent."""

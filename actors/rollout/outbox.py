@@ -18,7 +18,8 @@ class Outbox:
     """A bounded queue in front of one ref."""
 
     def __init__(self, target: ActorRef, bound: int) -> None:
-        self._target = target
+        self.target = target
+        """Who is told; the next life of the scheduler takes its predecessor's place."""
         self._bound = bound
         self._waiting: deque[Message] = deque()
         self.held_back = False
@@ -39,7 +40,7 @@ class Outbox:
     def flush(self) -> None:
         """Send what waits until the link says no."""
         while self._waiting and not self.held_back:
-            if self._target.tell(self._waiting[0]) is not SendOutcome.QUEUED:
+            if self.target.tell(self._waiting[0]) is not SendOutcome.QUEUED:
                 return
             self._waiting.popleft()
 

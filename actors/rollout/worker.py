@@ -12,8 +12,8 @@ Invariants
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
 - Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
   has lost us (Down), or a newer epoch, has given its samples to others, so nothing more is said about it.
-- Without its scheduler the worker offers itself again, with backoff; after ``orphan_grace_s`` it stops. A link that is
-  merely full fills the outbox, and a full outbox stops the engine.
+- Without its scheduler the worker offers itself again, with backoff, to whoever has its name and place now; after
+  ``orphan_grace_s`` it stops. A link that is merely full fills the outbox, and a full outbox stops the engine.
 - An exception of the engine crashes the worker; a request that the engine refuses fails alone, as DATA.
 """
 
@@ -28,6 +28,7 @@ import numpy as np
 from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
+from actors.core.leader import Leader
 from actors.core.watch import Down
 from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
@@ -95,8 +96,8 @@ class RolloutWorker(Actor):
 
     async def on_start(self) -> None:
         self._puller = VersionPuller(self.ctx, self._job.name, self._version_ready)
-        self._scheduler = self.ctx.ref(self._args.scheduler)
-        self._outbox = Outbox(self._scheduler, self.ctx.limits.outbox_messages)
+        self._leader = Leader(self.ctx, self._args.scheduler)
+        self._outbox = Outbox(self.ctx.ref(self._leader.address), self.ctx.limits.outbox_messages)
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._registering = True
         await self._register()
@@ -124,7 +125,8 @@ class RolloutWorker(Actor):
         )
         while True:
             try:
-                answer = await self._scheduler.ask(question, Registered)
+                scheduler = self.ctx.ref(await self._leader.find())
+                answer = await scheduler.ask(question, Registered)
                 break
             except AskError as error:
                 if self.ctx.now() + delay_s > give_up_at:
@@ -133,7 +135,8 @@ class RolloutWorker(Actor):
             await self.ctx.sleep(delay_s * self.ctx.rng("backoff").uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, limits.backoff_max_s)
         self._registering = False
-        self.ctx.watch(self._args.scheduler)
+        self.ctx.watch(scheduler.address)
+        self._outbox.target = scheduler
         if self._epochs.admit(answer.epoch):
             self._void_all()
         self._outbox.held_back = False
@@ -150,7 +153,7 @@ class RolloutWorker(Actor):
 
     @handles(Down)
     async def scheduler_down(self, message: Down) -> None:
-        if self._registering or self._draining:
+        if self._registering or self._draining or message.address != self._leader.address:
             return
         self.ctx.log.warning("the scheduler is gone; offering again", reason=message.reason)
         self._registering = self._outbox.held_back = True
@@ -347,7 +350,8 @@ class RolloutWorker(Actor):
     def _send_spans(self) -> None:
         self._spans_sent_at = self.ctx.now()
         if spans := self._activity.take():
-            self.ctx.ref(self._args.metrics).tell(Spans(job=self._job.name, track=self._args.name, spans=spans))
+            metrics = self._leader.beside(self._args.metrics)
+            self.ctx.ref(metrics).tell(Spans(job=self._job.name, track=self._args.name, spans=spans))
 
     # ------------------------------------------------------------------ weights
 

@@ -175,6 +175,8 @@ class Inbox:
         self.groups: dict[int, LeaseGroup] = {}
         self.duplicates = 0
         self.wrong_step = 0
+        self.changed: int | None = None
+        """A prompt that has been handed out and was leased again with other samples: the step is void."""
         self._windows = {w: self._members(w, expected, window_prompts) for w in self._range(expected, window_prompts)}
         self._expected = expected
         self._window_prompts = window_prompts
@@ -191,12 +193,20 @@ class Inbox:
         return tuple(expected[window * size : (window + 1) * size])
 
     def add(self, group: LeaseGroup) -> bool:
-        """Take a group. False: it is of another step or already here; it is counted and ignored."""
+        """Take a group. False: it is of another step or already here; it is counted and ignored.
+
+        One that is here with other samples, and not handed out yet, is replaced: the newest lease is what counts.
+        """
         if group.step != self.step:
             self.wrong_step += 1
             return False
-        if group.prompt in self.groups:
+        known = self.groups.get(group.prompt)
+        if known is not None:
             self.duplicates += 1
+            if not _same_samples(known, group):
+                if group.prompt in self._handed_out:
+                    self.changed = group.prompt
+                self.groups[group.prompt] = group
             return False
         self.groups[group.prompt] = group
         return True
@@ -204,6 +214,10 @@ class Inbox:
     def close(self, groups: int) -> None:
         """The scheduler has sent ``groups`` groups, all of the step."""
         self._sent = groups
+
+    def reopen(self) -> None:
+        """The step is leased once more, to a scheduler's next life: ``complete`` again when that has sent all of it."""
+        self._sent = None
 
     @property
     def complete(self) -> bool:
@@ -253,3 +267,8 @@ class Inbox:
         if not here or not (self.complete or len(here) >= min(self._window_prompts, left)):
             return []
         return [[self.groups[prompt] for prompt in here]]
+
+
+def _same_samples(one: LeaseGroup, other: LeaseGroup) -> bool:
+    fields = ("siblings", "lengths", "tokens", "rewards")
+    return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in fields)

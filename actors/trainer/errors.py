@@ -6,6 +6,7 @@ HeadraceError
     ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
     ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
+    ├── LeaseChanged         a restarted scheduler leases other tokens than were trained; start from a checkpoint
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
     └── BackendClosed        our bug: a call outside start … close
 """
@@ -33,6 +34,13 @@ class ModelNotLoadable(TrainerError):
 
 class CheckpointCorrupt(TrainerError):
     """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
+
+
+class LeaseChanged(TrainerError):
+    """A trained group was leased again with other samples; the step is void, start from the newest checkpoint.
+
+    The scheduler was killed before its journal had the samples, and their next draw came out differently.
+    """
 
 
 class TrainingDiverged(TrainerError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from actors.core.context import Context
@@ -22,22 +22,27 @@ async def ask_patiently(
     message: Message,
     reply: type[R],
     *,
+    renew: Callable[[], Awaitable[object]] | None = None,
     timeout_s: float | None = None,
     patience_s: float | None = None,
 ) -> R:
     """Ask until answered, at most ``patience_s`` (default ``limits.trainer_patience_s``), then raise the last failure.
 
-    ``address`` is called before each attempt: whoever restarted may live elsewhere. ``message`` must be idempotent.
+    ``address`` is called before each attempt: whoever restarted may live elsewhere. ``renew`` is awaited before each
+    repeat, and may fail like an attempt: it looks where that is. ``message`` must be idempotent.
     """
     limits = ctx.limits
     give_up_at = ctx.now() + (limits.trainer_patience_s if patience_s is None else patience_s)
-    pause_s = limits.backoff_first_s
+    pause_s, repeated = limits.backoff_first_s, False
     while True:
         try:
+            if repeated and renew is not None:
+                await renew()
             return await ctx.ref(address()).ask(message, reply, timeout_s)
         except RETRYABLE as error:
             if ctx.now() + pause_s > give_up_at:
                 raise
             ctx.log.info("question repeated", question=type(message).__name__, after=str(error), pause_s=pause_s)
         await ctx.sleep(pause_s)
+        repeated = True
         pause_s = min(2 * pause_s, limits.backoff_max_s)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actors.core.context import Context
+from actors.core.leader import Leader
 from actors.core.message import Message
 from actors.scheduler.messages import LookupService, ServiceFound
 from actors.trainer.backend import TrainBackend
@@ -40,7 +41,7 @@ class Publisher:
         *,
         job: str,
         run_dir: Path,
-        scheduler: ActorAddress,
+        scheduler: Leader,
     ) -> None:
         self._ctx = ctx
         self._backend = backend
@@ -58,10 +59,12 @@ class Publisher:
 
     async def find_server(self) -> None:
         """Ask the scheduler until it knows who serves the weights, at most ``limits.ready_timeout_s``."""
-        lookup = LookupService(job=self._job, role="weights")
+        lookup, scheduler = LookupService(job=self._job, role="weights"), self._scheduler
         async with asyncio.timeout(self._ctx.limits.ready_timeout_s):
             while self._server is None:
-                found = await ask_patiently(self._ctx, lambda: self._scheduler, lookup, ServiceFound)
+                found = await ask_patiently(
+                    self._ctx, lambda: scheduler.address, lookup, ServiceFound, renew=scheduler.find
+                )
                 if found.address is not None and self._server is None:
                     self._server = found.address
                 elif self._server is None:

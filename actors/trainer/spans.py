@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from actors.core.clock import time_of_day_s
@@ -15,9 +15,12 @@ SPANS_HELD = 1024
 
 
 class SpanRecorder:
-    """Collects spans and tells them to the metrics actor once a step. Losing them harms nobody."""
+    """Collects spans and tells them to the metrics actor once a step. Losing them harms nobody.
 
-    def __init__(self, ctx: Context, *, job: str, track: str, metrics: ActorAddress) -> None:
+    ``metrics`` says where that is now.
+    """
+
+    def __init__(self, ctx: Context, *, job: str, track: str, metrics: Callable[[], ActorAddress]) -> None:
         self._ctx = ctx
         self._job = job
         self._track = track
@@ -37,5 +40,5 @@ class SpanRecorder:
     def flush(self) -> None:
         """Send what was collected."""
         if self._spans:
-            self._ctx.ref(self._metrics).tell(Spans(job=self._job, track=self._track, spans=self._spans))
+            self._ctx.ref(self._metrics()).tell(Spans(job=self._job, track=self._track, spans=self._spans))
             self._spans = []

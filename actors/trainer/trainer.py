@@ -16,6 +16,10 @@
     one step        groups, in windows               LeaseGroups, StepLeased; Down or silence open the step again
     publish         the previous version's Published the weight server, or a newer one (ServiceChanged)
 
+A scheduler that was restarted, also with its whole process, has forgotten who trains and what is leased. So after a
+Down, or when an ask has found another life at its place, the trainer introduces itself and opens its step again; what
+it has trained of it already must come back the same (the journal has it), or the trainer starts again (LeaseChanged).
+
 Handlers only fill the inbox and set flags; everything that touches the backend happens in the one loop, so weights
 never change under an export. Replayed steps are trained like any other: the samples are the same, bit for bit.
 """
@@ -29,6 +33,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from actors.core.actor import Actor, handles
+from actors.core.errors import RemoteError
+from actors.core.leader import Leader
+from actors.core.message import Message
 from actors.core.watch import Down
 from actors.roles import RoleArgs
 from actors.scheduler.messages import (
@@ -48,7 +55,7 @@ from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, window_size
-from actors.trainer.errors import TrainingDiverged
+from actors.trainer.errors import LeaseChanged, TrainingDiverged
 from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
@@ -56,6 +63,7 @@ from actors.trainer.spans import SpanRecorder
 from transport.address import ActorAddress
 
 R = TypeVar("R")
+M = TypeVar("M", bound=Message)
 
 
 class Trainer(Actor):
@@ -70,7 +78,6 @@ class Trainer(Actor):
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
-        self._reopen = False
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._storing: asyncio.Task[object] | None = None
@@ -80,9 +87,13 @@ class Trainer(Actor):
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
-        self._spans = SpanRecorder(ctx, job=self._job.name, track=args.name, metrics=args.metrics)
+        self._scheduler = scheduler = Leader(ctx, args.scheduler)
+        self._known_to: ActorAddress | None = None
+        self._spans = SpanRecorder(
+            ctx, job=self._job.name, track=args.name, metrics=lambda: scheduler.beside(args.metrics)
+        )
         self._publisher = Publisher(
-            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=args.scheduler
+            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=scheduler
         )
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
         await self._resume()
@@ -118,8 +129,8 @@ class Trainer(Actor):
     @handles(Down)
     async def down(self, message: Down) -> None:
         """The scheduler is gone: its successor must be told who trains and what is open."""
-        if message.address == self._args.scheduler:
-            self._reopen = True
+        if message.address == self._known_to:
+            self._known_to = None
             self._news.set()
 
     # ------------------------------------------------------------ the loop
@@ -171,6 +182,8 @@ class Trainer(Actor):
             window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step, sync=sync),
             in_order=sync,
         )
+        if self._is_unknown:
+            await self._introduce()
         await self._ask_open(self._inbox)
         return self._inbox
 
@@ -180,7 +193,7 @@ class Trainer(Actor):
         that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint.
         """
         opened = OpenStep(job=self._job.name, step=inbox.step, trainer=self.ctx.self_address)
-        await ask_patiently(self.ctx, self._scheduler, opened, Acknowledged)
+        await self._ask(opened, Acknowledged)
 
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
         """Until something comes. Silence, lost groups and a new scheduler open the step again."""
@@ -199,22 +212,31 @@ class Trainer(Actor):
             self.ctx.log.warning("step without news, opened again", step=inbox.step, missing=inbox.missing)
             await self._ask_open(inbox)
         self._news.clear()
-        if self._reopen:
+        if self._is_unknown:
             await self._introduce()
             await self._ask_open(inbox)
+        if inbox.changed is not None:
+            raise LeaseChanged(f"step {inbox.step}: prompt {inbox.changed} was trained with other samples")
         if self._weights_moved:
             self._weights_moved = False
             await self._publisher.sync(self.step)
 
     async def _introduce(self) -> None:
         """Watch the scheduler and say who trains. Repeated to a scheduler that restarted."""
-        self._reopen = False
         service = RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address)
-        await ask_patiently(self.ctx, self._scheduler, service, Acknowledged)
-        self.ctx.watch(self._args.scheduler)
+        await self._ask(service, Acknowledged)
+        self._known_to = self._scheduler.address
+        self.ctx.watch(self._known_to)
 
-    def _scheduler(self) -> ActorAddress:
-        return self._args.scheduler
+    @property
+    def _is_unknown(self) -> bool:
+        """The scheduler that is there now has not been told who trains."""
+        return self._known_to != self._scheduler.address
+
+    async def _ask(self, message: Message, reply: type[M]) -> M:
+        """Ask the scheduler, whichever life of it answers."""
+        scheduler = self._scheduler
+        return await ask_patiently(self.ctx, lambda: scheduler.address, message, reply, renew=scheduler.find)
 
     # ------------------------------------------------------------ training
 
@@ -256,7 +278,21 @@ class Trainer(Actor):
             policy_version=self.step,
             metrics=metrics,
         )
-        return await ask_patiently(self.ctx, self._scheduler, commit, Committed)
+        while True:
+            try:
+                return await self._ask(commit, Committed)
+            except RemoteError as error:
+                if not (error.declared and self._is_unknown):
+                    raise
+                self.ctx.log.info("a new scheduler has to lease the step again", step=inbox.step, why=error.detail)
+            await self._leased_again(inbox)
+
+    async def _leased_again(self, inbox: Inbox) -> None:
+        """Have a scheduler that restarted lease what has been trained, so that it can be committed."""
+        inbox.reopen()
+        self._news.set()
+        while not inbox.complete:
+            await self._next_news(inbox)
 
     # ------------------------------------------------------------ checkpoints
 
@@ -287,7 +323,7 @@ class Trainer(Actor):
         path = await self.ctx.run_blocking(checkpoint.commit, partial, state)
         await self.ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
         taken = CheckpointTaken(job=self._job.name, step=step, path=str(path))
-        await ask_patiently(self.ctx, self._scheduler, taken, Acknowledged)
+        await self._ask(taken, Acknowledged)
 
     async def _stored(self) -> None:
         if self._storing is not None:

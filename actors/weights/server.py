@@ -99,7 +99,7 @@ class WeightServer(RegisteredActor):
 
     def _announce(self) -> None:
         available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
-        self.ctx.ref(self._args.scheduler).tell(available)
+        self.ctx.ref(self.hub.address).tell(available)
 
     @handles(QueryVersions)
     @idempotent

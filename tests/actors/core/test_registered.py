@@ -70,3 +70,54 @@ def test_a_restarted_hub_hears_of_its_services_again() -> None:
         await near.stop()
 
     run_simulated(scenario(), seed=1)
+
+
+def test_a_hub_whose_process_was_replaced_is_found_at_its_endpoint() -> None:
+    """The hub's process is killed; the next one has its name and endpoint, and an incarnation of its own."""
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        links = MemoryTransport(network, PeerId("near", 1))
+        near, far = ActorSystem(links), ActorSystem(MemoryTransport(network, PeerId("far", 2)))
+        await near.start()
+        await far.start()
+        first = await near.spawn("hub", Hub())
+        service = Service(first.address)
+        await far.spawn("service", service)
+        links.abort()
+        await asyncio.sleep(5.0)
+        next_life = ActorSystem(MemoryTransport(network, PeerId("near", 3)))
+        await next_life.start()
+        hub = Hub()
+        at = await next_life.spawn("hub", hub)
+        await asyncio.sleep(20.0)
+        assert hub.known == ["service"]
+        assert service.hub.address == at.address != first.address
+        await far.stop()
+        await next_life.stop()
+
+    run_simulated(scenario(), seed=1)
+
+
+def test_a_service_does_not_take_a_stranger_for_its_hub_and_stops_after_the_grace() -> None:
+    """Somebody else listens at the endpoint now: whoever has another name is no successor."""
+
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        links = MemoryTransport(network, PeerId("near", 1))
+        near, far = ActorSystem(links), ActorSystem(MemoryTransport(network, PeerId("far", 2)))
+        await near.start()
+        await far.start()
+        first = await near.spawn("hub", Hub())
+        await far.spawn("service", Service(first.address))
+        links.abort()
+        stranger = ActorSystem(MemoryTransport(network, PeerId("stranger", 3), listen="memory://near"))
+        await stranger.start()
+        hub = Hub()
+        await stranger.spawn("hub", hub)
+        ended = await far.wait_stopped("service", timeout_s=60.0)
+        assert (ended.reason, hub.known) == ("orphaned", [])
+        await far.stop()
+        await stranger.stop()
+
+    run_simulated(scenario(), seed=1)

@@ -142,7 +142,10 @@ class Stage:
 
     def _system(self, name: str, incarnation: int, **limits: Any) -> ActorSystem:
         chosen = DEFAULT_LIMITS.model_copy(update=limits)
-        return ActorSystem(MemoryTransport(self.network, PeerId(name, incarnation), limits=chosen), limits=chosen)
+        links = MemoryTransport(self.network, PeerId(name, incarnation), limits=chosen)
+        if name == "head":
+            self.head_links = links
+        return ActorSystem(links, limits=chosen)
 
     async def __aenter__(self) -> Self:
         self.head = self._system("head", 1)
@@ -167,6 +170,18 @@ class Stage:
         self.worker = RolloutWorker(args, self.engine)
         address = (await self.host.spawn("rollout-0", self.worker)).address
         self.worker_ref = self.head.ref(address)
+
+    async def replace_head(self, epoch: int) -> None:
+        """Kill the head and start another one at its place."""
+        self.head_links.abort()
+        self.scheduler, self.metrics = FakeScheduler(), FakeMetrics()
+        self.scheduler.epoch = epoch
+        await asyncio.sleep(3.0)
+        self.head = self._system("head", 7)
+        await self.head.start()
+        await self.head.spawn("metrics", self.metrics)
+        await self.head.spawn("scheduler", self.scheduler)
+        self.worker_ref = self.head.ref(self.worker_ref.address)
 
     async def __aexit__(self, *exception: object) -> None:
         await self.host.stop()
@@ -378,6 +393,24 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     assert reason == stage.scheduler.samples()[1][1] == FinishReason.RUNNING
     later = np.concatenate([delta.assignments for delta in stage.scheduler.all(TokenDelta)[6:]])
     assert 1 not in later, "voided work is silent"
+
+
+@in_virtual_time
+async def test_a_worker_finds_the_scheduler_of_a_head_that_was_started_again(stage: Stage) -> None:
+    """Another incarnation at the same place: what the old one had assigned is void, the new one is served at once."""
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.assign(1, 2, tokens=60)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.replace_head(epoch=2)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 1)
+    stage.assign(3, tokens=10, epoch=2)
+    await stage.scheduler.until(lambda: any(d.finished.any() for d in stage.scheduler.all(TokenDelta)), within_s=5.0)
+    deltas = stage.scheduler.all(TokenDelta)
+    assert {delta.epoch for delta in deltas} == {2}
+    assert {n for delta in deltas for n in delta.assignments.tolist()} == {3}, "voided work is silent"
+    await asyncio.sleep(2.0)
+    assert stage.metrics.spans, "the trace goes on in the new head's file"
 
 
 @in_virtual_time

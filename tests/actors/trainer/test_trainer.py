@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from actors.core.actor import handles, idempotent
 from actors.core.errors import ReplyError
+from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
-from actors.scheduler.messages import OpenStep
+from actors.roles import RoleArgs
+from actors.scheduler.errors import NotAccepted
+from actors.scheduler.messages import CommitStep, Committed, OpenStep, StepLeased
 from actors.trainer import checkpoint
 from actors.trainer.backend import StepResult
 from actors.trainer.backends.simulated_backend import TrainCost
-from actors.trainer.errors import TrainingDiverged
+from actors.trainer.errors import LeaseChanged, TrainingDiverged
+from actors.trainer.trainer import Trainer
 from configs.limits import Limits
 from tests.actors.trainer.trainer_world import (
     GROUP,
@@ -28,6 +35,8 @@ from tests.actors.trainer.trainer_world import (
     leases,
     prompts_of,
 )
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
 
 
@@ -282,6 +291,77 @@ def test_a_restarted_scheduler_is_told_who_trains_and_which_step_is_open(tmp_pat
     run_simulated(main())
     assert successor.opened == [1, 2]
     assert successor.services["trainer"].name == "trainer"
+
+
+class Strict(ScriptedScheduler):
+    """One life that commits only what it has leased itself. ``dies`` on a commit; ``altered``: leases other rewards."""
+
+    def __init__(self, *, dies: Callable[[], None] | None = None, altered: bool = False) -> None:
+        super().__init__(3)
+        self.dies, self.altered = dies, altered
+
+    def lease_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
+        if not self.altered:
+            super().lease_step(step, trainer, sent=sent)
+            return
+        ref = self.ctx.ref(trainer)
+        for group in [lease(step, prompt) for prompt in prompts_of(step)]:
+            ref.tell(leases(msgspec.structs.replace(group, rewards=group.rewards[::-1].copy())))
+        ref.tell(StepLeased(job="j", step=step, groups=PROMPTS, samples=PROMPTS * GROUP, dropped=0))
+
+    @handles(CommitStep)
+    @idempotent
+    async def commit(self, message: CommitStep) -> Committed:
+        if self.dies is not None:
+            self.dies()
+        if message.step not in self.opened:
+            raise NotAccepted("these samples are not leased")
+        self.commits[message.step] = message
+        return Committed(step=message.step, stop=message.step == 2, checkpoint=False)
+
+
+async def until_the_head_was_replaced(world: World, first: Strict, second: Strict) -> ActorExit:
+    """Run the trainer under ``first``, which dies on the way; ``second`` is the next life at its place."""
+    network = MemoryNetwork()
+    links = MemoryTransport(network, PeerId("head", 1))
+    head = ActorSystem(links)
+    await head.start()
+    gone = asyncio.Event()
+    first.dies = lambda: (links.abort(), gone.set())
+    world.system = ActorSystem(MemoryTransport(network, PeerId("here", 2)))
+    await world.system.start()
+    at = await head.spawn("scheduler.j", first)
+    first.services["weights"] = (await world.system.spawn("weights", world.weights)).address
+    args = RoleArgs(role="trainer", name="trainer", node="n", job=world.job.model_dump_json(), model_path="m",
+                    run_dir=str(world.run_dir), scheduler=at.address, metrics=head.address("metrics.j"))  # fmt: skip
+    await world.system.spawn("trainer", Trainer(args, backend=world.backend))
+    await gone.wait()
+    await asyncio.sleep(2.0)
+    next_life = ActorSystem(MemoryTransport(network, PeerId("head", 3)))
+    await next_life.start()
+    await next_life.spawn("scheduler.j", second)
+    end = await world.finish()
+    await next_life.stop()
+    return end
+
+
+def test_a_step_that_was_trained_when_the_head_died_is_leased_again_and_not_trained_again(tmp_path: Path) -> None:
+    """The next head, another incarnation, knows of no lease and refuses the commit until it has leased the step."""
+    world, successor = World(tmp_path), Strict()
+    end = run_simulated(until_the_head_was_replaced(world, Strict(), successor))
+    assert end.reason == "completed"
+    assert successor.opened == [0, 1, 2]
+    assert sorted(successor.commits) == [0, 1, 2]
+    assert successor.services["trainer"].name == "trainer"
+    assert len([call for call in world.backend.calls if call.startswith("step")]) == 3
+
+
+def test_a_trainer_ends_rather_than_commit_what_it_has_not_trained(tmp_path: Path) -> None:
+    """The journal of the dead head lacked the newest samples, so the next one leases others."""
+    world, successor = World(tmp_path), Strict(altered=True)
+    end = run_simulated(until_the_head_was_replaced(world, Strict(), successor))
+    assert isinstance(end.error, LeaseChanged)
+    assert not successor.commits
 
 
 def test_a_scheduler_that_stays_away_crashes_the_trainer_within_its_patience(tmp_path: Path) -> None:
