@@ -381,9 +381,10 @@ def fault_from_words(kind: str, target: str | None, lasts_s: float | None, setti
         fault["heal_after_s"] = lasts_s
     for setting in settings:
         name, equals, text = setting.partition("=")
-        section, keys = fault, name.strip().split(".")
+        keys = name.strip().split(".")
+        section: Any = fault
         for key in keys[:-1]:
-            section = section.setdefault(key, {})
+            section = section.setdefault(key, {}) if isinstance(section, dict) else None
         if not equals or not all(keys) or not isinstance(section, dict):
             raise ConfigError([Problem(f"--set {setting}", "", "is not of the form a.b=value", "Write --set factor=8")])
         section[keys[-1]] = parse_value(text)
