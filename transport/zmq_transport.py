@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import structlog
 
 from configs.limits import Limits
 from transport.address import PeerId
@@ -48,6 +51,8 @@ from transport.zmq_socket import (
     new_context,
     terminate,
 )
+
+log = structlog.get_logger("headrace.transport")
 
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 0.5
@@ -449,6 +454,7 @@ class ZmqTransport:
         while self._loop.time() < until and any(not link.flushed for link in self._links.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await self._shut(max(0.05, until - self._loop.time()))
+        log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
 
     async def _shut(self, linger_s: float) -> None:
         for handle in self._timers:
