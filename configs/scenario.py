@@ -46,7 +46,7 @@ class SimulatedJob(Section):
     """Longest prompt; lengths are drawn."""
     max_tokens: PositiveInt = 24
     """Longest response."""
-    mean_tokens: PositiveFloat = 10.0
+    mean_tokens: PositiveFloat = 12.0
     """Of responses that nothing cuts short."""
     place_rollout: Literal["local", "remote", "spread"] = "spread"
     """As ``cluster.place_rollout``."""
@@ -65,7 +65,7 @@ class Costs(Section):
 
     start_s: tuple[Seconds, Seconds] = (0.3, 1.0)
     """From the start of a process until its actors are made; drawn between the two."""
-    engine_step_s: PositiveFloat = 0.15
+    engine_step_s: PositiveFloat = 0.25
     """Of a step of an engine, whatever it decodes."""
     prefill_s: Seconds = 0.001
     """For each token of a prefix."""
@@ -112,10 +112,13 @@ class RandomFaults(Section):
         default_factory=lambda: ["rollout", "rollout", "rollout", "trainer", "weights", "rewards", "node"]
     )
     """Of the targets; each is drawn as often as it is named."""
-    within_s: PositiveFloat = 10.0
+    within_s: PositiveFloat = 15.0
     """They strike at times between the start and this, in virtual seconds; the start-up of processes counts too."""
     heal_s: tuple[Seconds, Seconds] = (0.1, 6.0)
     """How long a fault that heals lasts, drawn between the two with short ones as likely as long ones."""
+
+    at_messages: Probability = 0.5
+    """How many of them wait for the delivery of some message of the protocol and strike just then."""
 
     @model_validator(mode="after")
     def _ordered(self) -> RandomFaults:

@@ -23,6 +23,7 @@ from rich.console import Console
 from actors.control.commands import ctl
 from configs.errors import ConfigError, Problem
 from supervisors import keys_command
+from supervisors.simulation.command import simulate
 from transport.errors import HeadraceError
 
 EXIT_FINISHED: Final = 0
@@ -345,15 +346,7 @@ def bench(
 keys_command.register(app)
 
 
-@app.command()
-def simulate(
-    scenario: Annotated[Path, typer.Argument(metavar="SCENARIO.yaml")],
-) -> None:
-    """Not built yet: run the whole system under virtual time."""
-    _fail(
-        f"headrace simulate is not built yet, so {scenario} was not run; headrace run runs real jobs",
-        EXIT_FAILED,
-    )
+app.command()(simulate)
 
 
 @app.command(hidden=True)

@@ -47,7 +47,7 @@ def test_the_command_line_is_frozen() -> None:
         "doctor": ["--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
-        "simulate": ["scenario"],
+        "simulate": ["--json", "--log", "--processes", "--seed", "--seeds", "scenario"],
         "actor": [],
         "ctl": ["--control", "--json", "--keys", "--timeout"],
         "ctl submit": ["--json", "--set", "job"],
@@ -171,9 +171,13 @@ def test_an_interrupted_run_says_how_to_go_on(trees: types.SimpleNamespace) -> N
     assert "headrace run --resume here" in invoke("run", QUICKSTART, "--dir", "here").stdout
 
 
-def test_simulate_says_that_it_is_not_built(tmp_path: Path) -> None:
-    result = invoke("simulate", "scenario.yaml")
-    assert (result.exit_code, "not built yet" in result.stderr) == (1, True)
+def test_simulate_says_what_is_wrong_with_a_scenario_and_with_seeds(tmp_path: Path) -> None:
+    missing = invoke("simulate", str(tmp_path / "none.yaml"))
+    assert (missing.exit_code, "there is no such file" in missing.stderr) == (2, True)
+    chaos = str(ROOT / "configs" / "chaos.yaml")
+    for wrong in (["5"], ["5..3"], ["1..2", "--seed", "1"], ["1..2", "--log"]):
+        result = invoke("simulate", chaos, "--seeds", *wrong)
+        assert (result.exit_code, "--seeds" in result.stderr) == (2, True), wrong
 
 
 def test_an_unknown_benchmark_is_told_what_there_is() -> None:

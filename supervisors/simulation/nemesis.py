@@ -9,6 +9,7 @@ forgotten.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from actors.rollout.messages import Drain
 from configs import fault_plan as fp
 from supervisors.simulation.chunks import Tampering, flip_segment
 from supervisors.simulation.main_process import HeadProcess, MainProcess
+from supervisors.simulation.plan import DrawnFault
 from transport.sim.network import Cut, Disturbance, Ends
 from transport.transport import Lane
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from supervisors.simulation.children import SimulatedChild
     from supervisors.simulation.world import World
 
+_PATIENCE_S: Final = 5.0
+"""How long a fault waits for the message at which it is to strike."""
 _POWER_LOSS: Final = 0.5
 """How often the end of a machine's main process is the end of its power."""
 
@@ -35,15 +39,16 @@ Heal = Callable[[], None]
 class Nemesis:
     """One per world. ``active`` counts faults that are yet to come or in force."""
 
-    def __init__(self, world: World, planned: Sequence[fp.FaultBase], drawn: Sequence[fp.FaultBase]) -> None:
+    def __init__(self, world: World, planned: Sequence[fp.FaultBase], drawn: Sequence[DrawnFault]) -> None:
         """Args:
         planned: their time counts from when all processes are ready.
         drawn: theirs counts from the start.
         """
         self._world = world
-        self._faults = [(fault, True) for fault in planned] + [(fault, False) for fault in drawn]
+        self._planned = planned
+        self._drawn = drawn
         self._in_force = 0
-        self._pending = len(self._faults)
+        self._pending = len(planned) + len(drawn)
 
     @property
     def active(self) -> bool:
@@ -51,15 +56,32 @@ class Nemesis:
 
     def start(self) -> None:
         """Begin to wait for the triggers."""
-        for number, (fault, when_ready) in enumerate(self._faults):
-            self._world.in_background(self._follow(fault, number, when_ready=when_ready), f"fault {number}")
+        for number, fault in enumerate(self._planned):
+            self._world.in_background(self._follow(fault, number), f"fault {number}")
+        for number, drawn in enumerate(self._drawn, len(self._planned)):
+            self._world.in_background(self._follow_drawn(drawn, number), f"fault {number}")
 
-    async def _follow(self, fault: fp.FaultBase, number: int, *, when_ready: bool) -> None:
+    async def _follow_drawn(self, drawn: DrawnFault, number: int) -> None:
+        world, fault = self._world, drawn.fault
+        rng = world.rng(f"fault {number}")
+        try:
+            await asyncio.sleep(fault.delay_after_trigger_s)
+            if drawn.tag:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_PATIENCE_S):
+                        ends = await world.trace.next_message(drawn.tag)
+                    await asyncio.sleep(drawn.after_s)
+                    if drawn.hits_an_end:
+                        fault = _at_an_end(world, fault, ends, rng)
+            self._strike(fault, number, rng)
+        finally:
+            self._pending -= 1
+
+    async def _follow(self, fault: fp.FaultBase, number: int) -> None:
         world = self._world
         rng = world.rng(f"fault {number}")
         try:
-            if when_ready:
-                await world.until(world.is_ready)
+            await world.until(world.is_ready)
             await world.until(lambda: fault.after_step is None or self._committed(fault) >= fault.after_step)
             await asyncio.sleep(fault.delay_after_trigger_s)
             for strike in range(fault.times):
@@ -118,6 +140,15 @@ def _victims(world: World, target: fp.Target, rng: random.Random) -> list[Simula
         return [main] if main is not None else []
     children = [child for child in world.children() if child.actor == target.name and _of_job(child, target)]
     return [rng.choice(children)] if children else []
+
+
+def _at_an_end(world: World, fault: fp.FaultBase, ends: tuple[str, str], rng: random.Random) -> fp.FaultBase:
+    """``fault`` against a role process at one of the two ends; as it is if there is none."""
+    found = [child for child in world.children() if child.spec.peer in ends and child.role in type(fault).ROLES]
+    if not found:
+        return fault
+    child = rng.choice(found)
+    return fault.model_copy(update={"target": fp.Target(name=child.actor, job=child.job)})
 
 
 def _of_job(child: SimulatedChild, target: fp.Target) -> bool:

@@ -4,17 +4,52 @@ from __future__ import annotations
 
 import math
 import random
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, Target
 from configs.scenario import RandomFaults
 
+MOMENTS: Final = (
+    "node.process_exited", "node.process_ready", "node.spawn", "prompts.prompts_read", "prompts.read",
+    "rewards.score", "rewards.scored", "rollout.assign", "rollout.assign", "rollout.drain", "rollout.pull_version",
+    "rollout.revoke", "scheduler.checkpoint_taken", "scheduler.commit_step", "scheduler.committed", "scheduler.leaving",
+    "scheduler.lookup_service", "scheduler.open_step", "scheduler.register_service", "scheduler.register_worker",
+    "scheduler.registered", "scheduler.service_changed", "scheduler.token_delta", "scheduler.token_delta",
+    "scheduler.version_available", "scheduler.worker_version", "trainer.lease_groups", "trainer.step_leased",
+    "weights.chunk", "weights.get_chunks", "weights.get_manifest", "weights.manifest_reply", "weights.publish",
+    "weights.published", "weights.query_versions", "weights.versions",
+)  # fmt: skip
+"""Messages at whose delivery something may strike."""
+_AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
 
-def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[FaultBase]:
+
+@dataclass(frozen=True)
+class DrawnFault:
+    """A fault, and perhaps the message at whose delivery it strikes: moments that matter are rarer than others."""
+
+    fault: FaultBase
+    tag: str = ""
+    """After ``at_s`` it waits for the next delivery of such a message; empty: it waits for nothing."""
+    after_s: float = 0.0
+    """From that delivery."""
+    hits_an_end: bool = False
+    """Whom the message comes from or goes to is hit, not whom the fault names."""
+
+
+def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[DrawnFault]:
     """A fault each of ``spec.faults``, in the order of their times."""
     count = rng.randint(*spec.faults)
     at_s = sorted(rng.uniform(0.0, spec.within_s) for _ in range(count))
-    return [_drawn(spec, rng, time_s, nodes) for time_s in at_s]
+    faults = [_drawn(spec, rng, time_s, nodes) for time_s in at_s]
+    return [_timed(fault, spec, rng) for fault in faults]
+
+
+def _timed(fault: FaultBase, spec: RandomFaults, rng: random.Random) -> DrawnFault:
+    if rng.random() >= spec.at_messages:
+        return DrawnFault(fault)
+    ends = fault.target.form == "role" and fault.kind in _AT_AN_END and rng.random() < 0.5
+    return DrawnFault(fault, rng.choice(MOMENTS), rng.choice([0.0, 0.0, 0.0005, 0.002, 0.05]), ends)
 
 
 def _drawn(spec: RandomFaults, rng: random.Random, at_s: float, nodes: int) -> FaultBase:

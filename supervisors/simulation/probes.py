@@ -20,6 +20,7 @@ def broken_promises(world: World) -> Iterator[str]:
         scheduler = head.head.system.hosted(f"scheduler.{job.name}")
         if isinstance(scheduler, Scheduler):
             yield from _credit(job.name, scheduler)
+            yield from _tokens(job.name, scheduler)
 
 
 def _credit(job: str, scheduler: Scheduler) -> Iterator[str]:
@@ -27,4 +28,12 @@ def _credit(job: str, scheduler: Scheduler) -> Iterator[str]:
     for worker, counted, held in scheduler.credit():
         if counted != held:
             yield f"{job}: credit: {worker} is counted with {counted} samples, and the ledger says that it has {held}"
-        return
+
+
+def _tokens(job: str, scheduler: Scheduler) -> Iterator[str]:
+    """Links repeat and lose nothing silently, so no worker sends what the ledger has, or leaves out what it lacks."""
+    counters = scheduler.counters
+    if counters.duplicate_rows:
+        yield f"{job}: tokens: tokens that the ledger had were generated again"
+    if counters.gap_rows:
+        yield f"{job}: tokens: tokens did not follow on those that the ledger had"

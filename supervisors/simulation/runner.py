@@ -19,10 +19,9 @@ from typing import Any
 import structlog
 
 from actors.weights.segments import segment_directory
-from configs.fault_plan import FaultBase
 from configs.scenario import Scenario
 from supervisors.simulation.nemesis import Nemesis
-from supervisors.simulation.plan import drawn_faults
+from supervisors.simulation.plan import DrawnFault, drawn_faults
 from supervisors.simulation.verdict import judge
 from supervisors.simulation.watchman import Watchman
 from supervisors.simulation.world import World
@@ -77,7 +76,7 @@ def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome
 def _run(world: World, loop: SimulatedLoop) -> str:
     """Run to the end; returns who waited for whom if there was none."""
     scenario = world.scenario
-    drawn: list[FaultBase] = []
+    drawn: list[DrawnFault] = []
     if scenario.faults.random is not None:
         drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes)
     nemesis = Nemesis(world, scenario.faults.plan, drawn)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import xxhash
 
+from transport.envelope import decode_envelope
 from transport.transport import Frame, Lane
 
 _TIME: Final = struct.Struct("<dB")
@@ -29,6 +30,7 @@ class Trace:
         self._hide = [name.encode() for name in hide]
         self._show = show
         self.loop: asyncio.AbstractEventLoop
+        self._awaited: list[tuple[bytes, asyncio.Future[tuple[str, str]]]] = []
         self.events = 0
         self.ledger_events = 0
         self.closed = False
@@ -43,10 +45,28 @@ class Trace:
         """A message has been delivered."""
         update = self._hash.update
         self.events += 1
+        if self._awaited:
+            self._look_for(source, target, frames)
         update(_TIME.pack(self.loop.time(), lane))
         update(f"{source}>{target}".encode())
         for frame in frames:
             update(self._plain(frame) if type(frame) is bytes and _MARK in frame else frame)
+
+    def next_message(self, tag: str) -> asyncio.Future[tuple[str, str]]:
+        """Source and target of the next message with ``tag`` that is delivered; set before its receiver gets it."""
+        future: asyncio.Future[tuple[str, str]] = self.loop.create_future()
+        self._awaited.append((tag.encode(), future))
+        return future
+
+    def _look_for(self, source: str, target: str, frames: list[Frame]) -> None:
+        head = bytes(frames[0])
+        for awaited in list(self._awaited):
+            tag, future = awaited
+            if future.done():
+                self._awaited.remove(awaited)
+            elif tag in head and decode_envelope(head).tag.encode() == tag:
+                future.set_result((source, target))
+                self._awaited.remove(awaited)
 
     def _plain(self, data: bytes) -> bytes:
         for name in self._hide:

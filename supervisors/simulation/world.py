@@ -70,7 +70,8 @@ class World:
         self._records = {job.name: JobRecord(job.name) for job in self.jobs}
         self._published = {
             job.name: PublishedWeights(
-                lambda what, name=job.name: self.finding(f"{name}: {what}"), repeats_exactly=job.sync.mode == "sync"
+                lambda sentence, name=job.name: self.finding(f"{name}: {sentence}"),
+                repeats_exactly=job.sync.mode == "sync",
             )
             for job in self.jobs
         }
@@ -103,11 +104,11 @@ class World:
         """What is known of the versions of a job's weights."""
         return self._published[job]
 
-    def finding(self, what: str) -> None:
+    def finding(self, sentence: str) -> None:
         """Something is wrong; said once."""
-        if what not in self.findings and not self.trace.closed:
-            self.findings.append(what)
-            self.trace.note("finding", what=what)
+        if sentence not in self.findings and not self.trace.closed:
+            self.findings.append(sentence)
+            self.trace.note("finding", sentence=sentence)
 
     def simulated_job(self, name: str) -> SimulatedJob:
         return next(job for job in self.scenario.jobs if job.name == name)

@@ -1,0 +1,118 @@
+"""``headrace simulate``: one seed with what happened in it, or many with what failed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from configs.errors import ConfigError, Problem
+
+EXIT_CLEAN: Final = 0
+EXIT_VIOLATIONS: Final = 1
+EXIT_BAD_CONFIG: Final = 2
+_RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
+
+
+def simulate(
+    scenario: Annotated[
+        Path, typer.Argument(metavar="SCENARIO.yaml", help="Jobs, machines, network and faults; configs/chaos.yaml.")
+    ],
+    seed: Annotated[int | None, typer.Option(min=0, help="Run this one; 0 if nothing is said.")] = None,
+    seeds: Annotated[str | None, typer.Option(metavar="A..B", help="Run all from A to B, both included.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")] = False,
+    log: Annotated[bool, typer.Option("--log", help="With one seed: say all that happens, on stderr.")] = False,
+    processes: Annotated[int, typer.Option(min=1, help="With --seeds: share them among so many processes.")] = 1,
+) -> None:
+    """Run the whole system under virtual time, with faults that a seed fixes; exit code 1 if a promise was broken."""
+    try:
+        if seeds is None:
+            raise typer.Exit(_one(scenario, seed or 0, json_=json_, log=log))
+        if seed is not None or log:
+            raise _wrong("--seeds", "goes with neither --seed nor --log", "Leave one of them out")
+        raise typer.Exit(_many(scenario, _range_of(seeds), processes, json_=json_))
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(EXIT_BAD_CONFIG) from error
+
+
+def _range_of(text: str) -> range:
+    from supervisors.simulation.seeds import SEEDS_MAX
+
+    match = _RANGE.fullmatch(text)
+    first, last = (int(match[1]), int(match[2])) if match else (0, -1)
+    if not first <= last < first + SEEDS_MAX:
+        raise _wrong(f"--seeds {text}", "is no range of seeds", f"Write --seeds 0..99, at most {SEEDS_MAX} seeds")
+    return range(first, last + 1)
+
+
+def _wrong(where: str, what: str, fix: str) -> ConfigError:
+    return ConfigError([Problem(where, "", what, fix)])
+
+
+def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
+    from configs.scenario import load_scenario
+    from supervisors.simulation.runner import simulate as run
+    from supervisors.simulation.seeds import replay_command
+
+    outcome = run(load_scenario(path), seed, _tell if log else None)
+    if outcome.report:
+        _tell(outcome.report)
+    for violation in outcome.violations:
+        _tell(f"violation: {violation}")
+    if outcome.violations:
+        _tell(f"replay: {replay_command(path, seed)} --log")
+    if json_:
+        _show(
+            {
+                "seed": seed,
+                "hash": outcome.hash,
+                "violations": outcome.violations,
+                "virtual_seconds": outcome.virtual_seconds,
+                "seconds": round(outcome.seconds, 3),
+                "events": outcome.events,
+            }
+        )
+    else:
+        for fault in outcome.faults:
+            print(fault)
+        print(
+            f"seed {seed}: {len(outcome.violations)} violations, {len(outcome.faults)} faults, "
+            f"{outcome.events} events in {outcome.virtual_seconds:.1f} virtual s and {outcome.seconds:.2f} s, "
+            f"hash {outcome.hash}"
+        )
+    return EXIT_VIOLATIONS if outcome.violations else EXIT_CLEAN
+
+
+def _many(path: Path, seeds: range, processes: int, *, json_: bool) -> int:
+    from supervisors.simulation.runner import Outcome
+    from supervisors.simulation.seeds import replay_command, run_seeds, run_seeds_in_processes
+
+    def hear(outcome: Outcome) -> None:
+        if outcome.violations:
+            _tell(f"seed {outcome.seed}: {outcome.violations[0]}\n  replay: {replay_command(path, outcome.seed)}")
+
+    if processes > 1:
+        tally = asyncio.run(run_seeds_in_processes(path, seeds, processes))
+    else:
+        tally = run_seeds(path, seeds, hear)
+    if json_:
+        _show(tally.as_map())
+    else:
+        print(
+            f"{tally.seeds} seeds: {tally.violations} violations in {len(tally.failing)} of them, {tally.seconds:.1f} s"
+        )
+    return EXIT_VIOLATIONS if tally.violations else EXIT_CLEAN
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _show(result: dict[str, Any]) -> None:
+    print(json.dumps(result), flush=True)

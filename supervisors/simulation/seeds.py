@@ -1,0 +1,108 @@
+"""Many seeds of one scenario, one after the other or in several processes, and what failed.
+
+run_seeds ─▶ simulate, seed by seed ─▶ Tally          processes > 1: ``headrace simulate`` on a part of the seeds each
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from configs.scenario import load_scenario
+from supervisors.simulation.runner import Outcome, simulate
+from transport.errors import HeadraceError
+
+SEEDS_MAX = 1_000_000
+_LINE_MAX_BYTES = 64 << 20
+
+
+class SimulationFailed(HeadraceError):
+    """A process that was to run a part of the seeds ended without a result; its words went to stderr."""
+
+
+@dataclass
+class Tally:
+    """What many seeds gave."""
+
+    seeds: int = 0
+    violations: int = 0
+    failing: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    seconds: float = 0.0
+
+    def add(self, outcome: Outcome, replay: str) -> None:
+        """One more seed."""
+        self.seeds += 1
+        self.violations += len(outcome.violations)
+        if outcome.violations:
+            self.failing.append({"seed": outcome.seed, "violation": outcome.violations[0], "replay": replay})
+
+    def join(self, other: dict[str, Any]) -> None:
+        """What another process gave."""
+        self.seeds += int(other["seeds"])
+        self.violations += int(other["violations"])
+        self.failing = sorted([*self.failing, *other["failing"]], key=lambda failed: failed["seed"])
+
+    def as_map(self) -> dict[str, Any]:
+        """The object with which ``simulate --seeds --json`` ends."""
+        return {
+            "seeds": self.seeds,
+            "violations": self.violations,
+            "failing": self.failing,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def replay_command(scenario: Path, seed: int) -> str:
+    """What to type to see one seed again."""
+    return f"headrace simulate {shlex.quote(str(scenario))} --seed {seed}"
+
+
+def run_seeds(path: Path, seeds: range, on_outcome: Callable[[Outcome], None]) -> Tally:
+    """Run them in this process; ``on_outcome`` hears of each.
+
+    Raises:
+        ConfigError: the scenario file.
+    """
+    scenario, tally, began_s = load_scenario(path), Tally(), time.perf_counter()
+    for seed in seeds:
+        outcome = simulate(scenario, seed)
+        tally.add(outcome, replay_command(path, seed))
+        on_outcome(outcome)
+    tally.seconds = time.perf_counter() - began_s
+    return tally
+
+
+async def run_seeds_in_processes(path: Path, seeds: range, processes: int) -> Tally:
+    """Share them among processes; what these say on stderr is passed on.
+
+    Raises:
+        SimulationFailed: one of them gave no result.
+    """
+    tally, began_s = Tally(), time.perf_counter()
+    share = -(-len(seeds) // processes)
+    parts = [seeds[start : start + share] for start in range(0, len(seeds), share)]
+    for result in await asyncio.gather(*(_run_part(path, part) for part in parts)):
+        tally.join(result)
+    tally.seconds = time.perf_counter() - began_s
+    return tally
+
+
+async def _run_part(path: Path, part: range) -> dict[str, Any]:
+    command = [sys.executable, "-P", "-m", "main", "simulate", str(path), "--seeds", f"{part[0]}..{part[-1]}", "--json"]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, limit=_LINE_MAX_BYTES)
+    try:
+        out, _ = await process.communicate()  # as long as the seeds take; Ctrl-C ends it
+    finally:
+        if process.returncode is None:
+            process.kill()
+    lines = out.splitlines()
+    if not lines or process.returncode not in (0, 1):
+        raise SimulationFailed(f"{shlex.join(command)} ended with exit code {process.returncode} and no result")
+    return json.loads(lines[-1])
