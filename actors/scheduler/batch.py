@@ -142,6 +142,11 @@ class StepBatch:
         """int32[length] response tokens of a row that is not committed."""
         return self._tokens[row, : self.length[row]]
 
+    def newest_version(self, rows: np.ndarray) -> int:
+        """Of any token of ``rows``, which are not committed; -1 if they have none."""
+        rows = rows[self.length[rows] > 0]
+        return int(self._versions[rows, self.length[rows] - 1].max(initial=-1))
+
     def ended(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which rows hold a stop token at their end, and which of the others have spent their budget; bool[n] each."""
         length = self.length[rows]

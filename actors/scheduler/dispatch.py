@@ -83,7 +83,13 @@ class Dispatcher:
         moved = batch.attempts[rows] > 0
         with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
         return [
-            GroupView(step, int(batch.prompts[i]), part, i in with_moved)
+            GroupView(
+                step,
+                int(batch.prompts[i]),
+                part,
+                moved=i in with_moved,
+                version=batch.newest_version(part) if i in with_moved else -1,
+            )
             for part in parts
             for i in (int(part[0]) // batch.group_size,)
         ]

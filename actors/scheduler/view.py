@@ -32,6 +32,8 @@ class GroupView:
     rows: np.ndarray  # int32[n], rows of the step's batch
     moved: bool = False
     """Some have been with a worker before, and hold tokens that others wait for."""
+    version: int = -1
+    """The newest that any of their tokens is of; they go on with it or with a newer one. -1: they hold none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 Invariants
 - A worker never holds more samples than it has slots, nor generates a sample of step s with a version < s - k.
+- A sample never goes on with an older version than its tokens are of.
 - Moved samples go first, then older steps, then prompts in order: what others wait for comes before what can wait.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 
@@ -33,7 +34,12 @@ def decide(view: AssignView, now: float) -> list[Decision]:
             continue
         share = _share(groups, load, able)
         for group in sorted(groups, key=lambda g: not g.moved):
-            _place(group, ready if group.moved and ready else able, room, load, share, picks)
+            if group.version >= 0:
+                serving = [w for w in ready if w.policy_version >= group.version]
+                level = _share([group], load, serving) if serving else 0  # among those alone who may have it
+                _place(group, serving, room, load, level, picks)
+            else:
+                _place(group, ready if group.moved and ready else able, room, load, share, picks)
     return _cut(picks, view.message_samples)
 
 

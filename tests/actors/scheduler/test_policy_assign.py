@@ -55,6 +55,14 @@ def test_what_a_small_worker_cannot_hold_goes_to_the_others() -> None:
     assert (len(given_to(decisions, "a")), len(given_to(decisions, "b"))) == (4, 36)
 
 
+def test_a_sample_never_goes_on_with_an_older_version_than_its_tokens_are_of() -> None:
+    moved = [GroupView(g.step, g.prompt, g.rows, moved=True, version=2) for g in groups(1, step=2)]
+    lagging = WorkerView("lagging", 1, 256, 0, pulling_version=2, pulling_since_s=10.0)
+    assert decide(view([lagging], moved, staleness=1), 10.5) == [], "though it may begin others of that step"
+    decisions = decide(view([lagging, WorkerView("newer", 3, 256, 200)], moved, staleness=1), 10.5)
+    assert {decision.worker for decision in decisions} == {"newer"}
+
+
 def test_work_goes_only_to_workers_within_the_staleness_bound() -> None:
     workers = [WorkerView("old", 3, 256, 0), WorkerView("new", 5, 256, 0)]
     assert given_to(decide(view(workers, groups(2, step=5), staleness=1), 0.0), "old") == []
