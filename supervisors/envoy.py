@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from actors.core.actor import Actor, handles
+from actors.core.answers import Done
 from actors.metrics.ask_watch import AskWatch
 from actors.metrics.messages import Event
 from supervisors.fault_messages import ApplyFault, FaultApplied
@@ -37,8 +38,20 @@ class Envoy(Actor):
             incarnation=self.ctx.self_address.peer.incarnation,
             addresses=self._addresses,
         )
-        self.ctx.ref(self._spec.agent).tell(report)
+        self.ctx.start_task(self._report(report), "report")
         self.ctx.start_task(self._beacons(), "beacons")
+
+    async def _report(self, report: ProcessReady) -> None:
+        """Say it until the agent has heard it: a link may break with the news under way. The agent sets the deadline."""
+        agent = self.ctx.ref(self._spec.agent)
+        while True:
+            try:
+                await agent.ask(report, Done)
+            except AskError as error:
+                self.ctx.log.warning("the agent has not heard that this process is ready", error=str(error))
+                await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+            else:
+                return
 
     async def _beacons(self) -> None:
         agent = self.ctx.ref(self._spec.agent)

@@ -126,7 +126,7 @@ class ProcessList(Message):
 
 @message("node.process_ready")
 class ProcessReady(Message):
-    """Role process to its agent: all its actors are up."""
+    """Ask, role process to its agent: all its actors are up. Repeated until it is answered, with core's Done."""
 
     name: str
     pid: int
