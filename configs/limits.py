@@ -90,6 +90,9 @@ class Limits(BaseModel):
     assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
     infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
+    engine_crashes_max: int = Field(
+        default=2, description="a prompt that was alone under suspicion when this many engines crashed is set aside"
+    )
     score_retries: int = Field(default=2, description="repeats of a verifier that gave no result")
     score_batch_samples: int = Field(default=256, description="samples in one Score message")
     journal_flush_s: float = Field(default=0.05, description="group commit of the journal's write-behind lane")

@@ -75,6 +75,8 @@ class StepBatch:
         self.assignment = np.full(n, -1, np.int64)
         self.attempts = np.zeros(n, np.int32)
         self.failures = np.zeros(n, np.int32)
+        self.crashes = np.zeros(n, np.int32)
+        """Engines that crashed while they held the row and it could have been why; from 1 on it is a suspect."""
         self.drop_reasons: dict[int, str] = {}
         self._tokens = np.zeros((n, t), np.int32)
         self._logprobs = np.zeros((n, t), np.float32)

@@ -44,7 +44,8 @@ class Dispatcher:
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
-        workers = [w.view(now) for w in self._workers.by_name.values()]
+        suspects = self._books.ledger.workers_with_suspects()
+        workers = [w.view(now, has_suspect=w.name in suspects) for w in self._workers.by_name.values()]
         if not any(w.slots > w.in_flight for w in workers):
             return 0
         newest = max(max(w.policy_version, w.pulling_version) for w in workers)
@@ -82,12 +83,15 @@ class Dispatcher:
         parts = np.split(rows, np.nonzero(np.diff(index))[0] + 1)
         moved = batch.attempts[rows] > 0
         with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
+        crashed = batch.crashes[rows] > 0
+        suspects = set(index[crashed].tolist()) if crashed.any() else set[int]()
         return [
             GroupView(
                 step,
                 int(batch.prompts[i]),
                 part,
                 moved=i in with_moved,
+                suspect=i in suspects,
                 version=batch.newest_version(part) if i in with_moved else -1,
             )
             for part in parts

@@ -69,6 +69,8 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     reason: str
     blame: bool = False
     """The sample itself may be at fault: its failures are counted."""
+    crashed: bool = False
+    """The worker crashed while it held these: one of them may be what kills engines (``Ledger.suspects``)."""
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):

@@ -130,6 +130,15 @@ class Ledger:
         steps, _ = self._slots.find(numbers, self._workers.get(worker, -1))
         return numbers[steps >= step]
 
+    def workers_with_suspects(self) -> set[str]:
+        """Workers that hold a sample which may be what kills engines."""
+        held: set[int] = set()
+        for batch in self.batches.values():
+            if batch.crashes.any():
+                numbers = batch.assignment[(batch.crashes > 0) & (batch.assignment >= 0)]
+                held.update(self._slots.workers_of(numbers).tolist())
+        return {name for name, index in self._workers.items() if index in held}
+
     def live(self, worker: str, assignments: np.ndarray) -> np.ndarray:
         """Those of ``assignments`` that are live with ``worker``."""
         _, rows = self._slots.find(assignments, self._workers.get(worker, -1))
@@ -287,8 +296,18 @@ class Ledger:
         for step, rows in located.items():
             batch = self._batch(step)
             batch.failures[rows] += event.blame
-            self._settle_returned(batch, rows, outcome)
+        if event.crashed:
+            self._suspect(located)
+        for step, rows in located.items():
+            self._settle_returned(self._batch(step), rows, outcome)
         return outcome
+
+    def _suspect(self, located: dict[int, np.ndarray]) -> None:
+        """Blame the prompt that was suspected before and sat among innocent ones; else suspect all that was held."""
+        known = {step: rows[self._batch(step).crashes[rows] > 0] for step, rows in located.items()}
+        blamed = known if any(len(rows) for rows in known.values()) else located
+        for step, rows in blamed.items():
+            self._batch(step).crashes[rows] += 1
 
     def _scored(self, event: ev.Scored) -> Outcome:
         if self._pruned(event.step):

@@ -356,13 +356,30 @@ class Scheduler(Actor):
             self._tell(worker.address, Revoke(job=self._job.name, epoch=self._ledger.epoch, assignments=assignments))
             self._after(worker, self._books.apply(ev.Returned(worker.name, assignments, why)))
 
-    def _lose(self, worker: Worker, why: str) -> None:
+    def _lose(self, worker: Worker, why: str, *, crashed: bool = False) -> None:
         """A worker is gone: its samples go on elsewhere at once."""
         self._workers.by_name.pop(worker.name, None)
         numbers = self._ledger.in_flight(worker.name)
         if len(numbers):
             self._event("samples_returned", worker=worker.name, samples=len(numbers), why=why)
-            self._after(worker, self._books.apply(ev.Returned(worker.name, numbers, why)))
+            outcome = self._books.apply(ev.Returned(worker.name, numbers, why, crashed=crashed))
+            for step in outcome.queued:
+                self._drop_poison(self._ledger.batches[step])
+            self._after(worker, outcome)
+
+    def _drop_poison(self, batch: StepBatch) -> None:
+        """Set aside the prompts, with all their siblings that wait, that have taken as many engines as one may."""
+        guilty = np.unique(np.nonzero(batch.crashes >= self.ctx.limits.engine_crashes_max)[0] // batch.group_size)
+        for index in guilty.tolist():
+            rows = batch.group_rows(index)
+            rows = rows[batch.state[rows] == SampleState.QUEUED]
+            if len(rows):
+                crashes = int(batch.crashes[rows].max())
+                prompt = int(batch.prompts[index])
+                why = f"{m.FailureKind.DATA}: poison, {crashes} engines crashed while they held prompt {prompt}"
+                self._event("samples_dropped", step=batch.step, samples=len(rows), why=why)
+                self._books.apply(ev.Dropped(batch.step, rows, why))
+                self._on_settled(batch.step)
 
     def _drop_hopeless(self, batch: StepBatch, rows: np.ndarray, why: str) -> None:
         limits = self.ctx.limits
@@ -437,7 +454,7 @@ class Scheduler(Actor):
         if worker is not None:
             self._event("worker_down", worker=worker.name, reason=news.reason, detail=news.detail)
             self._mark_end(worker.name, news)
-            self._lose(worker, f"{news.reason} {news.detail}".strip())
+            self._lose(worker, f"{news.reason} {news.detail}".strip(), crashed=news.reason is Gone.CRASHED)
         for role, address in list(self._services.items()):
             if _same_life(address, news.address):
                 self._event("service_down", role=role, reason=news.reason, detail=news.detail)

@@ -53,6 +53,10 @@ class Slots:
         rows = np.where(live & (self._workers[at] == worker), self._rows[at], -1)
         return self._steps[at], rows
 
+    def workers_of(self, assignments: np.ndarray) -> np.ndarray:
+        """int32[n] who holds these numbers, all of them live."""
+        return self._workers[assignments - self._base]
+
     def end(self, assignments: np.ndarray) -> None:
         """These numbers, all of them live, name nothing any more."""
         self._rows[assignments - self._base] = -1

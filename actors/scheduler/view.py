@@ -21,6 +21,8 @@ class WorkerView:
     pulling_version: int = -1
     """The newer version that it is loading, -1 if none."""
     pulling_since_s: float = 0.0
+    has_suspect: bool = False
+    """It holds samples of a prompt that may be what kills engines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class GroupView:
     rows: np.ndarray  # int32[n], rows of the step's batch
     moved: bool = False
     """Some have been with a worker before, and hold tokens that others wait for."""
+    suspect: bool = False
+    """An engine crashed while it held some of them."""
     version: int = -1
     """The newest that any of their tokens is of; they go on with it or with a newer one. -1: they hold none."""
 

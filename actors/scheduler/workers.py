@@ -38,11 +38,17 @@ class Worker:
     heard_s: float = 0.0
     stats: EngineStats | None = None
 
-    def view(self, now: float) -> WorkerView:
+    def view(self, now: float, *, has_suspect: bool = False) -> WorkerView:
         """What policies see; a resting worker has no room."""
         slots = self.in_flight if now < self.resting_until_s else self.slots
         return WorkerView(
-            self.name, self.policy_version, slots, self.in_flight, self.pulling_version, self.pulling_since_s
+            self.name,
+            self.policy_version,
+            slots,
+            self.in_flight,
+            self.pulling_version,
+            self.pulling_since_s,
+            has_suspect,
         )
 
     def pulls(self, policy_version: int, now: float) -> None:

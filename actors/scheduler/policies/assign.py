@@ -4,6 +4,8 @@ Invariants
 - A worker never holds more samples than it has slots, nor generates a sample of step s with a version < s - k.
 - A sample never goes on with an older version than its tokens are of.
 - Moved samples go first, then older steps, then prompts in order: what others wait for comes before what can wait.
+- A suspect, a prompt that an engine held when it crashed, is given whole to a worker that holds no other suspect: when
+  that one crashes too, it is known why.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 
 A worker that is loading the version that a step needs gets its share ahead, for ``pull_patience_s``: it holds the work
@@ -26,6 +28,7 @@ def decide(view: AssignView, now: float) -> list[Decision]:
     room = {w.name: w.slots - w.in_flight for w in view.workers}
     load = {w.name: w.in_flight for w in view.workers}
     picks: dict[tuple[str, int], list[np.ndarray]] = {}
+    taken = {w.name for w in view.workers if w.has_suspect}
     for step in _steps(view):
         groups = [g for g in view.groups if g.step == step]
         ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
@@ -34,8 +37,10 @@ def decide(view: AssignView, now: float) -> list[Decision]:
             continue
         share = _share(groups, load, able)
         for group in sorted(groups, key=lambda g: not g.moved):
-            if group.version >= 0:
-                serving = [w for w in ready if w.policy_version >= group.version]
+            serving = [w for w in ready if w.policy_version >= group.version]
+            if group.suspect:
+                _place_alone(group, serving, room, load, picks, taken)
+            elif group.version >= 0:
                 level = _share([group], load, serving) if serving else 0  # among those alone who may have it
                 _place(group, serving, room, load, level, picks)
             else:
@@ -92,6 +97,27 @@ def _place(
         rows = rows[n:]
         room[name] -= n
         load[name] += n
+
+
+def _place_alone(
+    group: GroupView,
+    workers: list[WorkerView],
+    room: dict[str, int],
+    load: dict[str, int],
+    picks: dict[tuple[str, int], list[np.ndarray]],
+    taken: set[str],
+) -> None:
+    """Give a suspect to the least loaded worker that has none, or to nobody yet."""
+    n = len(group.rows)
+    fitting = [w for w in workers if w.name not in taken and (room[w.name] >= n or room[w.name] == w.slots)]
+    if not fitting:
+        return
+    name = min(fitting, key=lambda w: load[w.name] / w.slots).name
+    n = min(n, room[name])
+    picks.setdefault((name, group.step), []).append(group.rows[:n])
+    room[name] -= n
+    load[name] += n
+    taken.add(name)
 
 
 def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:

@@ -77,6 +77,8 @@ class FakeWorker(Actor):
         self.versions: list[int] = []
         self.assigned = 0
         self.revoked = 0
+        self.poison: int | None = None
+        """The prompt at which it crashes, as soon as it begins to generate for it."""
         self.swallow = False
         """Lose a delta, as no transport may: the ledger has to notice."""
 
@@ -134,6 +136,8 @@ class FakeWorker(Actor):
         if not self.held:
             return
         self.busy += self.step_s
+        if any(prompt == self.poison for prompt, *_ in self.held.values()):
+            raise RuntimeError("the engine has crashed")
         rows: list[tuple[int, int, int, int]] = []
         for number, (prompt, sibling, at, step) in list(self.held.items()):
             end = at + 1 == length(prompt, sibling)

@@ -75,6 +75,19 @@ def test_moved_samples_go_before_all_others() -> None:
     assert given_to(decide(view([WorkerView("a", 0, 8, 0)], [first, moved]), 0.0), "a") == second.rows.tolist()
 
 
+def test_a_suspect_goes_whole_to_a_worker_that_holds_no_other() -> None:
+    suspects = [GroupView(g.step, g.prompt, g.rows, moved=True, suspect=True) for g in groups(3)]
+    two = [WorkerView("a", 0, 256, 0), WorkerView("b", 0, 256, 0)]
+    decisions = decide(view(two, suspects), 0.0)
+    assert {tuple(given_to(decisions, "a")), tuple(given_to(decisions, "b"))} == {
+        tuple(range(8)),
+        tuple(range(8, 16)),
+    }, "one each, and the third waits"
+    held = [WorkerView("a", 0, 256, 8, has_suspect=True)]
+    assert decide(view(held, suspects), 0.0) == []
+    assert given_to(decide(view(held, groups(4)[3:]), 0.0), "a") == list(range(24, 32)), "innocent work goes on"
+
+
 def test_a_message_holds_no_more_than_its_bound() -> None:
     decisions = decide(view([WorkerView("a", 0, 256, 0)], groups(4), message_samples=10), 0.0)
     assert [len(d.rows) for d in decisions] == [10, 10, 10, 2]

@@ -78,6 +78,40 @@ def test_work_that_was_given_ahead_to_a_worker_that_loads_slowly_goes_to_another
     in_world(scenario)
 
 
+def test_a_prompt_that_kills_engines_is_set_aside_after_the_second_and_no_other_sample_is_lost(
+    in_world: InWorld,
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_trainer()
+        lives = 0
+
+        async def keep_alive(name: str) -> None:
+            nonlocal lives
+            while True:
+                worker = await world.start_worker(name)
+                worker.poison = 5
+                lives += 1
+                await world.systems[name].wait_stopped(name)
+                await world.systems[name].stop()
+
+        keepers = [asyncio.create_task(keep_alive(f"rollout-{i}")) for i in range(2)]
+        try:
+            await finish(world)
+        finally:
+            for keeper in keepers:
+                keeper.cancel()
+        names = [(s[0], s[1]) for step in sorted(world.trained) for s in world.trained[step]]
+        assert names == [(p, s) for p in range(16) for s in range(4) if p != 5]
+        reasons = {row.reason for row in world.journal.samples if row.prompt == 5}
+        assert reasons == {"data: poison, 2 engines crashed while they held prompt 5"}
+        assert lives == 2 + 2, "each of the two kills cost one life"
+        assert world.job.result()["prompts_lost"] == 0
+
+    in_world(scenario)
+
+
 def test_async_mode_runs_ahead_by_no_more_than_the_bound(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
