@@ -42,7 +42,7 @@ class Envoy(Actor):
         self.ctx.start_task(self._beacons(), "beacons")
 
     async def _report(self, report: ProcessReady) -> None:
-        """Say it until the agent has heard it: a link may break with the news under way. The deadline is the agent's."""
+        """Until the agent has heard it: a link may break with the news under way. Its deadline is the agent's."""
         agent = self.ctx.ref(self._spec.agent)
         while True:
             try:
