@@ -11,11 +11,15 @@ import random
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from actors.weights.manifest import chunk_bounds
-from actors.weights.segments import manifest_path, read_manifests
+from actors.weights.segments import manifest_path, read_manifests, run_id, segment_directory
 from configs.fault_plan import ChunkTarget
 from supervisors.errors import FaultNotPossible
+
+_INTACT: Final = "intact"
+"""Ends the name under which the file that was there before waits for its return."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def spoil_chunk(run_dir: Path, target: ChunkTarget, rng: random.Random) -> Spoil
     chunks = len(manifest.chunk_hashes)
     index = rng.randrange(chunks) if target.index is None else target.index % chunks
     start, end = chunk_bounds(manifest, index)
-    spoilt, intact = (segment.with_name(f"{segment.name}-{word}") for word in ("spoilt", "intact"))
+    spoilt, intact = (segment.with_name(f"{segment.name}-{word}") for word in ("spoilt", _INTACT))
     try:
         shutil.copyfile(segment, spoilt)
         _flip_bit(spoilt, rng.randrange(start, end), rng.randrange(8))
@@ -57,14 +61,28 @@ def spoil_chunk(run_dir: Path, target: ChunkTarget, rng: random.Random) -> Spoil
     return SpoiltChunk(segment, intact, segment.stat().st_ino, version, index)
 
 
-def mend_chunk(spoilt: SpoiltChunk) -> bool:
-    """Put the intact file back; False if the version has been retired, or published anew, meanwhile."""
+def mend_chunk(spoilt: SpoiltChunk) -> str:
+    """Put the intact file back, unless the version has been retired or published anew; says which."""
     there = spoilt.segment.exists() and spoilt.segment.stat().st_ino == spoilt.inode
     if there and manifest_path(spoilt.segment).exists():
         spoilt.intact.replace(spoilt.segment)
-        return True
+        return "the intact file is back"
     spoilt.intact.unlink(missing_ok=True)
-    return False
+    return "the version had been retired by then"
+
+
+def mend_all(run_dir: Path) -> int:
+    """Put every intact file of this run back whose version is still there; returns how many."""
+    mended = 0
+    for intact in segment_directory().glob(f"headrace-{run_id(run_dir)}-v*-{_INTACT}"):
+        segment = intact.with_name(intact.name.removesuffix(f"-{_INTACT}"))
+        there = segment.exists() and manifest_path(segment).exists()
+        if there:
+            intact.replace(segment)
+        else:
+            intact.unlink(missing_ok=True)
+        mended += there
+    return mended
 
 
 def _flip_bit(path: Path, at: int, bit: int) -> None:

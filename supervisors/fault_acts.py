@@ -9,6 +9,7 @@ import asyncio
 import random
 import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, Final
 
 from actors.rollout.messages import Drain
@@ -27,7 +28,6 @@ Act = Callable[[Hand, Any, random.Random], Awaitable[list[str]]]
 async def _kill(hand: Hand, fault: fp.Kill, rng: random.Random) -> list[str]:
     victims = await hand.victims(fault.target, rng)
     for victim in victims:
-        _announce(hand, victim, fault)
         await hand.signal(victim, signal.SIGKILL)
     return [str(victim) for victim in victims]
 
@@ -35,17 +35,10 @@ async def _kill(hand: Hand, fault: fp.Kill, rng: random.Random) -> list[str]:
 async def _hang(hand: Hand, fault: fp.Hang, rng: random.Random) -> list[str]:
     victims = await hand.victims(fault.target, rng)
     for victim in victims:
-        _announce(hand, victim, fault)
         await hand.signal(victim, signal.SIGSTOP, fault.heal_after_s)
         if fault.heal_after_s is not None and not victim.is_node:
             _continue_after(hand, victim, fault.heal_after_s)
     return [str(victim) for victim in victims]
-
-
-def _announce(hand: Hand, victim: Victim, fault: fp.FaultBase) -> None:
-    """What is done to the head is written down before: afterwards nobody is there to do so."""
-    if victim.role == HEAD:
-        hand.record("fault_announced", kind=fault.kind, target=str(fault.target), hit=str(victim))
 
 
 def _continue_after(hand: Hand, victim: Victim, after_s: float) -> None:
@@ -158,9 +151,13 @@ async def _disk_full(hand: Hand, fault: fp.DiskFull, rng: random.Random) -> list
         raise FaultNotPossible(f"the journal of a {type(machine).__name__} is not ours to fill")
     machine.full_disks.add(path)
     if fault.heal_after_s is not None:
-        full = machine.full_disks
-        hand.heal_after(fault.heal_after_s, lambda: full.discard(path), kind="disk_full", hit=JOURNAL)
+        hand.heal_after(fault.heal_after_s, lambda: _empty(machine, path), kind="disk_full", hit=JOURNAL)
     return [JOURNAL]
+
+
+def _empty(machine: LocalMachine, journal: Path) -> str:
+    machine.full_disks.discard(journal)
+    return "the disk has room again"
 
 
 def _link_order(fault: fp.Partition | fp.LinkFault, others: list[Victim]) -> ProcessOrder:

@@ -62,7 +62,7 @@ class Hand:
         metrics.tell(Event(job=self.run.job.name, name=name, fields=dict(fields)))
 
     async def flush(self) -> None:
-        """Before this process itself is hit: what has been recorded is in the file."""
+        """Wait until what has been recorded is in the file."""
         try:
             await self.cluster.system.ref(self.run.address("metrics")).ask(
                 Flush(job=self.run.job.name), Flushed, timeout_s=self._limits.fault_order_timeout_s
@@ -76,13 +76,12 @@ class Hand:
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    def heal_after(self, after_s: float, heal: Callable[[], object], **fields: float | str) -> None:
-        """Call ``heal`` after a while and record it, unless it says that there was nothing left to heal (False)."""
+    def heal_after(self, after_s: float, heal: Callable[[], str], **fields: float | str) -> None:
+        """Call ``heal`` after a while, and record what it says of how that went."""
 
         async def wait() -> None:
             await asyncio.sleep(after_s)
-            if heal() is not False:
-                self.record("fault_healed", **fields)
+            self.record("fault_healed", **fields, how=heal())
 
         self.later(wait(), f"heal {fields}")
 
@@ -151,8 +150,6 @@ class Hand:
 
     async def signal(self, victim: Victim, number: signal.Signals, continue_after_s: float | None = None) -> None:
         if victim.is_node:
-            if victim.role == HEAD:
-                await self.flush()
             await self.order(victim.node_faults, SignalNode(signal=number, continue_after_s=continue_after_s))
         else:
             await self.order(victim.node_faults, SignalChild(pid=victim.pid, signal=number))

@@ -18,9 +18,11 @@ import random
 from typing import TYPE_CHECKING, Final
 
 from configs import fault_plan as fp
+from supervisors.chunk_faults import mend_all
 from supervisors.errors import FaultNotPossible
 from supervisors.fault_acts import ACTS
 from supervisors.fault_hand import Cluster, Hand
+from supervisors.fault_targets import HEAD
 from supervisors.machine import JOURNAL, LocalMachine
 from transport.errors import HeadraceError
 
@@ -36,6 +38,7 @@ class Nemesis:
 
     def __init__(self, cluster: Cluster, run: JobRun) -> None:
         self._hand = Hand(cluster, run)
+        mend_all(run.run_dir)  # what a nemesis before us could not, because its head was killed
 
     async def strike(self, fault: fp.FaultBase, rng: random.Random, number: int = 0) -> list[str]:
         """Commit ``fault`` once, now; returns what was hit, for people.
@@ -50,6 +53,9 @@ class Nemesis:
         try:
             if fault.target.job not in (None, self._hand.run.job.name):
                 raise FaultNotPossible(f"this run is of job {self._hand.run.job.name!r}, not {fault.target.job!r}")
+            if HEAD in (fault.target.role, fault.target.name, fault.target.node):
+                self._hand.record("fault_announced", **fields)  # afterwards nobody may be there to do so
+                await self._hand.flush()
             hit = await ACTS[type(fault)](self._hand, fault, rng)
         except (HeadraceError, TimeoutError) as error:
             self._hand.record("fault_failed", **fields, why=str(error))
@@ -58,7 +64,8 @@ class Nemesis:
             raise FaultNotPossible(f"{fault.kind} on {fault.target}: {error}") from error
         self._hand.record("fault_injected", **fields, hit=", ".join(hit))
         if heal_after_s is not None and isinstance(fault, _HEAL_THEMSELVES):
-            self._hand.heal_after(heal_after_s, lambda: None, fault=number, kind=fault.kind, hit=", ".join(hit))
+            hand, how = self._hand, "by the clock of those who committed it"
+            hand.heal_after(heal_after_s, lambda: how, fault=number, kind=fault.kind, hit=", ".join(hit))
         return hit
 
     def stop(self) -> None:
