@@ -140,7 +140,7 @@ class Head:
     async def _wait(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None) -> dict[str, Any]:
         """Until the job is over, with a nemesis at hand."""
         nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
-        schedule = FaultSchedule(nemesis, run, faults, run.say) if faults is not None else None
+        schedule = FaultSchedule(nemesis, run, faults) if faults is not None else None
         told: dict[str, Any] = {}
         try:
             if schedule is not None:
