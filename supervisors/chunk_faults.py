@@ -44,7 +44,8 @@ def spoil_chunk(run_dir: Path, target: ChunkTarget, rng: random.Random) -> Spoil
     version = max(held, default=-1) if target.version is None else target.version
     if version not in held:
         there = ", ".join(str(v) for v in sorted(held)) or "none"
-        raise FaultNotPossible(f"no segment of version {target.version or 'any'} lies here; there are: {there}")
+        wanted = "any version" if target.version is None else f"version {target.version}"
+        raise FaultNotPossible(f"no segment of {wanted} lies here; there are: {there}")
     segment, manifest = held[version]
     chunks = len(manifest.chunk_hashes)
     index = rng.randrange(chunks) if target.index is None else target.index % chunks

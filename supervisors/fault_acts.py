@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.rollout.messages import Drain
+from actors.weights.segments import read_manifests
 from configs import fault_plan as fp
 from supervisors.chunk_faults import mend_chunk, spoil_chunk
 from supervisors.errors import FaultNotPossible
@@ -129,6 +130,8 @@ async def _corrupt(hand: Hand, fault: fp.Corrupt, rng: random.Random) -> list[st
     assert chunk is not None, "the schema lets corrupt hit chunks only"
     if chunk.where == "served":
         return await _corrupt_served(hand, fault, chunk, rng)
+    if chunk.version is None:  # in the first moments of a run none is published yet
+        await hand.as_soon_as(lambda: read_manifests(hand.run.run_dir), fault.target)
     spoilt = spoil_chunk(hand.run.run_dir, chunk, rng)
     what = f"chunk {spoilt.index} of version {spoilt.version} in shared memory"
     if fault.heal_after_s is not None:

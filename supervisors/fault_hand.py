@@ -117,7 +117,7 @@ class Hand:
 
     async def victims(self, target: Target, rng: random.Random) -> list[Victim]:
         """Those that the target names, as soon as one of them runs: it may be in the middle of a restart."""
-        return await self._as_soon_as(lambda: self.roster().victims(target, rng), target)
+        return await self.as_soon_as(lambda: self.roster().victims(target, rng), target)
 
     async def ends(self, target: Target) -> tuple[list[Victim], list[Victim]]:
         """Those at both ends of a link, as soon as somebody runs at each."""
@@ -128,9 +128,14 @@ class Hand:
             one, other = self.roster().ends(link)
             return (one, other) if one and other else None
 
-        return await self._as_soon_as(look, target)
+        return await self.as_soon_as(look, target)
 
-    async def _as_soon_as(self, look: Callable[[], T | None], target: Target) -> T:
+    async def as_soon_as(self, look: Callable[[], T | None], target: Target) -> T:
+        """What ``look`` returns, as soon as that is something; ``target`` is for the message.
+
+        Raises:
+            FaultNotPossible: not within ``limits.fault_target_wait_s``.
+        """
         wait_s = self._limits.fault_target_wait_s
         try:
             async with asyncio.timeout(wait_s):

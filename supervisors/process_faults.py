@@ -74,11 +74,6 @@ def faults_of(transport: Transport) -> ProcessFaults:
 def signal_later(pids: Sequence[int], number: signal.Signals, after_s: float) -> None:
     """Have ``number`` sent to ``pids`` after a while even if this process is stopped or dead by then."""
     targets = " ".join(str(pid) for pid in pids)
-    script = f"sleep {after_s:.3f}; kill -{number.name.removeprefix('SIG')} {targets} 2>/dev/null"
-    subprocess.Popen(
-        ["/bin/sh", "-c", script],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    script = f"(sleep {after_s:.3f}; kill -{number.name.removeprefix('SIG')} {targets}) >/dev/null 2>&1 &"
+    # the shell ends at once and leaves the sleeper to nobody, who needs nobody to be reaped
+    subprocess.run(["/bin/sh", "-c", script], stdin=subprocess.DEVNULL, start_new_session=True, timeout=5, check=False)
