@@ -118,7 +118,8 @@ class HeadProcess(MainProcess):
         world, run_dir = self.world, self.world.root / job.name
         progress = world.progress_of(job.name)
         summary = await head.run(job, run_dir, self.interrupted, resume=self._resume, on_progress=progress)
-        world.record(job.name).summary = summary
+        if summary["state"] != "interrupted":  # then its operator resumes it
+            world.record(job.name).summary = summary
         world.trace.note("job_over", job=job.name, state=summary["state"], error=summary.get("error", ""))
 
 

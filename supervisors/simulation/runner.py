@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from actors.weights.segments import segment_directory
 from configs.scenario import Scenario
 from supervisors.simulation.nemesis import Nemesis
 from supervisors.simulation.plan import DrawnFault, drawn_faults
-from supervisors.simulation.verdict import judge
+from supervisors.simulation.verdict import judge, learned
 from supervisors.simulation.watchman import Watchman
 from supervisors.simulation.world import World
 from transport.sim.guards import guarded
@@ -45,6 +45,8 @@ class Outcome:
     """What struck, in order, for people."""
     report: str = ""
     """Who waited for whom, if the run was given up."""
+    learned: dict[str, str] = field(default_factory=dict[str, str])
+    """By job: a hash of its newest weights and of the samples that it trained on. In sync mode no fault changes it."""
 
 
 def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:
@@ -68,6 +70,7 @@ def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome
                 events=world.trace.events,
                 faults=world.struck,
                 report=report,
+                learned={job.name: learned(world, job) for job in world.jobs},
             )
     finally:
         shutil.rmtree(root, ignore_errors=True)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import xxhash
+
 from actors.scheduler.events import decode_event
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
@@ -28,6 +30,18 @@ def judge(world: World) -> list[str]:
         report = check(history_of(world, job), must_finish=True)
         wrong += [f"{job.name}: {violation.checker}: {violation.what}" for violation in report.violations]
     return wrong
+
+
+def learned(world: World, job: JobConfig) -> str:
+    """A hash of what ``job`` has come to: its newest weights, and which samples with which tokens made them."""
+    digest = xxhash.xxh3_128()
+    for name, data in sorted(world.published(job.name).final.items()):
+        digest.update(name.encode())
+        digest.update(data)
+    for sample in world.machines["head"].journal_file(job.name).samples:
+        told = (sample.step, sample.prompt, sample.sibling, sample.state, sample.tokens_hash, sample.reward)
+        digest.update(repr(told).encode())
+    return digest.hexdigest()
 
 
 def history_of(world: World, job: JobConfig) -> History:
