@@ -5,6 +5,7 @@ simulate(scenario, seed) ─▶ World on a SimulatedLoop, guarded, in silence �
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -116,7 +117,9 @@ def _unhandled(world: World, context: dict[str, Any]) -> None:
     error = context.get("exception")
     process = getattr(context.get("task") or context.get("future"), "process", None)
     name = process.name if process is not None else "the loop"
-    world.escaped(name, str(context.get("message", "unhandled")), error)
+    task = context.get("task")
+    what = f"task {task.get_name()}: " if isinstance(task, asyncio.Task) else ""
+    world.escaped(name, what + str(context.get("message", "unhandled")), error)
 
 
 @contextlib.contextmanager
@@ -138,7 +141,7 @@ def _logs_go_to(show: Show | None, loop: SimulatedLoop) -> Generator[None]:
     before = structlog.get_config() if structlog.is_configured() else None
 
     def write(_: Any, level: str, fields: MutableMapping[str, Any]) -> Any:
-        if show is not None:
+        if show is not None and not loop.is_closed():
             text = " ".join(f"{name}={value}" for name, value in fields.items() if name not in ("event", "exc_info"))
             show(f"{loop.time():10.4f}  {level:<8} {fields.get('event')}  {text}")
         raise structlog.DropEvent

@@ -63,8 +63,8 @@ class Watchman:
             stalls = [] if body.system is None else body.system.stalls(longer_than_s=_SHORTEST_S)
             lines += [f"  {body.name}{state}: {stall}" for stall in stalls[:_STALLS_MAX]]
         lines += [f"  {line}" for line in await self._what_jobs_say()]
-        lines.append("tasks:")
-        lines.append(waiting(world.loop))
+        lines.append("tasks that are not just waiting for a message:")
+        lines += [line for line in waiting(world.loop).splitlines() if " at mailbox.py:" not in line]
         return "\n".join(lines)
 
     async def _what_jobs_say(self) -> list[str]:

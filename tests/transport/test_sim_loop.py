@@ -51,7 +51,7 @@ def test_when_everybody_waits_and_nothing_is_scheduled_the_report_names_who_wait
         task = asyncio.get_running_loop().create_task(stuck(), name="the stuck one")
         await task
 
-    with pytest.raises(SimulationDeadlock, match=r"the stuck one at test_sim_loop\.py"):
+    with pytest.raises(SimulationDeadlock, match=r"the stuck one at locks\.py:\d+ < test_sim_loop\.py"):
         run_simulated(main())
 
 

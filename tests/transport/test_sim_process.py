@@ -100,6 +100,21 @@ def test_a_killed_process_runs_nothing_more_not_even_a_finally() -> None:
     run(main)
 
 
+def test_a_process_that_is_killed_while_it_is_halted_before_its_first_step_is_gone_without_a_word() -> None:
+    async def main(loop: SimulatedLoop) -> None:
+        words: list[object] = []
+        loop.set_exception_handler(lambda _, context: words.append(context))
+        process = SimProcess("p")
+        process.start(asyncio.sleep(0), "never begun")
+        process.halt()
+        await asyncio.sleep(1)
+        loop.kill(process)
+        await asyncio.sleep(1)
+        assert words == []
+
+    run(main)
+
+
 def test_a_halted_process_does_later_in_order_what_became_due() -> None:
     async def main(loop: SimulatedLoop) -> None:
         did: list[tuple[int, float]] = []

@@ -21,6 +21,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Coroutine
 from operator import itemgetter
+from types import FrameType
 from typing import Any, NoReturn, TypeVar, cast
 
 from transport.errors import HeadraceError
@@ -28,6 +29,7 @@ from transport.sim.process import PROCESS, SimProcess
 
 T = TypeVar("T")
 
+_PLACES_MAX = 4
 _CANCELLED_MAX = 100
 """Cancelled timers that may lie among the others before they are thrown out, if they are the greater part."""
 
@@ -168,10 +170,10 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         Its tasks are kept until ``dismantle``: a coroutine that is thrown away runs its ``finally`` blocks.
         """
         process.alive = False
-        process.held.clear()
         for task in cast("set[SimTask]", asyncio.all_tasks(self)):
             if task.process is process:
                 self._graves.append(task)
+        process.held.clear()  # now that nothing is lost with it
 
     def dismantle(self) -> None:
         """Close the loop and give back all that is left on it, killed or not; the ``finally`` blocks run, unheard."""
@@ -191,16 +193,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
 
 def waiting(loop: asyncio.AbstractEventLoop) -> str:
-    """One line a task: its name, and the file and line at which it waits."""
+    """One line a task: its name, and the files and lines at which it waits, innermost first."""
     lines: list[str] = []
     for task in asyncio.all_tasks(loop):
         process = cast("SimProcess | None", getattr(task, "process", None))
         if process is not None and not process.alive:
             continue
-        frames = task.get_stack(limit=4)
-        where = " < ".join(f"{f.f_code.co_filename.rsplit('/', 1)[-1]}:{f.f_lineno}" for f in frames) or "not started"
+        where = " < ".join(_places(task.get_coro())[::-1][:_PLACES_MAX]) or "nowhere yet"
         lines.append(f"  {f'{process.name}: ' if process is not None else ''}{task.get_name()} at {where}")
     return "\n".join(sorted(lines)) or "  (no task)"
+
+
+def _places(coroutine: object) -> list[str]:
+    """Where a coroutine stands, and those that it awaits, as file and line; outermost first."""
+    found: list[str] = []
+    while coroutine is not None:
+        frame: FrameType | None = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "ag_frame", None)
+        if frame is not None:
+            found.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
+        coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
+    return found
 
 
 def run_simulated(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = True) -> T:

@@ -1,0 +1,34 @@
+"""Scenarios and planted bugs for the tests of simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.scenario import Scenario, load_scenario
+
+ROOT = Path(__file__).parents[3]
+CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
+
+
+def chaos() -> Scenario:
+    return load_scenario(CHAOS_FILE)
+
+
+def scenario(**changes: Any) -> Scenario:
+    """One small sync job on the head's machine, without faults."""
+    values: dict[str, Any] = {"name": "small", "jobs": [{"name": "a", "steps": 3}], "nodes": 0, "stall_s": 45}
+    return Scenario.model_validate(values | changes)
+
+
+def calm(busy: Scenario) -> Scenario:
+    """The same without faults."""
+    return busy.model_copy(update={"faults": scenario().faults})
+
+
+class Plant:
+    """Replaces a function for as long as the test runs: a planted bug."""
+
+    def __init__(self, setattr_: Callable[..., None]) -> None:
+        self.replace = setattr_
