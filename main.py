@@ -1,7 +1,7 @@
-"""The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate and, for node agents only, actor.
+"""The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate; and, for our own processes, actor and lead.
 
-A role process is one of many on its machine, so it gets by without the command line's libraries; everything else is
-``supervisors/command_line.py``.
+A role process is one of many on its machine, and a head has to be back soon, so they get by without the command line's
+libraries; everything else is ``supervisors/command_line.py``.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ def main() -> None:
         from supervisors.child import run_child
 
         run_child()
+    elif sys.argv[1:2] == ["lead"]:
+        from supervisors.head_process import run_head_process
+
+        run_head_process()
     else:
         from supervisors.command_line import app
 

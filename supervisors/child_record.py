@@ -17,7 +17,7 @@ class SupervisionEvent:
     """Something that people and metrics want to know. ``at_s`` is the supervisor's clock."""
 
     kind: str
-    """started, start_failed, exited, restarting, stopped, ended, gave_up."""
+    """started, adopted, start_failed, exited, restarting, stopped, ended, gave_up."""
     supervisor: str
     child: str
     at_s: float

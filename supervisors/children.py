@@ -42,6 +42,8 @@ class Running:
     addresses: dict[str, ActorAddress] = field(default_factory=dict[str, ActorAddress])
     agent: ActorAddress | None = None
     """The node agent that will tell of its end; watched by the supervisor."""
+    adopted: bool = False
+    """It ran before this start; its former owner is gone."""
 
 
 @dataclass(frozen=True)
@@ -149,20 +151,30 @@ async def _start_process(context: Context, agent: ActorAddress, order: SpawnProc
         assert failure is not None, "a SpawnReply says what failed when nothing started"
         raise ChildStartFailed(order.name, failure.cause, failure.detail, failure.log_tail, failure.log_path)
     started = reply.started
+    found = (started.node, started.pid, started.incarnation)
+    return running_process(context, agent, order.name, order.args.name, *found, started.addresses)
+
+
+def running_process(
+    context: Context,
+    agent: ActorAddress,
+    process: str,
+    actor: str,
+    node: str,
+    pid: int,
+    incarnation: int,
+    addresses: dict[str, ActorAddress],
+    *,
+    adopted: bool = False,
+) -> Running:
+    """What a supervisor keeps of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
 
     async def stop(deadline_s: float, cause: ExitCause) -> None:
-        question = StopProcess(name=order.name, deadline_s=deadline_s, cause=cause)
+        question = StopProcess(name=process, deadline_s=deadline_s, cause=cause)
         try:
-            await context.ref(agent).ask(question, StopReply, timeout_s=deadline_s + overhead_s)
+            await context.ref(agent).ask(question, StopReply, timeout_s=deadline_s + context.limits.spawn_overhead_s)
         except AskError as error:
-            context.log.warning("a process could not be stopped through its agent", process=order.name, why=str(error))
+            context.log.warning("a process could not be stopped through its agent", process=process, why=str(error))
 
-    return Running(
-        address=started.addresses.get(order.args.name) or next(iter(started.addresses.values())),
-        stop=stop,
-        pid=started.pid,
-        node=started.node,
-        incarnation=started.incarnation,
-        addresses=started.addresses,
-        agent=agent,
-    )
+    address = addresses.get(actor) or next(iter(addresses.values()))
+    return Running(address, stop, pid, node, incarnation, addresses, agent, adopted)

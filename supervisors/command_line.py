@@ -357,6 +357,14 @@ def actor() -> None:
     run_child()
 
 
+@app.command(hidden=True)
+def lead() -> None:
+    """Be the head's process; headrace run and headrace head start it and write its orders to its standard input."""
+    from supervisors.head_process import run_head_process
+
+    run_head_process()
+
+
 def _finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """Run to the end; errors become messages and exit codes.
 
@@ -367,7 +375,7 @@ def _finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
             return runner.run(start())
     except ConfigError as error:
         _fail(str(error), EXIT_BAD_CONFIG)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, asyncio.CancelledError):
         _fail("interrupted", EXIT_INTERRUPTED)
     except (HeadraceError, OSError) as error:
         _fail(f"{type(error).__name__}: {error}", EXIT_FAILED)

@@ -10,6 +10,9 @@ import os
 
 from actors.core.actor import Actor, handles
 from actors.core.answers import Done
+from actors.core.errors import AskError
+from actors.core.leader import Leader
+from actors.core.watch import Down
 from actors.metrics.ask_watch import AskWatch
 from actors.metrics.messages import Event
 from supervisors.fault_messages import ApplyFault, FaultApplied
@@ -32,6 +35,9 @@ class Envoy(Actor):
 
     async def on_start(self) -> None:
         self._asks = AskWatch(self.ctx)
+        self._metrics = Leader(self.ctx, self._spec.args.metrics)
+        self._pause_s = self.ctx.limits.backoff_first_s
+        self.ctx.watch(self._metrics.address)
         report = ProcessReady(
             name=self._spec.name,
             pid=self._pid,
@@ -64,6 +70,26 @@ class Envoy(Actor):
             for overdue in self._asks.overdue():
                 self._tell_metrics("ask_overdue", overdue)
 
+    @handles(Down)
+    async def metrics_down(self, message: Down) -> None:
+        """The head was started again, or its metrics alone; the process itself goes when its main actor gives up."""
+        self.ctx.start_task(self._find_metrics(), "find metrics")
+
+    async def _find_metrics(self) -> None:
+        """Watch its next life; pauses grow as long as none is found, also if its process answers without it."""
+        limits, before = self.ctx.limits, self._metrics.address
+        while True:
+            await self.ctx.sleep(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, limits.backoff_max_s)
+            try:
+                found = await self._metrics.find()
+            except AskError:
+                continue
+            if found != before:
+                self._pause_s = limits.backoff_first_s
+            self.ctx.watch(found)
+            return
+
     @handles(ApplyFault)
     async def apply_fault(self, message: ApplyFault) -> FaultApplied:
         self.ctx.log.warning("a fault is injected", order=str(message.order))
@@ -74,5 +100,5 @@ class Envoy(Actor):
         self._tell_metrics("asks_counted", self._asks.counted())
 
     def _tell_metrics(self, name: str, fields: dict[str, float | int | str]) -> None:
-        args = self._spec.args
-        self.ctx.ref(args.metrics).tell(Event(job=args.name_of_job, name=name, fields=fields))
+        job = self._spec.args.name_of_job
+        self.ctx.ref(self._metrics.address).tell(Event(job=job, name=name, fields=fields))

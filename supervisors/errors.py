@@ -4,6 +4,7 @@ HeadraceError
 └── SupervisionError
     ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
     ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
+    ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
@@ -41,6 +42,10 @@ class ChildStartFailed(SupervisionError):
 
 class SupervisorGaveUp(SupervisionError):
     """The restart budget is spent, or a child never became ready. All children have been stopped."""
+
+
+class HeadGaveUp(SupervisionError):
+    """The head could not be kept alive; its log says why. ``headrace run --resume`` goes on when that is cured."""
 
 
 class NoNode(SupervisionError):

@@ -1,6 +1,6 @@
-"""The head process: one actor system, this machine's node agent, the nodes that joined, and the jobs.
+"""The head: one actor system, the register of nodes, and the jobs.
 
-Head.start ─▶ transport ─▶ system ─▶ node agent · nodes ─▶ control server
+Head.start ─▶ transport ─▶ system ─▶ nodes · node agent, unless it lives elsewhere ─▶ control server
 Head.run (wait for it), Head.launch (do not) ─▶ JobRun (job_run.py)
 Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
@@ -21,7 +21,8 @@ from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from supervisors.fault_schedule import FaultSchedule
 from supervisors.head_keys import load_head_keys
-from supervisors.job_run import JobRun
+from supervisors.job_register import JobRegister
+from supervisors.job_run import FormerLife, JobRun
 from supervisors.machine import LOCAL, Machine, slowed_by
 from supervisors.nemesis import Nemesis
 from supervisors.node_agent import NodeAgent, NodeOptions
@@ -30,6 +31,7 @@ from supervisors.node_faults import NodeFaults
 from supervisors.nodes import Nodes
 from supervisors.operations import Operations
 from supervisors.process_faults import faults_of
+from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -50,16 +52,23 @@ class Head:
         control_keys: Path | None = None,
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
+        agent: ActorAddress | None = None,
     ) -> None:
+        """Args:
+        agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
+            needed, and is the same in every life of this head. None: it lives here.
+        """
         self.machine = machine
         self.limits = limits
         self.run_root = run_root
+        self.register = JobRegister(run_root)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
         """By job, for as long as its processes are there."""
         self._keys_directory = keys
         self._keys = load_head_keys(keys, control_keys)
-        self._runtime = self.machine.runtime_directory()
+        self._agent = agent
+        self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
         self.system: ActorSystem
@@ -68,22 +77,25 @@ class Head:
         self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
-        """Listen and start this machine's node agent."""
+        """Listen, and start this machine's node agent unless it runs already."""
         transport = self.machine.transport(
             "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
         )
         self.system = ActorSystem(transport, limits=self.limits)
         await self.system.start()
         await self.system.spawn("nodes", self.nodes)
+        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
+        agent = self._agent if self._agent is not None else await self._start_agent()
+        self.nodes.add_local("head", agent, slots=self.machine.slots)
+
+    async def _start_agent(self) -> ActorAddress:
         options = NodeOptions(
             cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
             keys=str(self._keys_directory or ""),
             machine=self.machine,
         )
-        agent = await self.system.spawn("agent", NodeAgent("head", options))
-        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
-        self.nodes.add_local("head", agent.address, slots=self.machine.slots)
+        return (await self.system.spawn("agent", NodeAgent("head", options))).address
 
     @property
     def endpoint(self) -> str:
@@ -107,24 +119,37 @@ class Head:
         resume: bool = False,
         on_progress: OnProgress | None = None,
         faults: FaultPlan | None = None,
+        former: FormerLife | None = None,
     ) -> dict[str, Any]:
         """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it.
 
-        With ``faults`` the summary says under that key how many strikes were injected, failed and skipped.
+        With ``former`` it goes on with what a head before this one has left running. With ``faults`` the summary says
+        under that key how many strikes were injected, failed and skipped.
         """
         run = JobRun(
-            self.system, self.nodes, job, run_dir, resume=resume, on_progress=on_progress, machine=self.machine
+            self.system,
+            self.nodes,
+            job,
+            run_dir,
+            resume=resume,
+            on_progress=on_progress,
+            machine=self.machine,
+            former=former,
         )
         self.jobs[job.name] = run
         return await self._follow(run, interrupted, faults)
 
-    def launch(self, job: JobConfig, run_dir: Path) -> None:
-        """Start a job and follow it to its end, without waiting for either."""
-        run = JobRun(self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine)
+    def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
+        """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head."""
+        run = JobRun(
+            self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine, former=former
+        )
         self.jobs[job.name] = run
+        self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)
+        task.add_done_callback(lambda _: self.register.remove(run_dir))
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
@@ -140,7 +165,7 @@ class Head:
     async def _wait(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None) -> dict[str, Any]:
         """Until the job is over, with a nemesis at hand."""
         nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
-        schedule = FaultSchedule(nemesis, run, faults) if faults is not None else None
+        schedule = FaultSchedule(nemesis, run, faults, continued=run.continued) if faults is not None else None
         told: dict[str, Any] = {}
         try:
             if schedule is not None:
@@ -169,4 +194,5 @@ class Head:
             await self._control.stop()
             self._control = None
         await self.system.stop()
-        shutil.rmtree(self._runtime, ignore_errors=True)
+        if self._runtime is not None:
+            shutil.rmtree(self._runtime, ignore_errors=True)

@@ -8,9 +8,11 @@ stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,9 @@ from actors.rollout.messages import Drain
 from actors.scheduler.scheduler import Scheduler
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
+from supervisors.adoption import adopt
 from supervisors.children import ChildSpec, Running, actor_child, process_child
+from supervisors.errors import NoNode
 from supervisors.machine import LOCAL, Machine
 from supervisors.messages import ChildInfo
 from supervisors.model_preparation import Preparation
@@ -39,6 +43,18 @@ from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
 OnProgress = Callable[[Mapping[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class FormerLife:
+    """What is known of the head that ran this job before this one, and whose processes may still run."""
+
+    ended: str
+    """How it ended, for people."""
+    restarts: int = 0
+    """Restarts up to then, its own among them."""
+    workers: int = 0
+    """Rollout workers that were wanted last; 0: as the job file says."""
 
 
 class JobRun:
@@ -54,8 +70,11 @@ class JobRun:
         resume: bool,
         on_progress: OnProgress | None,
         machine: Machine = LOCAL,
+        former: FormerLife | None = None,
     ) -> None:
         self._machine = machine
+        self._former = former
+        self._looked_for: set[str] = set()
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes, self._resume = system, nodes, resume
         self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
@@ -65,7 +84,12 @@ class JobRun:
         self._error = ""
         self._stopped = False
         self._preparation = Preparation(job, run_dir, lambda message: self._say(message=message))
-        self.workers_wanted = job.rollout.workers
+        self.workers_wanted = former.workers if former is not None and former.workers else job.rollout.workers
+
+    @property
+    def continued(self) -> bool:
+        """A head before this one has begun with it."""
+        return self._former is not None
 
     # ------------------------------------------------------------ start
 
@@ -77,20 +101,36 @@ class JobRun:
         """
         job, run_dir = self.job, self.run_dir
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
-        remove_segments(run_dir)
-        self._say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
-        model_path = await self._preparation.run(interrupted)
+        if self._former is None:
+            remove_segments(run_dir)
+            self._say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
+        # the model is there when there was a head before, and an interrupted run is to take its checkpoint
+        model_path = await self._preparation.run(interrupted if self._former is None else asyncio.Event())
         if model_path is None:
             self._say(state=str(self.state), message="interrupted before it began")
             return False
         self._model_path = model_path
         stop_tokens = stop_token_ids(self._model_path, job.rollout.stop)
         if job.cluster.nodes:
-            await self._nodes.wait_for_remote(job.cluster.nodes, job.cluster.wait_s)
+            await self._wait_for_nodes()
         await self._start_core(stop_tokens)
-        self._say(message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker")
+        if self._former is None:
+            self._say(
+                message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
+            )
+        else:
+            self._record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
         await self._start_processes()
         return True
+
+    async def _wait_for_nodes(self) -> None:
+        """Those that the job wants; after a restart, those that come back soon, with what they run."""
+        count, wait_s = self.job.cluster.nodes, self.job.cluster.wait_s
+        if self._former is None:
+            await self._nodes.wait_for_remote(count, wait_s)
+            return
+        with contextlib.suppress(NoNode):
+            await self._nodes.wait_for_remote(count, min(wait_s, self.job.limits.connect_timeout_s))
 
     async def _start_core(self, stop_tokens: tuple[int, ...]) -> None:
         name, job, run_dir = self.job.name, self.job, self.run_dir
@@ -125,7 +165,7 @@ class JobRun:
             self._process("rewards", "rewards", "local"),
             self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
         ]
-        workers = [self._worker(index) for index in range(self.job.rollout.workers)]
+        workers = [self._worker(index) for index in range(self.workers_wanted)]
         await asyncio.gather(
             self._supervise("services", Strategy.ONE_FOR_ONE, services),
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
@@ -153,10 +193,14 @@ class JobRun:
             scheduler=self._address("scheduler"),
             metrics=self._address("metrics"),
         )
-        limits = self.job.limits
+        limits, process = self.job.limits, f"{self.job.name}.{name}"
 
         async def start(context: Context) -> Running:
-            node = await self._nodes.choose(f"{self.job.name}.{name}", place, self.job.cluster.wait_s)
+            if self._former is not None and name not in self._looked_for:
+                self._looked_for.add(name)
+                if (running := await adopt(context, self._nodes, process, name)) is not None:
+                    return running
+            node = await self._nodes.choose(process, place, self.job.cluster.wait_s)
             agent: ActorRef = context.ref(node.agent)
             return await process_child(args, agent, job=self.job.name, ready_s=limits.ready_timeout_s).start(context)
 
@@ -264,6 +308,7 @@ class JobRun:
         rollout = self._supervisors["rollout"]
         present = {info.name for info in rollout.snapshot()}
         self.workers_wanted = workers
+        self._say(workers=workers)
         for index in range(workers):
             if f"rollout-{index}" not in present:
                 rollout.add_child(self._worker(index))
@@ -334,7 +379,8 @@ class JobRun:
 
     def restarts(self) -> int:
         """Restarts of all of the job's actors and processes."""
-        return sum(supervisor.restarts for supervisor in self._supervisors.values())
+        before = self._former.restarts if self._former is not None else 0
+        return before + sum(supervisor.restarts for supervisor in self._supervisors.values())
 
     def _on_job_event(self, event: JobEvent) -> None:
         if event.kind == "step":
@@ -346,11 +392,13 @@ class JobRun:
         fields: dict[str, float | int | str] = {"child": event.child, "supervisor": event.supervisor}
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
         fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
-        try:
-            self._system.ref(self._address("metrics")).tell(
-                Event(job=self.job.name, name=f"child_{event.kind}", fields=fields)
-            )
-        except HeadraceError:
-            pass  # the metrics actor itself is what ended
+        self._record(f"child_{event.kind}", **fields)
         if event.kind in ("restarting", "gave_up", "start_failed"):
             self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
+
+    def _record(self, name: str, **fields: float | str) -> None:
+        """Into events.jsonl."""
+        try:
+            self._system.ref(self._address("metrics")).tell(Event(job=self.job.name, name=name, fields=dict(fields)))
+        except HeadraceError:
+            pass  # the metrics actor itself is what ended

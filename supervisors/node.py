@@ -1,6 +1,6 @@
 """A node process: lends this machine to a head (``headrace node --join ADDR``).
 
-start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask again until rejoin_patience_s ─▶ end
+start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask its next life ─▶ rejoin_patience_s ─▶ end
 SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ processes stopped in order ─▶ end
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import AskError
+from actors.core.leader import Leader
 from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -35,22 +36,24 @@ class Membership(Actor):
 
     def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int) -> None:
         self._offer = JoinCluster(node=node, agent=agent, slots=slots)
-        self._head = head
+        self._first = head
 
     async def on_start(self) -> None:
+        self._head = Leader(self.ctx, self._first)
         await self._join()
 
     async def _join(self) -> None:
         until_s = self.ctx.now() + self.ctx.limits.rejoin_patience_s
         while True:
             try:
-                await self.ctx.ref(self._head).ask(self._offer, Joined)
+                head = await self._head.find()
+                await self.ctx.ref(head).ask(self._offer, Joined)
                 break
             except AskError as error:
                 if self.ctx.now() > until_s:
-                    raise HeadLost(f"the head at {self._head.endpoint} does not answer: {error}") from error
+                    raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
                 await self.ctx.sleep(self.ctx.limits.backoff_first_s)
-        self.ctx.watch(self._head)
+        self.ctx.watch(head)
 
     @handles(Down)
     async def down(self, message: Down) -> None:
@@ -60,7 +63,7 @@ class Membership(Actor):
     async def leave(self) -> None:
         """Take no further process; called before the agent stops."""
         try:
-            await self.ctx.ref(self._head).ask(LeaveCluster(node=self._offer.node), Joined, timeout_s=1.0)
+            await self.ctx.ref(self._head.address).ask(LeaveCluster(node=self._offer.node), Joined, timeout_s=1.0)
         except AskError:
             return  # it will see us go
 

@@ -147,6 +147,12 @@ class Nodes(Actor):
             fitting = remote  # the head's machine trains; it generates only when nobody else can
         return min(fitting, key=lambda n: (len(n.placed) / max(n.slots, 1), n.name), default=None)
 
+    def place(self, process: str, name: str) -> None:
+        """``process`` runs on the node of that name already."""
+        self.release(process)
+        if name in self._nodes:
+            self._nodes[name].placed.add(process)
+
     def release(self, process: str) -> None:
         """``process`` is no longer where it was placed."""
         for node in self._nodes.values():

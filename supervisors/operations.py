@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,7 +168,8 @@ class Operations:
 
     async def tree(self, job: str | None) -> list[Plain]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
-        rows = [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
+        rows = [_row("head", "head", "head") | {"pid": os.getpid()}]
+        rows += [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
         rows += [
             _row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local
         ]

@@ -49,6 +49,11 @@ def role_command() -> list[str]:
     return [sys.executable, "-P", "-m", "main", "actor"]
 
 
+def head_command() -> list[str]:
+    """The command line of the head's process."""
+    return [sys.executable, "-P", "-m", "main", "lead"]
+
+
 @dataclass(frozen=True)
 class Launch:
     """What to execute."""

@@ -320,7 +320,7 @@ class Supervisor(Actor):
             return
         self._hear_of(running)
         child.settled.set()
-        self._tell("started", child, None, "", running.incarnation)
+        self._tell("adopted" if running.adopted else "started", child, None, "", running.incarnation)
         early = self._early_exits.pop((running.node, running.pid), None)
         if early is not None and _same_process(running, early):
             self._on_exit(child, early.cause, early.detail)

@@ -1,8 +1,11 @@
 """The running system on one page.
 
-    head process
-    ├── nodes                   register of machines (nodes.py)
+    machine process             headrace run, headrace head (machine_process.py)
     ├── agent                   this machine's node agent: owns role processes (node_agent.py)
+    └── desk                    keeps one head process alive, and hears from it
+
+    head process                a child of the machine process; killed, it is started again (head_process.py)
+    ├── nodes                   register of machines (nodes.py)
     ├── control server          the scriptable socket (actors/control)
     └── per job (job_run.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
@@ -15,25 +18,34 @@
 
 The services do not lean on each other's memory: each finds the others through the scheduler and rebuilds what it
 holds (weights from shared memory, the trainer from its checkpoint and the ledger), so one death restarts one process.
+The head's is one of them: its next life adopts the role processes, which look for it where it was (adoption.py).
 
 Three ways in: ``run_job`` (headrace run), ``run_head`` (headrace head), ``run_node`` (headrace node).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from actors.control.socket import default_endpoint, for_others, for_this_machine, store_endpoint
+import msgspec
+
+from actors.control.socket import default_endpoint, for_others
+from actors.weights.segments import remove_segments
 from configs.fault_plan import FaultPlan
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.head import Head, OnProgress
+from supervisors.errors import HeadGaveUp
+from supervisors.head import OnProgress
+from supervisors.head_messages import HeadOrder, HeadReady
+from supervisors.head_process import interruptible
+from supervisors.job_register import JobRegister
 from supervisors.logs import configure_head_logging
+from supervisors.machine_process import MachineProcess, failed_summary
 from supervisors.node import NodeProcess
+from transport.address import ActorAddress, PeerId
 
 
 async def run_job(
@@ -52,19 +64,37 @@ async def run_job(
     Ctrl-C asks for a checkpoint and ends the run as ``interrupted``; a second one ends it at once.
 
     Raises:
-        HeadraceError: the head could not start. What happens to the job itself is in the summary.
+        HeadraceError: the machine process could not start. What happens to the head and the job is in the summary.
     """
     run_dir = run_dir.resolve()
-    configure_head_logging(run_dir / "logs" / "head.log")
     listen = job.cluster.listen if job.cluster.nodes else None
-    head = Head(run_root=run_dir.parent, listen=listen, keys=keys, control_keys=control_keys, limits=job.limits)
-    async with _started(head), _interruptible() as interrupted:
-        endpoint = await head.serve_control(control or default_endpoint(run_dir))
-        store_endpoint(run_dir, for_this_machine(endpoint))
-        on_progress({"control": endpoint, "message": f"control socket {for_others(endpoint)}"})
+    configure_head_logging(run_dir / "logs" / "machine.log")
+
+    def on_ready(head: HeadReady) -> None:
+        if head.life > 1:
+            on_progress({"control": head.control, "message": "the head is back, and takes over what runs"})
+            return
+        on_progress({"control": head.control, "message": f"control socket {for_others(head.control)}"})
         if job.cluster.nodes:
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
-        return await head.run(job, run_dir, interrupted, resume=resume, on_progress=on_progress, faults=faults)
+
+    machine = MachineProcess(listen=listen, limits=job.limits, on_progress=on_progress, on_ready=on_ready, keys=keys)
+    order = _order(run_dir.parent, control or default_endpoint(run_dir), run_dir / "logs" / "head.log", keys,
+                   control_keys)  # fmt: skip
+    order = msgspec.structs.replace(
+        order,
+        job=job.model_dump_json(),
+        run_dir=str(run_dir),
+        resume=resume,
+        faults=faults.model_dump_json() if faults is not None else "",
+    )
+    try:
+        async with _started(machine), interruptible() as interrupted:
+            return await machine.lead(order, interrupted)
+    except HeadGaveUp as error:
+        return dict(failed_summary(job.name, machine.desk, str(error)))
+    finally:
+        remove_segments(run_dir)  # a head that was killed did not get to it
 
 
 async def run_head(
@@ -72,21 +102,50 @@ async def run_head(
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
-    configure_head_logging(run_root / "head.log")
-    head = Head(run_root=run_root.resolve(), listen=listen, keys=keys, control_keys=control_keys)
-    async with _started(head), _interruptible() as interrupted:
-        endpoint = await head.serve_control(control or default_endpoint(run_root))
-        store_endpoint(run_root, for_this_machine(endpoint))
+    run_root = run_root.resolve()
+    configure_head_logging(run_root / "machine.log")
+
+    def on_ready(head: HeadReady) -> None:
         print(f"nodes join    headrace node --join {head.endpoint}", flush=True)
-        print(f"control       {for_others(endpoint)}", flush=True)
-        await interrupted.wait()
-        await head.interrupt_jobs()
+        print(f"control       {for_others(head.control)}", flush=True)
+
+    def on_progress(progress: Mapping[str, Any]) -> None:
+        if "message" in progress:
+            print(progress["message"], flush=True)
+
+    machine = MachineProcess(
+        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
+    )
+    order = _order(run_root, control or default_endpoint(run_root), run_root / "head.log", keys, control_keys)
+    try:
+        async with _started(machine), interruptible() as interrupted:
+            await machine.lead(order, interrupted)
+    finally:
+        for run_dir in JobRegister(run_root).read():
+            remove_segments(run_dir)
+
+
+def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_keys: Path | None) -> HeadOrder:
+    """Of the first life; the machine process fills in what it knows."""
+    nobody = ActorAddress("", PeerId("", 0))
+    return HeadOrder(
+        life=1,
+        run_root=str(run_root),
+        listen="",
+        control=control,
+        log=str(log),
+        agent=nobody,
+        desk=nobody,
+        limits="",
+        keys=str(keys.resolve()) if keys is not None else "",
+        control_keys=str(control_keys.resolve()) if control_keys is not None else "",
+    )
 
 
 async def run_node(*, join: str, name: str | None, slots: int | None, keys: Path | None) -> None:
     """Lend this machine to the head at ``join`` until a signal, or until the head stays away."""
     node = NodeProcess(join=join, name=name, slots=slots, keys=keys)
-    async with _interruptible() as interrupted:
+    async with interruptible() as interrupted:
         try:
             await node.start()
             print(f"node {node.name} has joined {join}", flush=True)
@@ -96,28 +155,9 @@ async def run_node(*, join: str, name: str | None, slots: int | None, keys: Path
 
 
 @contextlib.asynccontextmanager
-async def _started(head: Head) -> AsyncIterator[None]:
+async def _started(machine: MachineProcess) -> AsyncIterator[None]:
     try:
-        await head.start()
+        await machine.start()
         yield
     finally:
-        await head.stop()
-
-
-@contextlib.asynccontextmanager
-async def _interruptible() -> AsyncIterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second one cancels the running task."""
-    loop, task, event = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
-
-    def interrupt() -> None:
-        if event.is_set() and task is not None:
-            task.cancel()
-        event.set()
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, interrupt)
-    try:
-        yield event
-    finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        await machine.stop()

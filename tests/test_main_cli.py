@@ -49,6 +49,7 @@ def test_the_command_line_is_frozen() -> None:
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "simulate": ["--json", "--log", "--processes", "--seed", "--seeds", "scenario"],
         "actor": [],
+        "lead": [],
         "ctl": ["--control", "--json", "--keys", "--timeout"],
         "ctl submit": ["--json", "--set", "job"],
         "ctl jobs": ["--json"],

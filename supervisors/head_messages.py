@@ -1,0 +1,98 @@
+"""What the head's process and the process that started it say to each other.
+
+machine process ── exec, HeadOrder on stdin ──▶ head
+                ◀─HeadReady, HeadBeacon, HeadProgress─     told
+                ◀─HeadEnded─                               asked, when its work is done; then it ends with 0
+                ── SIGINT, SIGTERM ──▶                     as Ctrl-C: once for a checkpoint, twice for the end
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.core.message import Message, message
+from transport.address import ActorAddress
+
+Plain = str | int | float | bool | None
+
+
+class Former(msgspec.Struct, frozen=True, kw_only=True):
+    """What the machine process knows of the head's lives before this one; see ``job_run.FormerLife``."""
+
+    ended: str
+    restarts: int
+    workers: int
+
+
+class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a life of the head is told, as JSON on its standard input."""
+
+    life: int
+    """1 for the first."""
+    run_root: str
+    listen: str
+    """The same in every life, but for the port of the first, which may be a wildcard."""
+    control: str
+    log: str
+    agent: ActorAddress
+    """This machine's node agent."""
+    desk: ActorAddress
+    """Who is told how it goes."""
+    limits: str
+    """``Limits`` as JSON."""
+    keys: str = ""
+    control_keys: str = ""
+    job: str = ""
+    """The one job to run, as JSON; empty: serve jobs that come over the control socket."""
+    run_dir: str = ""
+    resume: bool = False
+    faults: str = ""
+    """A fault plan as JSON."""
+    former: Former | None = None
+
+    def encode(self) -> bytes:
+        return msgspec.json.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> HeadOrder:
+        """Raises:
+        msgspec.DecodeError: a bug of whoever started the process.
+        """
+        return msgspec.json.decode(data, type=HeadOrder)
+
+
+@message("head.ready")
+class HeadReady(Message):
+    """Told: it listens, and so does its control socket."""
+
+    life: int
+    endpoint: str
+    control: str
+
+
+@message("head.beacon")
+class HeadBeacon(Message):
+    """Told every ``limits.beacon_interval_s``: its event loop turns."""
+
+    life: int
+
+
+@message("head.progress")
+class HeadProgress(Message):
+    """Told: one map for the terminal, as ``live_view.py`` takes it."""
+
+    life: int
+    fields: dict[str, Plain]
+
+
+@message("head.ended")
+class HeadEnded(Message):
+    """Ask: its work is done. Answered with HeadHeard."""
+
+    life: int
+    summary: dict[str, Plain | dict[str, Plain]]
+
+
+@message("head.heard")
+class HeadHeard(Message):
+    pass

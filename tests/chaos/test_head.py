@@ -1,0 +1,148 @@
+"""The head may be killed: the next one takes over what runs, and the run finishes by itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headrace_run import RunOfHeadrace
+
+from actors.scheduler.journal import committed_samples
+from actors.weights.segments import run_id, segment_directory
+
+STEPS = 120
+
+
+def processes_of(run_dir: Path) -> dict[int, str]:
+    """Processes that hold a file of ``run_dir`` open: all of a run's have their log there."""
+    found: dict[int, str] = {}
+    own = str(run_dir)
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            names = [str(link.readlink()) for link in (entry / "fd").iterdir()]
+            if any(name.startswith(own) for name in names):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().decode().replace("\0", " ")
+        except OSError:
+            continue
+    return found
+
+
+def nothing_left(run_dir: Path) -> None:
+    until_s = time.monotonic() + 10
+    while (left := processes_of(run_dir)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not left, "processes outlived the run"
+    assert not list(segment_directory().glob(f"headrace-{run_id(run_dir)}*"))
+
+
+def every_sample_once(run_dir: Path, steps: int) -> None:
+    names = [(row.step, row.prompt, row.sibling) for row in committed_samples(run_dir / "journal.db")]
+    assert len(names) == len(set(names))
+    assert set(names) >= {(step, step * 6 + p, s) for step in range(steps) for p in range(6) for s in range(4)}
+
+
+def pids(run: RunOfHeadrace) -> dict[str, int]:
+    """Of the head and the role processes; waits for a head that is just coming back."""
+
+    def read() -> dict[str, int] | None:
+        try:
+            rows = run.ctl("tree")
+        except AssertionError:
+            return None
+        running = {r["name"]: r["pid"] for r in rows if r["pid"] and r["state"] == "running" and "." not in r["name"]}
+        return running if {"trainer", "weights", "rewards", "rollout-0", "rollout-1"} <= set(running) else None
+
+    return run.wait_for("a whole tree", read)
+
+
+def heads_back(run: RunOfHeadrace) -> int:
+    return len(run.events("head_restarted"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_run_survives_its_head_and_no_role_process_is_started_again(
+    start_run: Callable[..., RunOfHeadrace], mode: str
+) -> None:
+    """SIGKILL to the head three times in mid-run, once SIGSTOP: trainer, engines and services live through all."""
+    run = start_run("head", steps=STEPS, sync={"mode": mode})
+    run.wait_for_step(2)
+    before = pids(run)
+    for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
+        steps = len(run.steps())
+        os.kill(pids(run)["head"], harm)
+        run.wait_for(f"head {number + 2}", lambda number=number: heads_back(run) > number)
+        run.wait_for_step(steps + 5)
+    after = pids(run)
+    code, summary = run.finish()
+
+    assert (code, summary["state"], summary["steps"]) == (0, "finished", STEPS), summary
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    assert summary["restarts"] == 3, "the head's lives, and nobody else's"
+    assert after.pop("head") != before.pop("head")
+    assert after == before
+    assert {event["child"] for event in run.events("child_adopted")} >= set(before)
+    every_sample_once(run.run_dir, STEPS)
+    nothing_left(run.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_with_its_machine_process_everything_ends(start_run: Callable[..., RunOfHeadrace]) -> None:
+    run = start_run("whole", steps=1000)
+    run.wait_for_step(1)
+    assert len(processes_of(run.run_dir)) >= 6
+    run.process.kill()
+    run.process.communicate(timeout=30)
+    until_s = time.monotonic() + 10
+    while processes_of(run.run_dir) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert not processes_of(run.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_an_interruption_outlives_the_head_and_a_second_one_ends_the_run(
+    start_run: Callable[..., RunOfHeadrace],
+) -> None:
+    run = start_run("twice", steps=1000)
+    run.wait_for_step(1)
+    head = pids(run)["head"]
+    os.kill(head, signal.SIGKILL)
+    run.interrupt()
+    code, summary = run.finish()
+    assert (code, summary["state"]) == (130, "interrupted"), summary
+    assert summary["checkpoint"], "the next head has taken it"
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+
+    run = start_run("quick", steps=1000)
+    run.wait_for_step(1)
+    run.interrupt()
+    run.interrupt()
+    run.process.communicate(timeout=30)
+    assert run.process.returncode == 130
+    nothing_left(run.run_dir)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+def test_a_head_that_ends_again_and_again_ends_the_run_with_a_message(
+    start_run: Callable[..., RunOfHeadrace],
+) -> None:
+    """Killed more often than the budget allows."""
+    run = start_run("doomed", steps=1000, limits={"restart_max": 3, "backoff_max_s": 0.3})
+    run.wait_for_step(1)
+    for _ in range(4):
+        os.kill(pids(run)["head"], signal.SIGKILL)
+        time.sleep(1.0)
+    code, summary = run.finish()
+    assert (code, summary["state"]) == (1, "failed"), summary
+    assert "the head ended too often: 3 restarts in 120 s are used up" in summary["error"]
+    nothing_left(run.run_dir)
+    assert json.loads((run.run_dir / "logs" / "machine.log").read_text().splitlines()[-1])
