@@ -1,4 +1,4 @@
-"""The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate; and, for our own processes, actor and lead.
+"""The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate; for our own processes, actor and lead.
 
 A role process is one of many on its machine, and a head has to be back soon, so they get by without the command line's
 libraries; everything else is ``supervisors/command_line.py``.
