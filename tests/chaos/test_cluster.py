@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -99,3 +100,45 @@ def test_nodes_leave_and_join_in_mid_run_and_the_job_finishes(start: Start, tmp_
     assert ended[0]["step"] == len(rows)
     assert rows[-1]["prompts_lost"] == 0
     assert rows[-1]["samples_trained_twice"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_head_that_serves_jobs_is_killed_and_its_next_life_goes_on_with_them_on_the_same_nodes(
+    start: Start, tmp_path: Path, small_model: Path
+) -> None:
+    """The nodes join again, with what they run: every role process is the one that it was."""
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    control = Control(f"ipc://{tmp_path}/c.sock")
+    start("head", "--listen", endpoint, "--control", f"ipc://{tmp_path}/c.sock", "--dir", str(tmp_path / "runs"))
+    for name in ("first", "second"):
+        start("node", "--join", endpoint, "--name", name, "--slots", "1")
+    job = SMALL_JOB | {
+        "steps": 2000,
+        "model": {"source": "hf", "path": str(small_model)},
+        "cluster": {"nodes": 2, "place_rollout": "remote"},
+    }
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    control.until("head", ("jobs",), lambda rows: rows == [])
+    control("submit", str(tmp_path / "job.yaml"))
+    control.until("work", ("jobs",), lambda rows: rows[0]["step"] > 2)
+    before = processes_in(control("tree"))
+    assert {node for node, _ in before.values()} == {"head", "first", "second"}
+
+    os.kill(before.pop("head")[1], signal.SIGKILL)
+    control.until("another head", ("tree",), lambda rows: before.items() <= processes_in(rows).items())
+    step = control.until("its job", ("jobs",), lambda rows: rows[0]["state"] == "running")[0]["step"]
+    control.until("progress", ("jobs",), lambda rows: rows[0]["step"] > step + 5)
+    assert before.items() <= processes_in(control("tree")).items(), "nobody was started again"
+    assert control("cancel")["state"] == "stopping"
+    [ended] = control.until("the end", ("jobs",), lambda rows: rows[0]["state"] == "interrupted")
+    rows = [json.loads(line) for line in (Path(ended["run_dir"]) / "metrics.jsonl").read_text().splitlines()]
+    assert (rows[-1]["prompts_lost"], rows[-1]["samples_trained_twice"]) == (0, 0)
+    assert json.loads((tmp_path / "runs" / "head.jobs.json").read_text()) == []
+
+
+def processes_in(tree: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
+    """Name → node and process id of every process that runs."""
+    return {
+        r["name"]: (r["node"], r["pid"]) for r in tree if r["pid"] and r["state"] == "running" and "." not in r["name"]
+    }
