@@ -18,6 +18,7 @@ from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Tell
+from actors.scheduler.ledger import Ledger
 from actors.scheduler.messages import LeaseGroups, StepLeased
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
@@ -108,6 +109,14 @@ class Leases:
             dropped=int((batch.state == S.DROPPED).sum()),
         )
         self.all_sent = self._tell(trainer, message) is SendOutcome.QUEUED
+
+
+def newest_whole_step(ledger: Ledger) -> int:
+    """The newest step up to which every sample is committed, scored or dropped; -1 if the first one is not."""
+    step = ledger.committed_steps - 1
+    while (batch := ledger.batches.get(step + 1)) is not None and bool(_complete(batch).all()):
+        step += 1
+    return step
 
 
 def _complete(batch: StepBatch) -> np.ndarray:

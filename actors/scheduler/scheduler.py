@@ -39,7 +39,7 @@ from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Dispatcher
 from actors.scheduler.errors import IllegalTransition, NotAccepted
 from actors.scheduler.journal import Journal, SqliteJournal
-from actors.scheduler.leases import Leases
+from actors.scheduler.leases import Leases, newest_whole_step
 from actors.scheduler.ledger import Counters, Ledger, Outcome
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.scoring import Scoring, restored
@@ -77,7 +77,11 @@ class Scheduler(Actor):
         self._crashed: set[str] = set()
         """Names whose last life ended badly; their next one is a restart."""
         self._newest_version = -1
+        """That workers are told of: the newest that is offered, but never one of samples that a crash could take."""
+        self._offered_version = -1
         self._weights: ActorAddress | None = None
+        self._secured_step = -1
+        """All samples of this step and those before it are on disk; version s + 1 is made of those of step s."""
         self._paused = False
         self._stop_requested = False
         self._checkpoint_requested = False
@@ -86,6 +90,7 @@ class Scheduler(Actor):
         """Set when a batch is issued, or when it is known that none will be."""
         self._asked_batch = (-1, 0.0)
         self._moved = (-1, 0.0)
+        self._securing_step = -1
         self.stale_deltas = 0
         self.refused_deltas = 0
 
@@ -109,6 +114,7 @@ class Scheduler(Actor):
         self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
         self._books.apply(ev.Opened(self._ledger.epoch + 1))
         await journal.durable()
+        self._secured_step = newest_whole_step(self._ledger)
         self._scoring.add(restored(self._books))
         self._event("scheduler_opened", epoch=self._ledger.epoch, committed_steps=self._ledger.committed_steps)
         self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
@@ -399,6 +405,19 @@ class Scheduler(Actor):
         if self._leases.all_sent:
             self._meter.cut()
             self._need_batch()
+            if self._leases.step > max(self._secured_step, self._securing_step):
+                self._securing_step = self._leases.step
+                self.ctx.start_task(self._secure(self._leases.step), f"secure step {self._leases.step}")
+
+    async def _secure(self, step: int) -> None:
+        """Have the step's samples on disk while the trainer trains on them.
+
+        Otherwise a crash could take them while workers already serve the version that was made of them, and the step
+        would be generated anew by its own successor.
+        """
+        await self._journal.durable()
+        self._secured_step = max(self._secured_step, step)
+        self._announce_version()
 
     def _on_settled(self, step: int) -> None:
         if step == self._leases.step:
@@ -432,10 +451,19 @@ class Scheduler(Actor):
 
     @handles(m.VersionAvailable)
     async def version_available(self, news: m.VersionAvailable) -> None:
-        if news.policy_version < self._newest_version and news.weights == self._weights:
+        if news.policy_version < self._offered_version and news.weights == self._weights:
             return
-        self._newest_version, self._weights = news.policy_version, news.weights
-        self._record("version_available", version=news.policy_version)
+        moved = news.weights != self._weights
+        self._offered_version, self._weights = news.policy_version, news.weights
+        self._announce_version(moved=moved)
+
+    def _announce_version(self, *, moved: bool = False) -> None:
+        """Tell the workers of the newest version that they may serve, if that is news to them."""
+        version = min(self._offered_version, self._secured_step + 1)
+        if version == self._newest_version and not moved:
+            return
+        self._newest_version = version
+        self._record("version_available", version=version)
         for worker in self._workers.by_name.values():
             self._tell_to_pull(worker)
         self._assign()  # ahead: each worker has been told to pull what it needs
@@ -508,6 +536,8 @@ class Scheduler(Actor):
             if not replay:
                 self._journal.record(batch)
             await self._journal.durable()
+            self._secured_step = max(self._secured_step, commit.step)
+            self._announce_version()
             self._tell_committed(batch, commit, replay=replay)
             self._need_batch()
         await self._until_next_is_known(commit.step + 1)
