@@ -14,6 +14,8 @@ from headrace_run import RunOfHeadrace
 
 from actors.scheduler.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
+from supervisors.checkers.checks import check
+from supervisors.checkers.run_directory import read_history
 
 STEPS = 120
 
@@ -73,11 +75,15 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
     """SIGKILL to the head three times in mid-run, once SIGSTOP: trainer, engines and services live through all."""
     run = start_run("head", steps=STEPS, sync={"mode": mode})
     run.wait_for_step(2)
-    before = pids(run)
+    before, pauses_s = pids(run), list[tuple[float, float]]()
     for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):
-        steps = len(run.steps())
-        os.kill(pids(run)["head"], harm)
+        head, steps = pids(run)["head"], len(run.steps())
+        os.kill(head, harm)
+        harmed_s = time.monotonic()
         run.wait_for(f"head {number + 2}", lambda number=number: heads_back(run) > number)
+        back_s, steps = time.monotonic(), len(run.steps())
+        run.wait_for("progress", lambda steps=steps: len(run.steps()) > steps)
+        pauses_s.append((round(time.monotonic() - harmed_s, 2), round(time.monotonic() - back_s, 2)))
         run.wait_for_step(steps + 5)
     after = pids(run)
     code, summary = run.finish()
@@ -90,6 +96,10 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
     assert {event["child"] for event in run.events("child_adopted")} >= set(before)
     every_sample_once(run.run_dir, STEPS)
     nothing_left(run.run_dir)
+    report = check(read_history(run.run_dir))
+    assert report.clean, [violation.what for violation in report.violations]
+    print(f"seconds from the harm, and from the new head's first word, to the next step: {pauses_s}")
+    assert max(after_start_s for _, after_start_s in pauses_s) < 10.0
 
 
 @pytest.mark.slow
