@@ -139,7 +139,7 @@ class MachineProcess:
         self._keys_directory = keys
         self._keys = load_head_keys(keys, None).nodes
         self._runtime = machine.runtime_directory()
-        self._listen = _fixed(listen) if listen is not None else f"ipc://{self._runtime}/head"
+        self._listen = fixed_listen(listen) if listen is not None else f"ipc://{self._runtime}/head"
         self.desk = HeadDesk(on_progress, on_ready)
         self._head: Child | None = None
         self._system: ActorSystem
@@ -283,7 +283,7 @@ def _tail(last: str) -> str:
     return f" ({last})" if last else ""
 
 
-def _fixed(listen: str) -> str:
+def fixed_listen(listen: str) -> str:
     """``listen`` with a port that is free now instead of a wildcard: the next life has to find it again."""
     address, _, port = listen.rpartition(":")
     if not listen.startswith("tcp://") or port not in ("*", "0"):
