@@ -19,6 +19,12 @@ class PublishedWeights:
         self._finding = finding
         self._repeats_exactly = repeats_exactly
         self._versions: dict[int, list[Tensors]] = {}
+        self._states: dict[int, bytes] = {}
+
+    def reached(self, step: int, state: bytes) -> None:
+        """A trainer has come to ``step``, by training or by loading: ``state`` is its weights and its optimizer."""
+        if self._repeats_exactly and self._states.setdefault(step, state) != state:
+            self._finding(f"weights: after {step} steps a trainer has another state than one before it had")
 
     def add(self, version: int, tensors: Tensors) -> None:
         """A trainer has laid out ``version``."""

@@ -24,6 +24,8 @@ class JobRecord:
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     """As the lines of events.jsonl."""
+    verdicts: set[tuple[int, str, float | None]] = field(default_factory=set[tuple[int, str, float | None]])
+    """Prompt, hash of the response's tokens, reward: what the verifiers have said."""
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
     """The last one; empty while no life of the head has brought the job to an end."""
 

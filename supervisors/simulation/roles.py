@@ -111,7 +111,13 @@ class PacedBackend(SimulatedBackend):
         return await _slowly(self._life, super().accumulate(batch, loss))
 
     async def step(self, *, weight: float) -> StepResult:
-        return await _slowly(self._life, super().step(weight=weight))
+        result = await _slowly(self._life, super().step(weight=weight))
+        self._published.reached(*self.state())
+        return result
+
+    async def load(self, directory: Path) -> None:
+        await super().load(directory)
+        self._published.reached(*self.state())
 
     async def save(self, directory: Path) -> None:
         await _slowly(self._life, super().save(directory))
@@ -135,6 +141,7 @@ class SimulatedPool:
         self._no_result = world.simulated_job(job.name).no_result
         self._draw: Callable[[], float] = world.rng(f"verdicts {args.name} {world.new_pid()}").random
         self._life = life
+        self._given = world.record(job.name).verdicts
         self._free = asyncio.Semaphore(job.reward.workers)
 
     async def start(self) -> None:
@@ -148,12 +155,14 @@ class SimulatedPool:
         low, high = self._costs.verdict_s
         verdicts: list[PoolVerdict] = []
         async with self._free:
-            for response, prompt, *_ in items:
+            for response, prompt, _, index, _ in items:
                 await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
                 if self._draw() < self._no_result:
                     verdicts.append(PoolVerdict(None, "the verifier gave no verdict", timed_out=True))
                 else:
-                    verdicts.append(PoolVerdict(_reward(f"{prompt}/{response}")))
+                    verdict = PoolVerdict(_reward(f"{prompt}/{response}"))
+                    self._given.add((index, tokens_hash(response), verdict.reward))
+                    verdicts.append(verdict)
         return verdicts
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
@@ -167,6 +176,12 @@ class SimulatedPool:
         ids = np.array([rng.randrange(2, 64) for _ in range(rng.randint(1, self._prompt_tokens))], np.int32)
         text = f"prompt {ordinal}"
         return [ordinal, ids.tobytes(), text, msgpack.packb([text, "", ordinal, {}])]
+
+
+def tokens_hash(response: str) -> str:
+    """As in ``CommittedSample``, of a response as ``_Numbers`` decodes it."""
+    tokens = np.array([int(token) for token in response.split()], "<i4")
+    return xxhash.xxh3_128_hexdigest(tokens.tobytes())
 
 
 def _reward(text: str) -> float:

@@ -5,6 +5,7 @@ After all faults have healed every job must finish; what it took is told by the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -27,9 +28,18 @@ def judge(world: World) -> list[str]:
         wrong += [f"{job.name}: {name} is {summary[name]}" for name in counters]
         if summary.get("error"):
             wrong.append(f"{job.name}: {summary['error']}")
+        wrong += [f"{job.name}: rewards: {sentence}" for sentence in _rewards(world, job)]
         report = check(history_of(world, job), must_finish=True)
         wrong += [f"{job.name}: {violation.checker}: {violation.what}" for violation in report.violations]
     return wrong
+
+
+def _rewards(world: World, job: JobConfig) -> Iterator[str]:
+    """Whatever was trained on has a reward, and it is one that a verifier gave for these very tokens."""
+    given = world.record(job.name).verdicts
+    for sample in world.machines["head"].journal_file(job.name).samples:
+        if sample.state == "committed" and (sample.prompt, sample.tokens_hash, sample.reward) not in given:
+            yield f"step {sample.step} prompt {sample.prompt} sibling {sample.sibling} has {sample.reward} from nobody"
 
 
 def learned(world: World, job: JobConfig) -> str:

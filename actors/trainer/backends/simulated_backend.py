@@ -141,6 +141,10 @@ class SimulatedBackend:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "config.json").write_text(json.dumps({"model_type": "headrace_simulated"}) + "\n")
 
+    def state(self) -> tuple[int, bytes]:
+        """Steps taken, and weights and momentum: two lives that have come the same way are in the same state."""
+        return self._steps, self._weights.tobytes() + self._momentum.tobytes()
+
     async def offload(self) -> None:
         self._started()
 

@@ -1,0 +1,338 @@
+"""Bugs that people write in such systems, each planted by replacing one function. Simulations must catch them all.
+
+A planted bug is a function that gets ``replace(owner, name, new)`` and uses it; what it does wrong is its name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+
+from actors.core.epochs import EpochGuard
+from actors.core.errors import AskError
+from actors.jobs.job import Job
+from actors.rewards import worker as rewards_worker
+from actors.rollout.puller import VersionPuller
+from actors.rollout.worker import RolloutWorker
+from actors.scheduler import dispatch
+from actors.scheduler import events as ev
+from actors.scheduler.books import Books
+from actors.scheduler.leases import Leases
+from actors.scheduler.ledger import Ledger, Outcome
+from actors.scheduler.policies import assign
+from actors.scheduler.scheduler import Scheduler
+from actors.scheduler.scoring import Scoring
+from actors.scheduler.slots import Slots
+from actors.trainer.backends.simulated_backend import SimulatedBackend
+from actors.trainer.batching import Inbox
+from actors.trainer.publisher import Publisher
+from actors.trainer.trainer import Trainer
+from actors.weights import client
+from actors.weights import server as weight_server
+from supervisors import restart_budget, strategies
+from supervisors.node_agent import NodeAgent
+from supervisors.supervisor import Supervisor
+
+
+class Replace(Protocol):
+    def __call__(self, owner: Any, name: str, new: object) -> None: ...
+
+
+PLANTED: dict[str, Callable[[Replace], None]] = {}
+
+
+def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
+    PLANTED[plant.__name__] = plant
+    return plant
+
+
+# ------------------------------------------------------------ scheduler and ledger
+
+
+@planted
+def samples_of_a_lost_worker_are_forgotten(replace: Replace) -> None:
+    replace(Scheduler, "_lose", lambda self, worker, why: self._workers.by_name.pop(worker.name, None))
+
+
+@planted
+def a_return_is_not_journaled(replace: Replace) -> None:
+    def apply(self: Books, event: ev.Event) -> Outcome:
+        outcome = self.ledger.apply(event)
+        if not isinstance(event, ev.Returned):
+            self.journal.append(event)
+        self.events += 1
+        return outcome
+
+    replace(Books, "apply", apply)
+
+
+@planted
+def credit_leaks_when_two_samples_end_at_once(replace: Replace) -> None:
+    right = Scheduler._after
+
+    def after(self: Scheduler, worker: Any, outcome: Outcome) -> None:
+        right(self, worker, outcome)
+        worker.in_flight += outcome.ended > 1
+
+    replace(Scheduler, "_after", after)
+
+
+@planted
+def a_moved_sample_begins_again_at_its_prompt(replace: Replace) -> None:
+    right = dispatch._work
+
+    def work(*args: Any) -> Any:
+        nothing = np.empty(0, np.int32)
+        return [
+            msgspec.structs.replace(
+                prompt, samples=[msgspec.structs.replace(sample, generated=nothing) for sample in prompt.samples]
+            )
+            for prompt in right(*args)
+        ]
+
+    replace(dispatch, "_work", work)
+
+
+@planted
+def a_moved_sample_is_assigned_without_its_last_token(replace: Replace) -> None:
+    right = dispatch._work
+
+    def work(*args: Any) -> Any:
+        return [
+            msgspec.structs.replace(
+                prompt,
+                samples=[msgspec.structs.replace(s, generated=s.generated[:-1]) for s in prompt.samples],
+            )
+            for prompt in right(*args)
+        ]
+
+    replace(dispatch, "_work", work)
+
+
+@planted
+def a_late_token_of_a_hand_out_that_is_over_is_taken(replace: Replace) -> None:
+    """A skipped fence."""
+    right_end, right_find = Slots.end, Slots.find
+
+    def end(self: Slots, assignments: np.ndarray) -> None:
+        over = self.__dict__.setdefault("over", {})
+        over.update({int(a): int(self._rows[a - self._base]) for a in assignments})
+        right_end(self, assignments)
+
+    def find(self: Slots, assignments: np.ndarray, worker: int) -> Any:
+        steps, rows = right_find(self, assignments, worker)
+        over = self.__dict__.get("over", {})
+        late = [over.get(int(a), -1) if row < 0 else row for a, row in zip(assignments, rows, strict=True)]
+        return steps, np.array(late, rows.dtype)
+
+    replace(Slots, "end", end)
+    replace(Slots, "find", find)
+
+
+@planted
+def work_goes_to_workers_of_any_version(replace: Replace) -> None:
+    right = assign.decide
+
+    def decide(view: Any, now: float) -> Any:
+        newest = max((w.policy_version for w in view.workers), default=0)
+        workers = [dataclasses.replace(w, policy_version=newest) for w in view.workers]
+        return right(dataclasses.replace(view, workers=workers), now)
+
+    replace(assign, "decide", decide)
+    right_work = RolloutWorker._apply_commands
+
+    def apply_commands(self: RolloutWorker) -> None:
+        self._commands = type(self._commands)((requests, aborted, -1) for requests, aborted, _ in self._commands)
+        right_work(self)
+
+    replace(RolloutWorker, "_apply_commands", apply_commands)
+
+
+@planted
+def tokens_that_come_twice_are_taken_twice(replace: Replace) -> None:
+    right = Leases.open
+
+    def open_(self: Leases, step: int, trainer: Any) -> None:
+        right(self, step, trainer)
+        batch = self._books.ledger.batches.get(step)
+        if batch is not None and not batch.committed and batch.length.any():
+            row = int(np.argmax(batch.length))
+            batch.length[row] += batch.length[row] < batch.sampling.max_tokens
+
+    replace(Leases, "open", open_)
+
+
+@planted
+def a_step_that_is_opened_again_is_leased_from_where_it_was(replace: Replace) -> None:
+    def open_(self: Leases, step: int, trainer: Any) -> None:
+        again = step == self.step
+        self.step, self.trainer, self.all_sent = step, trainer, False
+        if not again:
+            self._sent = np.zeros(0, np.bool_)
+
+    replace(Leases, "open", open_)
+
+
+@planted
+def a_rewound_step_stays_leased(replace: Replace) -> None:
+    def rewound(self: Ledger, event: ev.Rewound) -> Outcome:
+        self.trainer_step = event.step
+        return Outcome()
+
+    replace(Ledger, "_rewound", rewound)
+
+
+@planted
+def a_failed_question_to_the_verifier_is_not_asked_again(replace: Replace) -> None:
+    right = Scoring._ask
+
+    async def ask(self: Scoring, step: int, rows: Any, rewards: Any) -> None:
+        kept = self.add
+        self.add = lambda finished: None  # type: ignore[method-assign]
+        try:
+            await right(self, step, rows, rewards)
+        finally:
+            self.add = kept  # type: ignore[method-assign]
+
+    replace(Scoring, "_ask", ask)
+
+
+@planted
+def no_verdict_is_a_reward_of_zero(replace: Replace) -> None:
+    right = rewards_worker._verdict
+
+    def verdict(prompt: int, sibling: int, given: Any) -> Any:
+        return right(prompt, sibling, dataclasses.replace(given, reward=given.reward or 0.0))
+
+    replace(rewards_worker, "_verdict", verdict)
+
+
+# ------------------------------------------------------------ workers and weights
+
+
+@planted
+def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -> None:
+    right = RolloutWorker._load
+
+    async def load(self: RolloutWorker, pulled: Any) -> None:
+        send = self._outbox.send
+        self._outbox.send = lambda message: send(  # type: ignore[method-assign]
+            msgspec.structs.replace(message, policy_version=message.policy_version + 1)
+        )
+        try:
+            await right(self, pulled)
+        finally:
+            self._outbox.send = send  # type: ignore[method-assign]
+
+    replace(RolloutWorker, "_load", load)
+
+
+@planted
+def chunks_are_not_verified(replace: Replace) -> None:
+    replace(client, "chunk_is_intact", lambda manifest, index, data: True)
+
+
+@planted
+def a_pull_that_fails_is_not_tried_again(replace: Replace) -> None:
+    async def pull(self: VersionPuller, weights: Any) -> None:
+        try:
+            self._keep(await self._client.pull(self._weights or weights, self._wanted))
+        except Exception as error:
+            self._ctx.log.warning("a pull failed", error=str(error))
+        self._pulling = False
+
+    replace(VersionPuller, "_pull", pull)
+
+
+@planted
+def a_weight_server_does_not_adopt_what_its_predecessor_held(replace: Replace) -> None:
+    replace(weight_server, "read_manifests", lambda run_dir: [])
+    replace(Trainer, "service_changed", _ignores)
+
+
+async def _ignores(self: object, message: object) -> None:
+    """A handler that does nothing."""
+
+
+@planted
+def epochs_are_never_taken_note_of(replace: Replace) -> None:
+    replace(EpochGuard, "admit", lambda self, epoch: False)
+
+
+# ------------------------------------------------------------ trainer
+
+
+@planted
+def a_group_is_trained_with_one_sibling_missing(replace: Replace) -> None:
+    right = Trainer._commit
+
+    async def commit(self: Trainer, inbox: Inbox, *args: Any) -> Any:
+        for prompt, group in list(inbox.groups.items()):
+            if len(group.siblings) > 2:
+                inbox.groups[prompt] = msgspec.structs.replace(group, siblings=group.siblings[:-1])
+        return await right(self, inbox, *args)
+
+    replace(Trainer, "_commit", commit)
+
+
+@planted
+def a_restarted_trainer_forgets_the_momentum_of_its_optimizer(replace: Replace) -> None:
+    right = SimulatedBackend.load
+
+    async def load(self: SimulatedBackend, directory: Any) -> None:
+        await right(self, directory)
+        self._momentum = np.zeros_like(self._momentum)
+
+    replace(SimulatedBackend, "load", load)
+
+
+@planted
+def a_trainer_never_looks_for_another_weight_server(replace: Replace) -> None:
+    replace(Publisher, "server_changed", lambda self, address: None)
+
+
+# ------------------------------------------------------------ job and supervision
+
+
+@planted
+def a_batch_that_could_not_be_issued_is_given_up(replace: Replace) -> None:
+    async def issue(self: Job, step: int) -> None:
+        try:
+            await self._try_issue(step)
+        except AskError as error:
+            self.ctx.log.warning("a batch is not issued", error=str(error))
+
+    replace(Job, "_issue", issue)
+
+
+@planted
+def a_killed_process_is_not_started_again(replace: Replace) -> None:
+    right = restart_budget.is_restarted
+
+    def is_restarted(policy: Any, cause: restart_budget.ExitCause) -> bool:
+        return cause is not restart_budget.ExitCause.KILLED and right(policy, cause)
+
+    replace(strategies, "is_restarted", is_restarted)
+
+
+@planted
+def an_agent_does_not_tell_of_a_kill(replace: Replace) -> None:
+    right = NodeAgent._ended
+
+    def ended(self: NodeAgent, managed: Any, end: Any) -> None:
+        if end.code != -9:
+            right(self, managed, end)
+            return
+        managed.end = end
+        self._managed.pop(managed.order.name, None)
+
+    replace(NodeAgent, "_ended", ended)
+
+
+@planted
+def the_loss_of_a_node_is_nobody_s_business(replace: Replace) -> None:
+    replace(Supervisor, "_lost_agent", _ignores)
