@@ -34,6 +34,7 @@ from supervisors.head import Head
 from supervisors.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.job_run import FormerLife
 from supervisors.logs import configure_head_logging
+from supervisors.machine import JOURNAL
 from supervisors.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
 from transport.errors import HeadraceError
 
@@ -88,12 +89,13 @@ async def _main(order: HeadOrder) -> int:
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 return EXIT_START_FAILED
             store_endpoint(Path(order.run_dir or order.run_root), for_this_machine(control))
-            return await _lead(head, order, control, interrupted)
+            return await lead(head, order, control, interrupted)
     finally:
         await head.stop()
 
 
-async def _lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.Event) -> int:
+async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.Event) -> int:
+    """Do what the order says on a head that has started; returns the exit code."""
     reporter = Reporter(head, order)
     reporter.ready(control)
     beacons = asyncio.create_task(reporter.beacons(), name="beacons")
@@ -119,13 +121,16 @@ async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporte
         resume=order.resume or order.former is not None,
         on_progress=reporter.progress,
         faults=FaultPlan.model_validate_json(order.faults) if order.faults else None,
-        former=_former(order),
+        former=_former(order, Path(order.run_dir)),
     )
 
 
-def _former(order: HeadOrder) -> FormerLife | None:
+def _former(order: HeadOrder, run_dir: Path) -> FormerLife | None:
+    """None also for a run whose former head did not get as far as a journal: then it started no process."""
     former = order.former
-    return FormerLife(former.ended, former.restarts, former.workers) if former is not None else None
+    if former is None or not (run_dir / JOURNAL).exists():
+        return None
+    return FormerLife(former.ended, former.restarts, former.workers)
 
 
 def _launch_again(head: Head, order: HeadOrder) -> None:
@@ -134,7 +139,7 @@ def _launch_again(head: Head, order: HeadOrder) -> None:
         head.register.clear()
     for run_dir in head.register.read():
         try:
-            head.launch(load_job(run_dir / "job.yaml", []), run_dir, _former(order))
+            head.launch(load_job(run_dir / "job.yaml", []), run_dir, _former(order, run_dir))
         except (HeadraceError, OSError) as error:
             log.exception("a job is not gone on with", run_dir=str(run_dir), why=str(error))
 
