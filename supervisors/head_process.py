@@ -26,6 +26,7 @@ import structlog
 from actors.control.socket import for_this_machine, store_endpoint
 from actors.core.errors import AskError
 from actors.core.fate import die_with_parent
+from configs.errors import ConfigError
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
 from configs.loader import load_job
@@ -140,7 +141,7 @@ def _launch_again(head: Head, order: HeadOrder) -> None:
     for run_dir in head.register.read():
         try:
             head.launch(load_job(run_dir / "job.yaml", []), run_dir, _former(order, run_dir))
-        except (HeadraceError, OSError) as error:
+        except (HeadraceError, ConfigError, OSError) as error:
             log.exception("a job is not gone on with", run_dir=str(run_dir), why=str(error))
 
 
