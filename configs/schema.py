@@ -157,7 +157,7 @@ class TrainerConfig(Section):
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
     threads: NonNegativeInt = 0
-    """Torch threads; 0: all cores, in async mode half of them."""
+    """Torch threads; 0: all cores but one, in async mode half of them."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
 

@@ -46,14 +46,16 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
 
 
 def resolve_threads(job: JobConfig) -> int:
-    """As configured. Unset: in sync mode all cores (0), since generation rests while the trainer computes; in async
+    """As configured. Unset: in sync mode all cores but one, since generation rests while the trainer computes; in async
+    mode half of them, since both compute at once.
 
-    mode half of them, since both compute at once, and threads that wait for each other at the end of every operation
-    suffer most when a core is taken away.
+    Threads that wait for each other at the end of every operation suffer most when a core is taken away, so one is left
+    to the head, the weight server and the workers that get ready for the next version.
     """
-    if job.trainer.threads > 0 or job.sync.mode == "sync":
+    if job.trainer.threads > 0:
         return job.trainer.threads
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+    cores = len(os.sched_getaffinity(0))
+    return max(1, cores - 1 if job.sync.mode == "sync" else cores // 2)
 
 
 def resolve_device(configured: str, backend: str) -> str:
