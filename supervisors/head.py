@@ -153,30 +153,32 @@ class Head:
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
+        nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
         try:
             if await run.start(interrupted):
-                told = await self._wait(run, interrupted, faults)
+                told = await self._wait(run, interrupted, nemesis, faults)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
         finally:
+            nemesis.stop()
+            self.nemeses.pop(run.job.name, None)
             await run.stop()
         return run.summary() | told
 
-    async def _wait(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None) -> dict[str, Any]:
-        """Until the job is over, with a nemesis at hand."""
-        nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
-        schedule = FaultSchedule(nemesis, run, faults, continued=run.continued) if faults is not None else None
-        told: dict[str, Any] = {}
+    async def _wait(
+        self, run: JobRun, interrupted: asyncio.Event, nemesis: Nemesis, faults: FaultPlan | None
+    ) -> dict[str, Any]:
+        """Until the job is over; with a plan, what has become of its faults."""
+        if faults is None:
+            await run.wait(interrupted)
+            return {}
+        schedule = FaultSchedule(nemesis, run, faults, continued=run.continued)
+        schedule.start()
         try:
-            if schedule is not None:
-                schedule.start()
             await run.wait(interrupted)
         finally:
-            if schedule is not None:
-                told = {"faults": schedule.stop()}
-            nemesis.stop()
-            self.nemeses.pop(run.job.name, None)
-        return told
+            told = schedule.stop()
+        return {"faults": told}
 
     async def interrupt_jobs(self) -> None:
         """Ask every running job for a checkpoint, and wait for their ends."""

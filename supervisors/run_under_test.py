@@ -122,9 +122,10 @@ class HeadraceRun:
             return thread.submit(asyncio.run, ask()).result()
 
     def processes(self) -> dict[str, int]:
-        """Process ids by the names of the actors that run in processes of their own."""
+        """Process ids by name: ``head``, and the actors that run in processes of their own."""
         rows = self.call("tree")
-        return {row["name"]: row["pid"] for row in rows if row["pid"] not in (0, self.process.pid)}
+        head = next((row["pid"] for row in rows if row["name"] == "head"), self.process.pid)
+        return {row["name"]: row["pid"] for row in rows if row["name"] == "head" or row["pid"] not in (0, head)}
 
     # ------------------------------------------------------------ waiting
 
@@ -134,11 +135,21 @@ class HeadraceRun:
         Raises:
             AssertionError: the run ended first, or it took too long; with the last words of the run.
         """
+
+        def look() -> T | None:
+            over = self.over
+            found = probe()
+            assert found or not over, f"the run ended before {what}\n{self.last_words()}"
+            return found
+
+        return self.settle(what, look, timeout_s=timeout_s)
+
+    def settle(self, what: str, probe: Callable[[], T | None], *, timeout_s: float = 30.0) -> T:
+        """As ``wait_until``, of a run that may be over."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
             if found := probe():
                 return found
-            assert not self.over, f"the run ended before {what}\n{self.last_words()}"
             time.sleep(_POLL_S)
         raise AssertionError(f"no {what} within {timeout_s:g} s\n{self.last_words()}")
 
@@ -209,14 +220,13 @@ class HeadraceRun:
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL to the head, with which every process of the run ends."""
+        """SIGKILL to the process of ``headrace run``, with which every other one of the run ends."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """End whatever still runs; a stopped head is continued first, so that it can be ended."""
+        """End whatever still runs."""
         if not self.over:
-            self.process.send_signal(signal.SIGCONT)
             self.kill()
 
 

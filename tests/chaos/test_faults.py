@@ -1,0 +1,189 @@
+"""Every kind of fault, on the processes of real runs: each job finishes by itself, and no checker finds anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headrace_run import SMALL_JOB
+
+from actors.control.errors import BadArgs, NotNow
+from configs.errors import ConfigError
+from supervisors.checkers.history import RunState
+from supervisors.run_under_test import HeadraceRun
+
+StartRun = Callable[..., HeadraceRun]
+
+
+@pytest.fixture
+def job(small_model: Path) -> dict[str, Any]:
+    """Long enough for the faults; every checkpoint is kept, so that the journal holds every token."""
+    return SMALL_JOB | {
+        "steps": 400,
+        "model": {"source": "hf", "path": str(small_model)},
+        "checkpoint": {"every": 25, "keep": 1000},
+    }
+
+
+def doctor(run_dir: Path) -> tuple[int, dict[str, Any]]:
+    command = [sys.executable, "-m", "main", "doctor", "--run", str(run_dir), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_plan_of_every_kind_is_carried_out_and_the_run_is_none_the_worse(
+    headrace_run: StartRun, job: dict[str, Any]
+) -> None:
+    """Eleven kinds, one after the other, in the vocabulary's order; the first strikes after the first step."""
+    faults: list[dict[str, Any]] = [
+        {"kind": "kill", "target": {"role": "rollout"}},
+        {"kind": "hang", "target": {"name": "rewards"}},
+        {"kind": "slow", "target": {"role": "rollout", "count": 2}, "factor": 5, "heal_after_s": 1.5},
+        {"kind": "partition", "target": {"link": ["head", "rollout-0"]}, "heal_after_s": 2},
+        {"kind": "drop", "target": {"link": ["scheduler", "rollout-1"]}, "probability": 0.3, "heal_after_s": 1},
+        {"kind": "delay", "target": {"name": "trainer"}, "delay_ms": 30, "jitter_ms": 30, "heal_after_s": 1},
+        {"kind": "duplicate", "target": {"name": "rollout-0"}, "probability": 0.5, "heal_after_s": 1},
+        {"kind": "corrupt", "target": {"chunk": {}}, "heal_after_s": 1},
+        {"kind": "preempt", "target": {"name": "rollout-1"}, "notice_s": 1, "grace_s": 1},
+        {"kind": "disk_full", "heal_after_s": 0.5},
+        {"kind": "clock", "target": {"role": "trainer"}, "jump_s": -86400, "heal_after_s": 1},
+    ]
+    for number, fault in enumerate(faults):
+        fault["after_step"] = 1 + 30 * number
+    run = headrace_run(job, faults=faults, seed=11)
+    summary = run.finish(timeout_s=550)
+
+    assert summary["faults"] == {"injected": len(faults), "failed": 0, "skipped": 0}
+    assert [row["kind"] for row in run.events("fault_injected")] == [fault["kind"] for fault in faults]
+    healed = {row["kind"] for row in run.events("fault_healed")}
+    assert healed >= {"slow", "partition", "drop", "delay", "duplicate", "corrupt", "disk_full", "clock"}
+    assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
+    assert summary["restarts"] >= 4, "killed, hung, preempted, and the scheduler without its disk"
+    report = run.report()
+    assert report.counted["tokens_followed"] == report.counted["tokens"] > 10_000
+    assert report.counted["asks"] > 100
+    code, told = doctor(run.run_dir)
+    assert (code, told["clean"], told["state"], told["checked"]["faults"]) == (0, True, "finished", len(faults))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_plan_that_kills_its_own_head_goes_on_with_the_next_one(headrace_run: StartRun, job: dict[str, Any]) -> None:
+    """Killed twice and stopped once, the head comes back; no strike is repeated, none forgotten."""
+    faults: list[dict[str, Any]] = [
+        {"kind": "kill", "target": {"role": "head"}, "after_step": 10},
+        {"kind": "kill", "target": {"role": "rollout"}, "after_step": 20, "times": 2, "every_s": 4},
+        {"kind": "hang", "target": {"role": "head"}, "after_step": 60},
+        {"kind": "kill", "target": {"role": "head"}, "after_step": 100},
+    ]
+    run = headrace_run(job | {"steps": 150}, faults=faults)
+    summary = run.finish()
+    assert summary["faults"] == {"injected": 5, "failed": 0, "skipped": 0}
+    assert [row["fault"] for row in run.events("fault_announced")] == [0, 2, 3]
+    assert len(run.events("faults_started")) == 1
+    assert run.report().counted["scheduler_lives"] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_run_that_is_killed_as_a_whole_is_told_as_crashed_and_its_resumption_is_clean(
+    headrace_run: StartRun, job: dict[str, Any]
+) -> None:
+    """Dead without a word, with everything that it had started; doctor says so; a resume finishes the job."""
+    run = headrace_run(job | {"steps": 60}, name="whole")
+    run.wait_for_step(5)
+    pids = run.processes().values()
+    run.kill()
+    assert run.report().state is RunState.CRASHED
+    assert doctor(run.run_dir)[0] == 0
+    run.settle("the processes to end", lambda: not [pid for pid in pids if _runs(pid)])
+
+    run.resume()
+    run.finish()
+    assert run.report().counted["scheduler_lives"] == 2
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return b"actor" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_faults_over_the_control_socket_strike_at_once_or_say_why_not(
+    headrace_run: StartRun, job: dict[str, Any]
+) -> None:
+    run = headrace_run(job | {"steps": 100_000}, name="inject")
+    run.wait_for_step(2)
+    run.wait_until("both workers", lambda: {"rollout-0", "rollout-1"} <= set(run.processes()))
+    before = run.processes()
+
+    for fault, error, says in (
+        ({"kind": "kill", "target": {"name": "rollout-7"}}, NotNow, "there is no process 'rollout-7'; there are: "),
+        ({"kind": "kill", "target": {"name": "scheduler"}}, NotNow, "lives in the head's process: take role head"),
+        ({"kind": "kill", "target": {"node": "mars"}}, NotNow, "there is no node 'mars'"),
+        ({"kind": "kill", "target": {"role": "node"}}, NotNow, "no other node has joined"),
+        ({"kind": "drop", "target": {"link": ["head", "scheduler"]}}, NotNow, "are one process here"),
+        ({"kind": "slow", "target": {"name": "head"}}, NotNow, "nobody is there to slow it down"),
+        ({"kind": "corrupt", "target": {"chunk": {"version": 10**6}}}, NotNow, "no segment of version 1000000"),
+        ({"kind": "kill", "target": {"role": "rollout"}, "at_s": 3}, BadArgs, "fault.at_s"),
+        ({"kind": "kill", "target": {"link": ["a", "b"]}}, BadArgs, "something that kill can hit"),
+        ({"kind": "kill", "target": {"name": "trainer", "job": "other"}}, NotNow, "this run is of job 'small'"),
+    ):
+        with pytest.raises(error) as caught:
+            run.call("inject", {"fault": fault})
+        assert says in str(caught.value), caught.value
+    with pytest.raises(ConfigError, match=r"fault\.factr"):
+        run.inject("slow", "trainer", factr=3)
+    assert run.processes() == before, "what was refused has done nothing"
+    assert {row["why"][:5] for row in run.events("fault_failed")} >= {"there"}
+
+    assert run.inject("kill", "rollout-0") == [f"rollout-0 (process {before['rollout-0']} on head)"]
+    run.wait_for_event("child_restarting", child="rollout-0", cause="killed")
+    run.inject("hang", "weights")
+    run.wait_for_event("child_restarting", child="weights", cause="killed")
+    command = [sys.executable, "-m", "main", "ctl", "--control", str(run.run_dir), "inject", "partition"]
+    done = subprocess.run(
+        [*command, "link=head,rollout-1", "--for", "2", "--json"], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["kind"] == "partition"
+    run.wait_for_event("worker_down", worker="rollout-1", reason="unreachable")
+    run.wait_for_event("fault_healed", kind="partition")
+    steps = len(run.rows())
+    run.wait_for_step(steps + 20)
+    assert run.processes()["rollout-1"] == before["rollout-1"], "a short cut is forgiven: the process is the same"
+
+    assert doctor(run.run_dir)[1]["state"] == "running"
+    run.interrupt()
+    summary = run.finish(clean=False)
+    assert (summary["state"], summary["prompts_lost"]) == ("interrupted", 0)
+    code, told = doctor(run.run_dir)
+    assert (code, told["state"], told["violations"]) == (0, "interrupted", [])
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("faults:\n  - {kind: kill, target: {name: rollot-1}}\n", "faults.0.target.name: no process of this run"),
+        ("faults:\n  - {kind: kill, target: {role: rollout}, after_step: 900}\n", "faults.0.after_step: 900 is more"),
+        ("faults:\n  - {kind: kill, target: {link: [a, b]}}\n", "plan.yaml:2: faults.0.target: "),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused_before_the_run_begins(
+    headrace_run: StartRun, job: dict[str, Any], tmp_path: Path, plan: str, says: str
+) -> None:
+    (tmp_path / "plan.yaml").write_text(plan)
+    run = headrace_run(job, faults=tmp_path / "plan.yaml")
+    assert run.finish(clean=False) == {}
+    assert run.process.returncode == 2
+    assert says in run.last_words()
+    assert not run.run_dir.exists()
