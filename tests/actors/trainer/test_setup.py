@@ -44,9 +44,9 @@ def test_a_kl_term_needs_a_reference() -> None:
     assert (loss.kl_coefficient, loss.clip_low, loss.clip_high, loss.importance_cap) == (0.01, 0.2, 0.3, 4.0)
 
 
-def test_in_async_mode_the_trainer_leaves_cores_to_generation() -> None:
+def test_the_trainer_leaves_a_core_to_the_head_and_in_async_mode_half_of_them_to_generation() -> None:
     cores = len(os.sched_getaffinity(0))
-    assert resolve_threads(job_config()) == 0
+    assert resolve_threads(job_config()) == max(1, cores - 1)
     assert resolve_threads(job_config(sync={"mode": "async"})) == max(1, cores // 2)
     assert resolve_threads(job_config(sync={"mode": "async"}, trainer={"threads": 3})) == 3
 
