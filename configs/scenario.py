@@ -172,8 +172,8 @@ class Scenario(Section):
         return self
 
 
-def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, seed: int) -> JobConfig:
-    """The job file that ``job`` stands for. ``model_path``: a directory with a ``config.json``."""
+def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_path: str, seed: int) -> JobConfig:
+    """The job file that ``job`` stands for; what lies at the two paths is not read, but for the end token."""
     costs = scenario.costs
     engine_options: dict[str, Any] = {
         "base_s": costs.engine_step_s, "decode_s": 0.0, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
@@ -182,7 +182,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, seed: 
     sections: dict[str, Any] = {
         "name": job.name, "seed": seed, "steps": job.steps,
         "model": {"source": "hf", "path": model_path},
-        "data": {"source": "jsonl", "path": "simulated", "max_prompt_tokens": job.prompt_tokens},
+        "data": {"source": "jsonl", "path": data_path, "max_prompt_tokens": job.prompt_tokens},
         "reward": {"kind": "exact_match", "workers": job.reward_workers},
         "algorithm": {"group_size": job.group_size, "prompts_per_step": job.prompts_per_step},
         "rollout": {
@@ -192,7 +192,9 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, seed: 
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
-        "cluster": {"place_rollout": job.place_rollout},
+        "cluster": {
+            "place_rollout": job.place_rollout, "nodes": scenario.nodes if job.place_rollout == "remote" else 0,
+        },
         "metrics": {"tensorboard": False},
         "limits": scenario.limits,
     }  # fmt: skip

@@ -1,38 +1,115 @@
-"""A simulated role process: the inside of ``child.py`` on a virtual-time loop, and signals from outside.
+"""Simulated processes that something has launched: role processes and heads, and what signals do to them.
 
-launch ─ start_s ─▶ transport ─▶ child.host ─▶ exit code
-         SIGTERM: dies           SIGTERM: stops in order          SIGKILL, SIGSTOP, SIGCONT: as ever
+launch ─ start_s ─▶ the inside: child.host, head_process.lead ─▶ exit code
+         SIGTERM: dies        SIGTERM, SIGINT: stops in order          SIGKILL, SIGSTOP, SIGCONT: as ever
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from actors.core.system import ActorSystem
+from configs.fault_plan import FaultPlan
+from configs.limits import Limits
 from supervisors.child import host
-from supervisors.process import EXIT_START_FAILED, Child
+from supervisors.head import Head
+from supervisors.head_messages import HeadOrder
+from supervisors.head_process import lead
+from supervisors.job_run import JobRun
+from supervisors.process import EXIT_CRASHED, EXIT_START_FAILED, Child
 from supervisors.process_spec import ProcessSpec
 from supervisors.simulation.body import Body
 from supervisors.simulation.roles import build_simulated_role
+from transport.errors import HeadraceError
 
 if TYPE_CHECKING:
     from supervisors.simulation.machine import SimulatedMachine
 
 
 class SimulatedChild(Child):
-    """See the module's docstring. Made by ``SimulatedMachine.launch``."""
+    """Made by ``SimulatedMachine.launch``. What the process does is its ``main``."""
+
+    OBEYS: tuple[int, ...] = (signal.SIGTERM,)
+    """Signals that end it in good order; before it is ready for them they kill it, but for SIGINT."""
+
+    def __init__(self, machine: SimulatedMachine, pid: int, name: str, start_s: float) -> None:
+        super().__init__(pid, machine.world.loop)
+        self.machine = machine
+        self.body = Body(name, machine.host, machine.world)
+        self.terminated: asyncio.Event | None = None
+        """Set by a signal that it obeys; None before its code has been loaded."""
+        self._pending: list[int] = []
+        self.body.life.start(self._run(start_s), f"process {name}")
+
+    @property
+    def name(self) -> str:
+        """Of its peer."""
+        return self.body.name
+
+    @property
+    def role(self) -> str:
+        """As a fault plan names it."""
+        raise NotImplementedError
+
+    async def _run(self, start_s: float) -> None:
+        await asyncio.sleep(start_s)
+        self.terminated = asyncio.Event()
+        code = EXIT_START_FAILED
+        try:
+            code = await self.main(self.terminated)
+        except Exception as error:  # noqa: BLE001  as in run_child: the process fails, whatever the reason
+            self.machine.world.trace.say("process_failed", process=self.name, error=repr(error))
+        self._exit(code)
+
+    async def main(self, terminated: asyncio.Event) -> int:
+        """What the process does; returns its exit code."""
+        raise NotImplementedError
+
+    # signals
+
+    def send_signal(self, number: int) -> None:
+        if not self.running:
+            return
+        if number == signal.SIGSTOP:
+            self.body.halt()
+        elif number == signal.SIGCONT:
+            self.body.go_on()
+            pending, self._pending = self._pending, []
+            for waiting in pending:
+                self.send_signal(waiting)
+        elif number == signal.SIGKILL:
+            self._exit(-number)
+        elif self.body.halted:
+            self._pending.append(number)
+        elif number in self.OBEYS and self.terminated is not None:
+            self.terminated.set()
+        elif number != signal.SIGINT:  # ignored by role processes, and by a head that is not ready
+            self._exit(-number)
+
+    def _signal_group(self, number: int) -> None:
+        self.send_signal(number)
+
+    def lose_power(self) -> None:
+        """Its machine is off."""
+        self._exit(-signal.SIGKILL, silent=True)
+
+    def _exit(self, code: int, *, silent: bool = False) -> None:
+        if self.running:
+            self.machine.world.trace.note("exit", process=self.name, pid=self.pid, code=code)
+            self.body.end(silent=silent)
+            self.machine.forget(self)
+            self._ended(code)
+
+
+class SimulatedRole(SimulatedChild):
+    """A role process, owned by a node agent."""
 
     def __init__(self, machine: SimulatedMachine, pid: int, spec: ProcessSpec, start_s: float) -> None:
-        super().__init__(pid, machine.world.loop)
         self.spec = spec
-        self.machine = machine
-        self.body = Body(spec.peer, machine.host, machine.world)
-        self._start_s = start_s
-        self._terminated: asyncio.Event | None = None
-        self._termination_pending = False
-        self.body.life.start(self._main(), f"process {spec.peer}")
+        super().__init__(machine, pid, spec.peer, start_s)
 
     @property
     def role(self) -> str:
@@ -47,63 +124,67 @@ class SimulatedChild(Child):
     def job(self) -> str:
         return self.spec.name.removesuffix(f".{self.actor}")
 
-    @property
-    def ready(self) -> bool:
-        """Its actors have been started, or are about to be."""
-        return self._terminated is not None
-
-    async def _main(self) -> None:
+    async def main(self, terminated: asyncio.Event) -> int:
         spec, world = self.spec, self.machine.world
-        await asyncio.sleep(self._start_s)
         limits = spec.parsed_limits()
         transport = self.machine.transport(
             spec.peer, listen=spec.listen, cluster=spec.cluster, limits=limits, keys=None, role=self.role
         )
         self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed)
-        self._terminated = asyncio.Event()
-        code = EXIT_START_FAILED
+        return await host(
+            spec, system, lambda args: build_simulated_role(args, world, self.body), terminated, pid=self.pid
+        )
+
+
+class SimulatedHead(SimulatedChild):
+    """A head, owned by a machine process; ``head`` is there once it has started."""
+
+    OBEYS = (signal.SIGTERM, signal.SIGINT)
+
+    def __init__(self, machine: SimulatedMachine, pid: int, order: HeadOrder, start_s: float) -> None:
+        self.order = order
+        self.head: Head | None = None
+        super().__init__(machine, pid, "head", start_s)
+
+    @property
+    def role(self) -> str:
+        return "head"
+
+    async def main(self, terminated: asyncio.Event) -> int:
+        order, world = self.order, self.machine.world
+        head = _WatchedHead(self)
         try:
-            code = await host(
-                spec, system, lambda args: build_simulated_role(args, world, self.body), self._terminated, pid=self.pid
-            )
-        except Exception as error:  # noqa: BLE001  as in run_child: the process fails, whatever the reason
-            world.trace.say("process_failed", process=spec.peer, error=repr(error))
-        self._exit(code)
+            try:
+                await head.start()
+            except (HeadraceError, OSError) as error:
+                world.trace.say("head_failed", error=repr(error))
+                return EXIT_START_FAILED
+            self.head, self.body.system = head, head.system
+            return await lead(head, order, "memory://control", terminated)
+        except Exception as error:  # noqa: BLE001  it becomes a finding of the run
+            if self.body.alive:
+                world.escaped("head", "the head failed", error)
+            return EXIT_CRASHED
+        finally:
+            await head.stop()
 
-    # signals
 
-    def send_signal(self, number: int) -> None:
-        if not self.running:
-            return
-        if number == signal.SIGSTOP:
-            self.body.halt()
-        elif number == signal.SIGCONT:
-            self.body.go_on()
-            if self._termination_pending:
-                self._terminate()
-        elif number == signal.SIGTERM and self.body.halted:
-            self._termination_pending = True
-        elif number == signal.SIGTERM:
-            self._terminate()
-        else:
-            self._exit(-number)
+class _WatchedHead(Head):
+    """Tells the world of its jobs."""
 
-    def _terminate(self) -> None:
-        if self._terminated is None:
-            self._exit(-signal.SIGTERM)  # no handler is installed yet
-        else:
-            self._terminated.set()
+    def __init__(self, process: SimulatedHead) -> None:
+        order = process.order
+        super().__init__(
+            run_root=Path(order.run_root),
+            listen=order.listen,
+            limits=Limits.model_validate_json(order.limits),
+            machine=process.machine,
+            agent=order.agent,
+        )
+        self._world = process.machine.world
 
-    def _signal_group(self, number: int) -> None:
-        self.send_signal(number)
-
-    def lose_power(self) -> None:
-        """Its machine is off."""
-        self._exit(-signal.SIGKILL, silent=True)
-
-    def _exit(self, code: int, *, silent: bool = False) -> None:
-        if self.running:
-            self.machine.world.trace.note("exit", process=self.spec.peer, pid=self.pid, code=code)
-            self.body.end(silent=silent)
-            self.machine.forget(self)
-            self._ended(code)
+    async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
+        run.subscribe(self._world.progress_of(run.job.name))
+        summary = await super()._follow(run, interrupted, faults)
+        self._world.job_over(run.job.name, summary)
+        return summary

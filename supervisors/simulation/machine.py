@@ -13,9 +13,11 @@ from actors.scheduler.journal import Journal
 from actors.weights.segments import Host
 from configs.limits import Limits
 from configs.schema import JobConfig
-from supervisors.process import Launch
+from supervisors.head_messages import HeadOrder
+from supervisors.machine import JOURNAL
+from supervisors.process import Launch, head_command
 from supervisors.process_spec import ProcessSpec
-from supervisors.simulation.children import SimulatedChild
+from supervisors.simulation.children import SimulatedChild, SimulatedHead, SimulatedRole
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import RecordedMetrics
 from transport.address import PeerId
@@ -57,11 +59,15 @@ class SimulatedMachine:
     # processes
 
     def launch(self, spec: Launch) -> SimulatedChild:
-        order = ProcessSpec.decode(spec.stdin)
         low, high = self.world.scenario.costs.start_s
-        child = SimulatedChild(self, self.world.new_pid(), order, self._rng.uniform(low, high))
-        self.children[child.pid] = child
-        self.world.trace.note("start", process=order.peer, pid=child.pid)
+        pid, start_s = self.world.new_pid(), self._rng.uniform(low, high)
+        child: SimulatedChild
+        if list(spec.command) == head_command():
+            child = SimulatedHead(self, pid, HeadOrder.decode(spec.stdin), start_s)
+        else:
+            child = SimulatedRole(self, pid, ProcessSpec.decode(spec.stdin), start_s)
+        self.children[pid] = child
+        self.world.trace.note("start", process=child.name, pid=pid)
         return child
 
     def is_stopped(self, pid: int) -> bool:
@@ -98,6 +104,7 @@ class SimulatedMachine:
         return file
 
     def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        (run_dir / JOURNAL).touch()  # it is looked for, not read
         return SimulatedJournal(self.journal_file(job.name), job.limits, self.world.scenario.costs.disk_s)
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:

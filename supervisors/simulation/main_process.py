@@ -1,6 +1,9 @@
-"""The processes that the world itself starts: the head, and a node agent's process on each further machine.
+"""The processes that the world itself starts: one on each machine, which starts all others there.
 
-They run what ``headrace run``, ``head --resume`` and ``headrace node`` run, less the control socket and the terminal.
+    MachineMain  as ``headrace run`` (one job) and ``headrace head`` (several): the first process of the head's machine
+    NodeMain     as ``headrace node``
+
+They do what ``trees.py`` does, less the control socket and the terminal.
 """
 
 from __future__ import annotations
@@ -10,12 +13,16 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from configs.schema import JobConfig
-from supervisors.errors import HeadLost
-from supervisors.head import Head
+from supervisors.errors import HeadGaveUp, HeadLost
+from supervisors.head_messages import HeadOrder, HeadReady
+from supervisors.machine_process import PEER, MachineProcess, failed_summary
 from supervisors.node import NodeProcess
 from supervisors.simulation.body import Body
 from supervisors.simulation.machine import SimulatedMachine
+from transport.address import ActorAddress, PeerId
 from transport.errors import LinkTimeout
 
 if TYPE_CHECKING:
@@ -25,32 +32,34 @@ HEAD_ENDPOINT = "memory://head"
 
 
 class MainProcess:
-    """One life of a machine's main process. ``on_end`` is called with its exit code, whatever ended it."""
+    """One life of a machine's first process. ``on_end`` is called with its exit code, whatever ended it."""
 
-    def __init__(self, world: World, machine: SimulatedMachine, on_end: Callable[[MainProcess, int], None]) -> None:
+    def __init__(
+        self, world: World, machine: SimulatedMachine, name: str, on_end: Callable[[MainProcess, int], None]
+    ) -> None:
         self.world = world
         self.machine = machine
-        self.name = machine.name
-        self.body = Body(machine.name, machine.host, world)
+        self.name = name
+        self.body = Body(name, machine.host, world)
         self.interrupted: asyncio.Event | None = None
         self._on_end = on_end
-        world.trace.note("start", process=self.name, pid=0)
-        self.body.life.start(self._run(), f"process {self.name}")
+        world.trace.note("start", process=name, pid=0)
+        self.body.life.start(self._run(), f"process {name}")
 
     async def _run(self) -> None:
         self.interrupted = asyncio.Event()
         try:
-            await self.main()
+            await self.main(self.interrupted)
         except (HeadLost, LinkTimeout) as error:
             self.world.trace.say("process_failed", process=self.name, error=str(error))
             self._end(1)
         except Exception as error:  # noqa: BLE001  it becomes a finding of the run
-            self.world.escaped(self.name, f"the process of {self.name} failed", error)
+            self.world.escaped(self.name, f"the process {self.name} failed", error)
             self._end(1)
         else:
             self._end(0)
 
-    def main(self) -> Coroutine[Any, Any, None]:
+    def main(self, interrupted: asyncio.Event) -> Coroutine[Any, Any, None]:
         """What the process does."""
         raise NotImplementedError
 
@@ -60,7 +69,7 @@ class MainProcess:
             self.interrupted.set()
 
     def kill(self) -> None:
-        """SIGKILL; the role processes share its fate."""
+        """SIGKILL; what it has started shares its fate."""
         self._end(-signal.SIGKILL)
 
     def lose_power(self) -> None:
@@ -84,8 +93,8 @@ def _nobody(_: MainProcess, __: int) -> None:
     """Has heard of the end already."""
 
 
-class HeadProcess(MainProcess):
-    """Runs all jobs to their ends."""
+class MachineMain(MainProcess):
+    """Keeps a head alive until its jobs are over. ``jobs``: those that are not over yet."""
 
     def __init__(
         self,
@@ -96,52 +105,70 @@ class HeadProcess(MainProcess):
         *,
         resume: bool,
     ) -> None:
-        self.head: Head | None = None
         self._jobs = jobs
         self._resume = resume
-        super().__init__(world, machine, on_end)
+        super().__init__(world, machine, PEER, on_end)
 
-    async def main(self) -> None:
+    async def main(self, interrupted: asyncio.Event) -> None:
         world = self.world
-        head = Head(run_root=world.root, listen=HEAD_ENDPOINT, limits=world.scenario.limits, machine=self.machine)
+        process = MachineProcess(
+            listen=HEAD_ENDPOINT,
+            limits=world.scenario.limits,
+            on_progress=_unheard,
+            on_ready=self._head_ready,
+            machine=self.machine,
+        )
         try:
-            await head.start()
-            self.head, self.body.system = head, head.system
-            async with asyncio.TaskGroup() as group:
-                for job in self._jobs:
-                    group.create_task(self._run_job(head, job), name=f"run {job.name}")
+            await process.start()
+            if len(self._jobs) > 1:
+                await process.lead(self._order(), interrupted)
+                return
+            job = self._jobs[0]
+            try:
+                summary = await process.lead(self._order(job), interrupted)
+            except HeadGaveUp as error:
+                summary = dict(failed_summary(job.name, process.desk, str(error)))
+            world.run_over(job.name, summary)
         finally:
-            await head.stop()
+            await process.stop()
 
-    async def _run_job(self, head: Head, job: JobConfig) -> None:
-        assert self.interrupted is not None
-        world, run_dir = self.world, self.world.root / job.name
-        progress = world.progress_of(job.name)
-        summary = await head.run(job, run_dir, self.interrupted, resume=self._resume, on_progress=progress)
-        if summary["state"] != "interrupted":  # then its operator resumes it
-            world.record(job.name).summary = summary
-        world.trace.note("job_over", job=job.name, state=summary["state"], error=summary.get("error", ""))
+    def _order(self, job: JobConfig | None = None) -> HeadOrder:
+        root, nobody = self.world.root, ActorAddress("", PeerId("", 0))
+        order = HeadOrder(
+            life=1, run_root=str(root), listen="", control="", log=str(root / "head.log"), agent=nobody, desk=nobody,
+            limits="",
+        )  # fmt: skip
+        if job is None:
+            return order
+        return msgspec.structs.replace(
+            order, job=job.model_dump_json(), run_dir=str(root / job.name), resume=self._resume
+        )
+
+    def _head_ready(self, head: HeadReady) -> None:
+        """The operator of a head that serves hands it his jobs; later lives find them in their register."""
+        if len(self._jobs) > 1:
+            self.world.submit(self._jobs)
+
+
+def _unheard(_: object) -> None:
+    """The world hears of progress from the head itself."""
 
 
 class NodeMain(MainProcess):
     """Lends its machine to the head until the head is lost or it is told to leave."""
 
-    node: NodeProcess | None = None
-
-    async def main(self) -> None:
-        assert self.interrupted is not None
-        world = self.world
-        node = self.node = NodeProcess(
+    async def main(self, interrupted: asyncio.Event) -> None:
+        node = NodeProcess(
             join=HEAD_ENDPOINT,
             name=self.name,
             slots=self.machine.slots,
             keys=None,
-            limits=world.scenario.limits,
+            limits=self.world.scenario.limits,
             machine=self.machine,
         )
         try:
             await node.start()
             self.body.system = node.system
-            await node.wait(self.interrupted)
+            await node.wait(interrupted)
         finally:
             await node.stop()

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 from actors.rollout.messages import Drain
 from configs import fault_plan as fp
+from supervisors.machine_process import PEER
+from supervisors.simulation.children import SimulatedRole
 from supervisors.simulation.chunks import Tampering, flip_segment
-from supervisors.simulation.main_process import HeadProcess, MainProcess
+from supervisors.simulation.main_process import MainProcess
 from supervisors.simulation.plan import DrawnFault
 from transport.sim.network import Cut, Disturbance, Ends
 from transport.transport import Lane
@@ -130,28 +132,30 @@ Victim = "SimulatedChild | MainProcess"
 def _victims(world: World, target: fp.Target, rng: random.Random) -> list[SimulatedChild | MainProcess]:
     if target.role is not None:
         found: list[SimulatedChild | MainProcess]
-        if target.role in ("node", "head"):
-            found = [main for name, main in world.mains.items() if (name == "head") == (target.role == "head")]
+        if target.role == "node":
+            found = [main for name, main in world.mains.items() if name != "head"]
+        elif target.role == "head":
+            found = [world.head] if world.head is not None else []
         else:
-            found = [child for child in world.children() if child.role == target.role and _of_job(child, target)]
+            found = [child for child in world.roles() if child.role == target.role and _of_job(child, target)]
         return rng.sample(found, min(target.count, len(found)))
     if target.node is not None:
         main = world.mains.get(target.node)
         return [main] if main is not None else []
-    children = [child for child in world.children() if child.actor == target.name and _of_job(child, target)]
+    children = [child for child in world.roles() if child.actor == target.name and _of_job(child, target)]
     return [rng.choice(children)] if children else []
 
 
 def _at_an_end(world: World, fault: fp.FaultBase, ends: tuple[str, str], rng: random.Random) -> fp.FaultBase:
     """``fault`` against a role process at one of the two ends; as it is if there is none."""
-    found = [child for child in world.children() if child.spec.peer in ends and child.role in type(fault).ROLES]
+    found = [child for child in world.roles() if child.name in ends and child.role in type(fault).ROLES]
     if not found:
         return fault
     child = rng.choice(found)
     return fault.model_copy(update={"target": fp.Target(name=child.actor, job=child.job)})
 
 
-def _of_job(child: SimulatedChild, target: fp.Target) -> bool:
+def _of_job(child: SimulatedRole, target: fp.Target) -> bool:
     return target.job in (None, child.job)
 
 
@@ -168,25 +172,27 @@ def _ends(world: World, target: fp.Target, rng: random.Random) -> tuple[list[str
     pairs: list[tuple[Ends, Ends]] = []
     for victim in _victims(world, target, rng):
         name = _peer_of(victim)
-        inside = _machine(name) if isinstance(victim, MainProcess) and name != "head" else name.__eq__
+        inside = _machine(victim.machine.name) if isinstance(victim, MainProcess) else name.__eq__
         names.append(name)
         pairs.append((inside, _not(inside)))
     return names, pairs
 
 
 def _end(world: World, end: str) -> Ends:
-    """Peers are called ``head``, ``<node>``, ``<node>.<job>.<actor>``."""
+    """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``."""
     if end == "head":
         return end.__eq__
     if end in world.machines:
         return _machine(end)
     if end == "node":
-        return lambda peer: peer != "head" and "." not in peer
+        return lambda peer: peer not in ("head", PEER) and "." not in peer
     return lambda peer: peer.rpartition(".")[2].partition("-")[0] == end or peer.endswith(f".{end}")
 
 
 def _machine(name: str) -> Ends:
-    return lambda peer: peer == name or peer.startswith(f"{name}.")
+    """All processes of a machine; that of the head has one more."""
+    more = PEER if name == "head" else name
+    return lambda peer: peer in (name, more) or peer.startswith(f"{name}.")
 
 
 def _not(ends: Ends) -> Ends:
@@ -320,7 +326,7 @@ async def _take_away(world: World, victim: SimulatedChild | MainProcess, fault: 
     else:
         victim.send_signal(signal.SIGTERM)
     await asyncio.sleep(fault.grace_s)
-    if victim.body.alive and not isinstance(victim, HeadProcess):
+    if victim.body.alive:
         victim.kill()
 
 
@@ -330,11 +336,12 @@ def _give_notice(world: World, victim: SimulatedChild | MainProcess, deadline_s:
         return
     runs = [run for run in head.head.jobs.values() if not run.state.over]
     if isinstance(victim, MainProcess):
-        head.head.nodes.drain(victim.name)
+        name = victim.machine.name
+        head.head.nodes.drain(name)
         for run in runs:
             if "rollout" in run.supervisors:
-                head.body.life.start(run.drain_node(victim.name), f"drain {victim.name}")
-    elif victim.role == "rollout":
+                head.body.life.start(run.drain_node(name), f"drain {name}")
+    elif isinstance(victim, SimulatedRole) and victim.role == "rollout":
         for run in runs:
             running = run.supervisors["rollout"].running(victim.actor) if "rollout" in run.supervisors else None
             if run.job.name == victim.job and running is not None:

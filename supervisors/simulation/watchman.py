@@ -16,7 +16,7 @@ from supervisors.simulation.probes import broken_promises
 from transport.sim.loop import waiting
 
 if TYPE_CHECKING:
-    from supervisors.simulation.main_process import HeadProcess
+    from supervisors.simulation.children import SimulatedHead
     from supervisors.simulation.world import World
 
 _LOOK_S: Final = 0.25
@@ -68,7 +68,7 @@ class Watchman:
         return "\n".join(lines)
 
     async def _what_jobs_say(self) -> list[str]:
-        head: HeadProcess | None = self._world.head
+        head: SimulatedHead | None = self._world.head
         if head is None or head.head is None:
             return ["there is no head"]
         said: list[str] = []
@@ -83,7 +83,7 @@ class Watchman:
         return said
 
 
-async def _status(head: HeadProcess, name: str) -> str:
+async def _status(head: SimulatedHead, name: str) -> str:
     assert head.head is not None
     run = head.head.jobs[name]
     ref = head.head.system.ref(run.address("job"))

@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.weights.segments import run_id
+from configs.loader import dump_job
 from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.body import Body
-from supervisors.simulation.children import SimulatedChild
+from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
 from supervisors.simulation.machine import SimulatedMachine
-from supervisors.simulation.main_process import HeadProcess, MainProcess, NodeMain
+from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import PublishedWeights
 from supervisors.simulation.records import JobRecord
 from supervisors.simulation.trace import Trace
@@ -36,6 +37,8 @@ from transport.sim.process import SimProcess
 from transport.transport import Frame
 
 END_TOKEN: Final = 1
+DATA_FILE: Final = "prompts.jsonl"
+"""Nobody reads it: prompts are drawn. A job file has to name one."""
 _PARTS: Final = 3
 """A job's supervisors: core, services, rollout."""
 _LOOK_S: Final = 0.05
@@ -93,8 +96,8 @@ class World:
         rng, scenario = self.rng("jobs"), self.scenario
         count = rng.choice(scenario.jobs_at_once) if scenario.jobs_at_once else len(scenario.jobs)
         chosen = sorted(rng.sample(range(len(scenario.jobs)), count))
-        model = str(self.root / "model")
-        return [job_config(scenario.jobs[i], scenario, model_path=model, seed=rng.getrandbits(32)) for i in chosen]
+        paths = {"model_path": str(self.root / "model"), "data_path": str(self.root / DATA_FILE)}
+        return [job_config(scenario.jobs[i], scenario, seed=rng.getrandbits(32), **paths) for i in chosen]
 
     def new_pid(self) -> int:
         self._pids += 1
@@ -122,38 +125,69 @@ class World:
         names = ["head", *(f"node-{n}" for n in range(1, self.scenario.nodes + 1))]
         for name in names:
             self.machines[name] = SimulatedMachine(self, name, self.root / name, self.scenario.slots)
+        (self.root / DATA_FILE).write_text('{"prompt": "1", "answer": "1"}\n')
         for job in self.jobs:
             (self.root / job.name).mkdir()
-        self._start_head(resume=False)
+            (self.root / job.name / "job.yaml").write_text(dump_job(job), encoding="utf-8")
+        self._start_main("head")
         for name in names[1:]:
-            self._start_node(name)
+            self._start_main(name)
 
-    def _start_head(self, *, resume: bool) -> None:
+    def _start_main(self, name: str, *, resume: bool = False) -> None:
+        machine = self.machines[name]
+        if name != "head":
+            self.mains[name] = NodeMain(self, machine, name, self._main_ended)
+            return
         jobs = [job for job in self.jobs if not self._records[job.name].summary]
-        self.mains["head"] = HeadProcess(self, self.machines["head"], jobs, self._main_ended, resume=resume)
-
-    def _start_node(self, name: str) -> None:
-        self.mains[name] = NodeMain(self, self.machines[name], self._main_ended)
+        self.mains[name] = MachineMain(self, machine, jobs, self._main_ended, resume=resume)
 
     def _main_ended(self, process: MainProcess, code: int) -> None:
-        self.mains.pop(process.name, None)
+        name = process.machine.name
+        self.mains.pop(name, None)
         if self.over:
             return
-        if process.name == "head" and all(record.summary for record in self._records.values()):
+        if name == "head" and self._all_over():
             self.over = True
             return
-        returns_s = self.scenario.head_returns_s if process.name == "head" else self.scenario.node_returns_s
+        returns_s = self.scenario.head_returns_s if name == "head" else self.scenario.node_returns_s
         if returns_s is not None:
-            self.in_background(self._bring_back(process.name, returns_s), f"bring back {process.name}")
+            self.in_background(self._bring_back(name, returns_s), f"bring back {name}")
 
     async def _bring_back(self, name: str, after_s: float) -> None:
         await asyncio.sleep(after_s)
-        if self.over:
-            return
-        if name == "head":
-            self._start_head(resume=True)
-        else:
-            self._start_node(name)
+        if not self.over:
+            self._start_main(name, resume=True)
+
+    def _all_over(self) -> bool:
+        return all(record.summary for record in self._records.values())
+
+    def submit(self, jobs: list[JobConfig]) -> None:
+        """Hand jobs to a head that serves, unless it, or a life before it, has them already."""
+        self.in_background(self._submit(jobs), "submit")
+
+    async def _submit(self, jobs: list[JobConfig]) -> None:
+        for job in jobs:
+            head = self.head
+            if head is None or head.head is None or not head.body.alive:
+                return  # its next life says that it is ready, too
+            known = [*head.head.jobs, *(run_dir.name for run_dir in head.head.register.read())]
+            if job.name not in known and not self._records[job.name].summary:
+                head.body.life.run(head.head.launch, job, self.root / job.name)
+            await asyncio.sleep(_LOOK_S)
+
+    def job_over(self, job: str, summary: dict[str, Any]) -> None:
+        """A head says that a job has ended."""
+        self.trace.note("job_over", job=job, state=summary["state"], error=summary.get("error", ""))
+        if len(self.jobs) > 1:
+            self.run_over(job, summary)
+
+    def run_over(self, job: str, summary: dict[str, Any]) -> None:
+        """An operator hears that a job has ended. One that was interrupted will be resumed."""
+        if summary["state"] != "interrupted":
+            self._records[job].summary = summary
+        main = self.mains.get("head")
+        if len(self.jobs) > 1 and main is not None and self._all_over():
+            main.terminate()  # the operator ends the head that served
 
     def in_background(self, coroutine: Any, name: str) -> asyncio.Task[None]:
         """A task of the world's own, whoever calls."""
@@ -161,15 +195,16 @@ class World:
         self._tasks.append(task)
         return task
 
-    def children(self) -> list[SimulatedChild]:
-        """All living role processes, in order of start."""
-        return [child for machine in self.machines.values() for child in machine.children.values()]
+    def roles(self) -> list[SimulatedRole]:
+        """All living role processes, machine by machine, in order of start."""
+        children = [child for machine in self.machines.values() for child in machine.children.values()]
+        return [child for child in children if isinstance(child, SimulatedRole)]
 
     @property
-    def head(self) -> HeadProcess | None:
+    def head(self) -> SimulatedHead | None:
         """The living head process."""
-        head = self.mains.get("head")
-        return head if isinstance(head, HeadProcess) else None
+        children = self.machines["head"].children.values()
+        return next((child for child in children if isinstance(child, SimulatedHead)), None)
 
     def segments(self, job: str) -> list[Path]:
         """The versions of a job's weights that lie in the head's memory, by name."""
