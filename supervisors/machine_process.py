@@ -147,9 +147,8 @@ class MachineProcess:
     async def start(self) -> None:
         """Listen, and start the node agent."""
         local = self._listen.startswith("ipc://")
-        own = f"ipc://{self._runtime}/machine" if local else f"{self._listen.rpartition(':')[0]}:*"
         transport = self._machine.transport(
-            PEER, listen=own, cluster=CLUSTER, limits=self._limits, keys=self._keys, role="machine"
+            PEER, listen=self._own_endpoint(), cluster=CLUSTER, limits=self._limits, keys=self._keys, role="machine"
         )
         self._system = ActorSystem(transport, limits=self._limits)
         await self._system.start()
@@ -162,6 +161,13 @@ class MachineProcess:
         await self._system.spawn("desk", self.desk)
         await self._system.spawn("agent", NodeAgent("head", options))
         await self._system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
+
+    def _own_endpoint(self) -> str:
+        """Beside the head's."""
+        scheme = self._listen.partition("://")[0]
+        if scheme == "tcp":
+            return f"{self._listen.rpartition(':')[0]}:*"
+        return f"ipc://{self._runtime}/{PEER}" if scheme == "ipc" else f"{scheme}://{PEER}"
 
     # ------------------------------------------------------------ the head's lives
 
