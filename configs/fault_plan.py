@@ -60,7 +60,7 @@ class Target(Section):
     name: Name | None = None
     """One process, by its actor's name: ``rollout-0``, ``trainer``."""
     node: Name | None = None
-    """One machine: its node agent, with which its processes end. ``head`` is the head's own."""
+    """One machine that has joined: its node agent, with which its processes end. Not the head's own machine."""
     link: tuple[Name, Name] | None = None
     """Messages between two ends, both ways; each end is a name, a role or a node. ``head`` is the head process."""
     chunk: ChunkTarget | None = None
@@ -108,6 +108,7 @@ class FaultBase(Section):
     """Roles that it can hit."""
 
     kind: Any  # one literal in each kind; first, since it tells the kinds apart
+    """One of the kinds below."""
     target: Target
     """What it hits."""
     at_s: Seconds | None = None
@@ -153,7 +154,7 @@ class HealingFault(FaultBase):
 class Kill(FaultBase):
     """A process ends without a word.
 
-    Real: SIGKILL. A node's processes end with its agent; with the head, everything does.
+    Real: SIGKILL. A node's processes end with its agent; a head is started again and takes over what runs.
     Simulated: the process is gone between two events; what it had sent is still under way.
     """
 
@@ -209,7 +210,8 @@ class Partition(HealingFault):
 class Drop(LinkFault):
     """Messages vanish. A link never hides a gap, so each loss breaks the link; it is made anew.
 
-    Real: the sending end numbers the message and does not send it. Simulated: the network loses it.
+    Real: the sending end does not send it, and breaks the link at the next message of that lane, or after the heartbeat
+    time-out. Simulated: the network loses it.
     """
 
     kind: Literal["drop"] = "drop"

@@ -63,6 +63,8 @@ class Roster:
         """
         if target.role is not None:
             return self._of_role(target.role, target.count, rng)
+        if target.node == HEAD:
+            raise FaultNotPossible("with the head's own machine the whole run would end: take role head")
         return self._named(str(target.name or target.node), node=target.node is not None)
 
     def ends(self, link: tuple[str, str]) -> tuple[list[Victim], list[Victim]]:

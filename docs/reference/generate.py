@@ -2,6 +2,7 @@
 
     configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
+    configs/fault_plan.py ─▶ faults.md
 
 ``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
 syntax trees of the sources, so that nothing heavy is imported.
@@ -23,6 +24,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
 from configs.schema import JobConfig
 
@@ -80,14 +82,17 @@ def _type(kind: Any, metadata: list[Any]) -> str:
     if origin is Annotated:
         return _type(arguments[0], [*_constraints(arguments[1:]), *metadata])
     if origin in (Union, types.UnionType):
-        return " or ".join("unset" if part is type(None) else _type(part, metadata) for part in arguments)
+        parts = ["unset" if part is type(None) else _type(part, metadata) for part in arguments]
+        return " or ".join(dict.fromkeys(parts))
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (list, tuple):
         return "list of " + _type(arguments[0], []) + (f", {len(arguments)} of them" if origin is tuple else "")
     if origin is dict:
         return "map"
-    plain = {int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return "section"
+    plain = {Any: "text", int: "whole number", float: "number", str: "text", bool: "true or false"}[kind]
     return " ".join([plain, *_bounds(metadata)])
 
 
@@ -145,6 +150,46 @@ def _limit_groups() -> dict[str, str]:
         elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
             found[name[1]], heading = heading.capitalize(), ""
     return found
+
+
+# ------------------------------------------------------------ faults
+
+
+def faults() -> str:
+    """The vocabulary of faults: each kind, what it can hit, and its keys."""
+    parts = [
+        "# Faults",
+        NOTE,
+        "What a fault plan, `headrace ctl inject` and a scenario of the simulator may do to a run. How to use it:",
+        "[fault injection](../guides/fault_injection.md).\n",
+        "## A plan\n",
+        _table(FaultPlan, ""),
+        "\n## Every fault\n",
+        _table(FaultBase, ""),
+        "\n## target\n",
+        _own_docstring(Target),
+        _table(Target, "target."),
+        "\n### target.chunk\n",
+        _own_docstring(ChunkTarget),
+        _table(ChunkTarget, "target.chunk."),
+    ]
+    for name, kind in KINDS.items():
+        parts += [f"\n## {name}\n", *_kind(kind)]
+    return "\n".join(part for part in parts if part)
+
+
+def _kind(kind: type[FaultBase]) -> list[str]:
+    own = [name for name in kind.model_fields if name not in FaultBase.model_fields]
+    hits = ", ".join(f"`{form}`" for form in kind.HITS)
+    roles = ", ".join(f"`{role}`" for role in kind.ROLES) if "role" in kind.HITS else ""
+    rows = ["| key | type | default | meaning |", "|---|---|---|---|"] if own else []
+    for name in own:
+        info = kind.model_fields[name]
+        cells = (_type(info.annotation, info.metadata), _default(info), _cell(info.description or ""))
+        rows.append(f"| `{name}` | {' | '.join(cells)} |")
+    paragraphs = (kind.__doc__ or "").split("\n\n")
+    text = "\n\n".join(_markdown(paragraph) for paragraph in paragraphs)
+    return [text, f"\nHits: {hits}{f'; roles {roles}' if roles else ''}.\n", *rows]
 
 
 # ------------------------------------------------------------ command line
@@ -283,7 +328,13 @@ def _cell(text: str) -> str:
     return _markdown(text).replace("|", "\\|")
 
 
-PAGES = {"job_file.md": job_file, "limits.md": limits, "command_line.md": command_line, "errors.md": errors}
+PAGES = {
+    "job_file.md": job_file,
+    "faults.md": faults,
+    "limits.md": limits,
+    "command_line.md": command_line,
+    "errors.md": errors,
+}
 
 
 def main() -> None:

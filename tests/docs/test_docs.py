@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
 from configs.schema import JobConfig
 from supervisors.command_line import app
@@ -87,6 +88,9 @@ def _job_snippets() -> list[Any]:
 def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Path) -> None:
     """A part of a job file is tried in place of the quickstart's sections."""
     part = yaml.safe_load(snippet)
+    if "faults" in part and set(part) <= {"seed", "faults"}:
+        assert plan_from_mapping(part).faults
+        return
     assert set(part) <= set(JobConfig.model_fields)
     file = tmp_path / "job.yaml"
     whole = {"name", "steps", "model", "data", "reward"} <= set(part)

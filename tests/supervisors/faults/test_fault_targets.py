@@ -36,7 +36,7 @@ def names(target: Target, seed: int = 0) -> list[str]:
 
 def test_a_name_a_role_and_a_node_mean_what_runs_under_them() -> None:
     assert names(Target(name="rollout-1")) == ["rollout-1"]
-    assert names(Target(name="head")) == names(Target(role="head")) == names(Target(node="head")) == ["head"]
+    assert names(Target(name="head")) == names(Target(role="head")) == ["head"]
     assert names(Target(node="mars")) == names(Target(role="node")) == ["mars"]
     assert sorted(names(Target(role="rollout", count=9))) == ["rollout-0", "rollout-1"]
 
@@ -56,6 +56,7 @@ def test_who_is_known_but_does_not_run_is_waited_for() -> None:
     [
         (Target(name="rollout-7"), "there is no process 'rollout-7'; there are: .*rollout-2"),
         (Target(name="mars"), "there is no process 'mars'"),
+        (Target(node="head"), "the whole run would end: take role head"),
         (Target(node="venus"), "there is no node 'venus'; there are: head, mars"),
         (Target(node="trainer"), "there is no node 'trainer'"),
         (Target(name="scheduler"), "scheduler lives in the head's process: take role head"),
