@@ -224,6 +224,8 @@ class Job(Actor):
         if news.replay:
             self._event("step_replayed", step=news.step)
             return
+        if news.step < self._summary.steps:
+            return  # a scheduler that restarted tells what its former life may not have told
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()

@@ -91,6 +91,10 @@ class Scheduler(Actor):
         self._asked_batch = (-1, 0.0)
         self._moved = (-1, 0.0)
         self._securing_step = -1
+        self._told_step = -1
+        """The newest committed step whose row this life has told the job."""
+        self._untold: list[m.StepCommitted] = []
+        """What the job is told as soon as it has registered."""
         self.stale_deltas = 0
         self.refused_deltas = 0
 
@@ -439,6 +443,9 @@ class Scheduler(Actor):
         if role == "rewards":
             self._scoring.serve(offer.address)
         elif role == "job":
+            for news in self._untold:
+                self._tell(offer.address, news)
+            self._untold.clear()
             self._asked_batch = (-1, 0.0)
             self._need_batch()
         elif role == "weights" and before != offer.address and (trainer := self._services.get("trainer")) is not None:
@@ -522,6 +529,7 @@ class Scheduler(Actor):
         self._check_job(commit.job)
         async with self._committing:
             if commit.step < self._ledger.trainer_step:
+                self._tell_again(commit)
                 return self._verdict(commit.step)
             batch = self._ledger.batches.get(commit.step)
             replay = batch is not None and batch.committed
@@ -555,8 +563,18 @@ class Scheduler(Actor):
 
     def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self.ctx.now())
+        news = m.StepCommitted(job=self._job.name, step=batch.step, replay=replay, metrics=metrics)
+        self._told_step = max(self._told_step, batch.step)
         if (job := self._services.get("job")) is not None:
-            self._tell(job, m.StepCommitted(job=self._job.name, step=batch.step, replay=replay, metrics=metrics))
+            self._tell(job, news)
+        else:
+            self._untold.append(news)
+
+    def _tell_again(self, commit: m.CommitStep) -> None:
+        """A former life committed the step and died before it could answer, perhaps before the job had its row."""
+        batch = self._ledger.batches.get(commit.step)
+        if batch is not None and commit.step == self._ledger.trainer_step - 1 > self._told_step:
+            self._tell_committed(batch, commit, replay=False)
 
     def _verdict(self, step: int) -> m.Committed:
         """What the trainer does after ``step``."""

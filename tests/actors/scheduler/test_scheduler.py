@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.core.errors import RemoteError
@@ -256,6 +257,27 @@ def test_a_head_that_dies_goes_on_with_the_same_samples(in_world: InWorld, lost:
             (p // 4, p, s) for p in range(16) for s in range(4)
         ]
         assert world.job.result()["samples_trained_twice"] == 0
+
+    in_world(scenario)
+
+
+def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_only_one(in_world: InWorld) -> None:
+    """The head died between the commit and the job's row; the trainer repeats its question to the next one."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: world.scheduler._ledger.trainer_step == 2)
+        for name in ("trainer", "head", "rollout-0", "rollout-1", "rewards"):
+            world.kill(name)
+        world.events.clear()
+        await world.start_head()
+        commit = m.CommitStep(job="j", step=1, trainer=world.job_at, prompts=np.arange(4, 8), policy_version=2,
+                              siblings=np.zeros(4, np.int32), metrics={"kl": 0.5})  # fmt: skip
+        for _ in range(2):
+            await world.systems["head"].ref(world.scheduler_at).ask(commit, m.Committed)
+        await asyncio.sleep(0.01)
+        rows = [event.fields for event in world.events if event.kind == "step"]
+        assert [(row["step"], row["kl"], row["samples"]) for row in rows] == [(1, 0.5, 16)]
 
     in_world(scenario)
 
