@@ -448,9 +448,15 @@ class Scheduler(Actor):
             self._untold.clear()
             self._asked_batch = (-1, 0.0)
             self._need_batch()
-        elif role == "weights" and before != offer.address and (trainer := self._services.get("trainer")) is not None:
-            self._tell(trainer, m.ServiceChanged(job=self._job.name, role=role, address=offer.address))
+        elif role in ("weights", "trainer") and before != offer.address:
+            self._introduce_weights()
         return m.Acknowledged()
+
+    def _introduce_weights(self) -> None:
+        """To the trainer, whichever of the two came last: it may still be offering a version to a former server."""
+        weights, trainer = self._services.get("weights"), self._services.get("trainer")
+        if weights is not None and trainer is not None:
+            self._tell(trainer, m.ServiceChanged(job=self._job.name, role="weights", address=weights))
 
     @handles(m.LookupService)
     async def lookup_service(self, question: m.LookupService) -> m.ServiceFound:
