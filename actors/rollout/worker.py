@@ -83,6 +83,8 @@ class RolloutWorker(Actor):
         self._policy_version = -1
         self._draining = ""
         self._registering = False
+        self._known = False
+        """A scheduler has registered this life."""
         self._sequence = 0
         self._idle_s = 0.0
         self._spans_sent_at = 0.0
@@ -122,6 +124,7 @@ class RolloutWorker(Actor):
             engine=self._engine.kind,
             slots=self._slots,
             policy_version=self._policy_version,
+            again=self._known,
         )
         while True:
             try:
@@ -134,7 +137,7 @@ class RolloutWorker(Actor):
                 self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error), delay_s=delay_s)
             await self.ctx.sleep(delay_s * self.ctx.rng("backoff").uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, limits.backoff_max_s)
-        self._registering = False
+        self._registering, self._known = False, True
         self.ctx.watch(scheduler.address)
         self._outbox.target = scheduler
         if self._epochs.admit(answer.epoch):

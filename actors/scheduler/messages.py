@@ -125,6 +125,8 @@ class RegisterWorker(Message):
     """Credit: how many samples it will hold at once."""
     policy_version: int
     """-1 before the first pull."""
+    again: bool = False
+    """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
 
 
 @message("scheduler.registered")

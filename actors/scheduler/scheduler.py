@@ -31,7 +31,7 @@ from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
 from actors.metrics.messages import Event
-from actors.rollout.messages import PullVersion, Revoke
+from actors.rollout.messages import Drain, PullVersion, Revoke
 from actors.scheduler import events as ev
 from actors.scheduler import messages as m
 from actors.scheduler.batch import SampleState, StepBatch
@@ -264,8 +264,7 @@ class Scheduler(Actor):
         now = self.ctx.now()
         before = self._workers.by_name.get(offer.worker.name)
         if before is not None:
-            self._lose(before, "it registered anew")
-            self.ctx.unwatch(before.address)
+            self._replace(before, offer)
         worker = self._workers.add(offer, now)
         self._count_restart(worker.name, again=before is not None and before.address.peer != worker.address.peer)
         self.ctx.watch(worker.address)
@@ -278,6 +277,20 @@ class Scheduler(Actor):
             policy_version=self._newest_version,
             weights=self._weights,
         )
+
+    def _replace(self, before: Worker, offer: m.RegisterWorker) -> None:
+        """Raises:
+        NotAccepted: ``before`` is what was started in the stead of this life, which had been given up.
+        """
+        other_life = before.address.peer != offer.worker.peer
+        if other_life and offer.again and not before.again:
+            self._event("worker_refused", worker=before.name, node=offer.node, why=f"replaced by {before.address}")
+            raise NotAccepted(f"{before.address} has replaced {offer.worker}")
+        if other_life:  # nobody would ever give it work again, so it must not believe that it is registered
+            leave = Drain(job=offer.job, deadline_s=self.ctx.limits.stop_timeout_s, reason="replaced")
+            self._tell(before.address, leave)
+        self._lose(before, "it registered anew")
+        self.ctx.unwatch(before.address)
 
     def _count_restart(self, name: str, *, again: bool) -> None:
         if again or name in self._crashed:

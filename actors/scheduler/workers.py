@@ -1,7 +1,8 @@
 """The rollout workers of a job, as the scheduler knows them.
 
 Invariants
-- A name stands for one life at a time: who registers anew replaces the older life, whose samples have been returned.
+- A name stands for one life at a time: who registers anew replaces the older life, whose samples have been returned. A
+  life that was cut off and is back does not replace the one that was started in its stead.
 - ``in_flight`` equals the ledger's live assignments of the worker.
 """
 
@@ -37,6 +38,8 @@ class Worker:
     """Refusals in a row."""
     heard_s: float = 0.0
     stats: EngineStats | None = None
+    again: bool = False
+    """It had been registered before it registered this time."""
 
     def view(self, now: float, *, has_suspect: bool = False) -> WorkerView:
         """What policies see; a resting worker has no room."""
@@ -81,7 +84,14 @@ class WorkerTable:
         """Enter a new life of a worker."""
         name = message.worker.name
         worker = Worker(
-            name, message.worker, message.node, message.engine, message.slots, message.policy_version, heard_s=now
+            name,
+            message.worker,
+            message.node,
+            message.engine,
+            message.slots,
+            message.policy_version,
+            heard_s=now,
+            again=message.again,
         )
         self.by_name[name] = worker
         return worker

@@ -385,7 +385,10 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
     stage.network.break_link("head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
-    assert stage.scheduler.all(RegisterWorker)[1].policy_version == 1
+    assert [(offer.policy_version, offer.again) for offer in stage.scheduler.all(RegisterWorker)] == [
+        (-1, False),
+        (1, True),
+    ]
     before, reason = stage.scheduler.samples()[1]
     stage.assign(3, tokens=60, generated=tuple(before))
     ended = await stage.scheduler.finished(3)
