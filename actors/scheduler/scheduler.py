@@ -46,7 +46,7 @@ from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.stall import StallView, waiting_for
 from actors.scheduler.workers import Worker, WorkerTable
 from configs.schema import JobConfig
-from transport.address import ActorAddress
+from transport.address import ActorAddress, PeerId
 from transport.transport import SendOutcome
 
 
@@ -222,9 +222,10 @@ class Scheduler(Actor):
             waiting_for=self._waiting_for(),
         )
 
-    def credit(self) -> list[tuple[str, int, int]]:
-        """Worker, samples that it is counted with, samples that the ledger says it holds: equal at any moment."""
-        return [(w.name, w.in_flight, len(self._ledger.in_flight(w.name))) for w in self._workers.by_name.values()]
+    def credit(self) -> list[tuple[str, PeerId, int, int]]:
+        """Worker, its process, samples that it is counted with, and that the ledger says it holds: always equal."""
+        workers = self._workers.by_name.values()
+        return [(w.name, w.address.peer, w.in_flight, len(self._ledger.in_flight(w.name))) for w in workers]
 
     @property
     def counters(self) -> Counters:

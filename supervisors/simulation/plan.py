@@ -21,6 +21,8 @@ MOMENTS: Final = (
     "weights.published", "weights.query_versions", "weights.versions",
 )  # fmt: skip
 """Messages at whose delivery something may strike."""
+_WHOLE_MACHINE: Final = 0.2
+"""How often the head is not killed alone, but with its machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
 
 
@@ -73,7 +75,10 @@ def _target(kind: type[FaultBase], spec: RandomFaults, rng: random.Random, nodes
         one, other = rng.choice(roles), rng.choice(["head", "head", *roles])
         if one != other:
             return Target(link=(_end(one, rng, nodes), _end(other, rng, nodes)))
-    return Target.model_validate({"role": rng.choice(roles)})
+    role = rng.choice(roles)
+    if role == "head" and name == "kill" and rng.random() < _WHOLE_MACHINE:
+        return Target(node="head")
+    return Target.model_validate({"role": role})
 
 
 def _end(role: str, rng: random.Random, nodes: int) -> str:

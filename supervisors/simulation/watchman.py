@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from actors.core.errors import AskError
 from actors.jobs.messages import JobReport, JobStatus
-from supervisors.simulation.probes import broken_promises
+from supervisors.simulation.probes import Probes
 from transport.sim.loop import waiting
 
 if TYPE_CHECKING:
@@ -37,13 +37,13 @@ class Watchman:
         world = self._world
         loop, scenario = world.loop, world.scenario
         moved, moved_s = -1, 0.0
-        calm_s = 0.0
+        calm_s, probes = 0.0, Probes(world)
         while not world.over:
             await asyncio.sleep(_LOOK_S)
             now_s = loop.time()
-            for broken in broken_promises(world):
-                world.finding(broken)
             disturbed = self._disturbed()
+            for broken in probes.look(disturbed=disturbed):
+                world.finding(broken)
             if disturbed:
                 calm_s = now_s
             if world.movement != moved or disturbed:
