@@ -1,7 +1,8 @@
 """An actor that offers itself to a hub, and offers itself again to each of the hub's next lives.
 
     on_start ─ keep_registered(hub, offer) ─▶ ask ─▶ watch ──Down──▶ find its next life, ask again, with backoff
-                                                                └─ nobody answers for orphan_grace_s ─▶ stop
+                                               └── no answer ──────▶      │
+                                                                          └─ for orphan_grace_s ─▶ stop
 
 A hub that is restarted keeps its name and place and forgets who had registered, also if its whole process was
 restarted (``leader.py``): without this a service would be alive and never be found.
@@ -25,13 +26,17 @@ class RegisteredActor(Actor):
     _answer: type[Message]
 
     async def keep_registered(self, hub: ActorAddress, offer: Message, answer: type[Message]) -> None:
-        """Offer ourselves to ``hub``; ``offer`` is repeated, so it must be idempotent.
+        """Offer ourselves to ``hub`` until it answers; ``offer`` is repeated, so it must be idempotent.
 
         Raises:
-            AskError: the hub does not answer the first time.
+            AskError: the hub has not answered for ``limits.orphan_grace_s``: the last failure.
         """
         self.hub, self._offer, self._answer = Leader(self.ctx, hub), offer, answer
-        await self._register()
+        try:
+            await self._register()
+        except AskError as error:
+            self.ctx.log.warning("the hub does not answer; trying again", error=str(error))
+            await self._register_patiently()
 
     async def registered(self) -> None:
         """Called after every registration; override to say what the hub has to know."""
@@ -48,6 +53,18 @@ class RegisteredActor(Actor):
             self.ctx.start_task(self._register_again(), "register again")
 
     async def _register_again(self) -> None:
+        try:
+            await self._register_patiently()
+        except AskError as error:
+            self.ctx.log.error("the hub stays away; stopping", error=str(error))
+            self.ctx.stop("orphaned")
+
+    async def _register_patiently(self) -> None:
+        """Find the hub's next life and offer ourselves, with backoff.
+
+        Raises:
+            AskError: the last failure, after ``orphan_grace_s`` without an answer.
+        """
         limits, delay_s = self.ctx.limits, self.ctx.limits.backoff_first_s
         give_up_at = self.ctx.now() + limits.orphan_grace_s
         while True:
@@ -57,7 +74,6 @@ class RegisteredActor(Actor):
                 return await self._register()
             except AskError as error:
                 if self.ctx.now() > give_up_at:
-                    self.ctx.log.error("the hub stays away; stopping", error=str(error))
-                    return self.ctx.stop("orphaned")
+                    raise
                 self.ctx.log.warning("the hub does not answer; trying again", error=str(error))
                 delay_s = min(2 * delay_s, limits.backoff_max_s)

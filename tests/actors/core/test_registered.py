@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from actors.core.actor import Actor, handles
+from actors.core.errors import StartFailed
 from actors.core.message import Message, message
 from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
@@ -66,6 +69,42 @@ def test_a_restarted_hub_hears_of_its_services_again() -> None:
         await asyncio.sleep(20.0)
         assert sleeper.known == ["service"]
         assert service.times == 2
+        await far.stop()
+        await near.stop()
+
+    run_simulated(scenario(), seed=1)
+
+
+def test_a_service_that_starts_while_its_hub_is_restarted_waits_for_it() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
+        far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
+        await near.start()
+        await far.start()
+        starting = asyncio.create_task(far.spawn("service", Service(near.address("hub"))))
+        await asyncio.sleep(5.0)
+        assert not starting.done()
+        hub = Hub()
+        await near.spawn("hub", hub)
+        await starting
+        assert hub.known == ["service"]
+        await far.stop()
+        await near.stop()
+
+    run_simulated(scenario(), seed=1)
+
+
+def test_a_service_whose_hub_never_comes_does_not_start() -> None:
+    async def scenario() -> None:
+        network = MemoryNetwork()
+        near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
+        far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
+        await near.start()
+        await far.start()
+        with pytest.raises(StartFailed, match="service did not start"):
+            await far.spawn("service", Service(near.address("hub")))
+        assert 30 <= asyncio.get_running_loop().time() < 60
         await far.stop()
         await near.stop()
 
