@@ -4,7 +4,8 @@
         └── else ──▶ stream the missing chunks ─▶ verify each as it comes ─┐
                           ▲────────── what is missing or corrupt ──────────┘
 
-A pull that breaks off keeps the chunks that it has: the next call for the same version fetches only the rest.
+A pull that breaks off keeps the chunks that it has: the next call for the same version fetches only the rest. A server
+whose chunks stay corrupt is told so: the damage may lie in its segment.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from actors.core.context import Context
 from actors.weights.errors import CorruptSegment, VersionNotHeld
 from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
-from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply
+from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, SegmentDamaged
 from actors.weights.segments import host_id
 from transport.address import ActorAddress
 from transport.transport import Lane
@@ -99,6 +100,7 @@ class WeightClient:
             if not partial.missing:
                 self._partial = None
                 return partial.buffer
+        self._ctx.ref(weights).tell(SegmentDamaged(job=self._job, policy_version=manifest.policy_version))
         raise CorruptSegment(f"version {manifest.policy_version}: chunks {sorted(partial.missing)[:8]} stay corrupt")
 
     async def _fetch_missing(self, weights: ActorAddress, partial: _Partial) -> None:

@@ -69,6 +69,14 @@ class ManifestReply(Message):
     path: str
 
 
+@message("weights.segment_damaged")
+class SegmentDamaged(Message):
+    """Tell, puller to server: chunks of this version do not fit their hashes, however often they are fetched."""
+
+    job: str
+    policy_version: int
+
+
 @message("weights.get_chunks")
 class GetChunks(Message):
     """Opens a credit stream of Chunk on the bulk lane, in the order asked."""

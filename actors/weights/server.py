@@ -7,7 +7,8 @@
                                                                         └──GetChunks──▶ a credit stream of chunks
 
 It computes nothing and holds no bytes of its own, so it can die at any moment: the next one adopts the segments that
-its predecessor left in shared memory and announces the newest.
+its predecessor left in shared memory and announces the newest. A segment that turns out to be damaged is let go, and
+its publisher, told that it has a server to look at, publishes what it holds again.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from pathlib import Path
 import numpy as np
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
-from actors.core.errors import ReplyError
+from actors.core.errors import AskError, ReplyError
 from actors.core.registered import RegisteredActor
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, RegisterService, VersionAvailable
+from actors.scheduler.messages import (
+    Acknowledged,
+    LookupService,
+    RegisterService,
+    ServiceChanged,
+    ServiceFound,
+    VersionAvailable,
+)
 from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, chunk_bounds
+from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact
 from actors.weights.messages import (
     Chunk,
     GetChunks,
@@ -34,6 +42,7 @@ from actors.weights.messages import (
     Publish,
     Published,
     QueryVersions,
+    SegmentDamaged,
     Versions,
 )
 from actors.weights.segments import host_id, read_manifests, remove_segment, write_manifest
@@ -113,6 +122,29 @@ class WeightServer(RegisteredActor):
         segment, manifest = self._held.get(version, (Path(), None))
         return ManifestReply(manifest=manifest, host=host_id(), path=str(segment) if manifest else "")
 
+    @handles(SegmentDamaged)
+    @concurrent
+    async def segment_damaged(self, message: SegmentDamaged) -> None:
+        """If the segment itself is damaged, let go of it, and have the trainer publish what it holds again."""
+        version = message.policy_version
+        held = self._held.get(version)
+        if held is None or await self.ctx.run_blocking(_is_intact, *held):
+            return
+        try:
+            scheduler = self.ctx.ref(self.hub.address)
+            found = await scheduler.ask(LookupService(job=self._job, role="trainer"), ServiceFound)
+        except AskError as error:
+            self.ctx.log.warning("a segment is damaged; its publisher is not known", version=version, error=str(error))
+            return  # the next puller will complain as well
+        if self._held.get(version) is not held:
+            return
+        self.ctx.log.error("a segment is damaged and let go", version=version, segment=held[0].name)
+        del self._held[version]
+        remove_segment(held[0])
+        if found.address is not None:
+            changed = ServiceChanged(job=self._job, role="weights", address=self.ctx.self_address)
+            self.ctx.ref(found.address).tell(changed)
+
     @handles(GetChunks)
     @concurrent
     async def get_chunks(self, message: GetChunks) -> AsyncIterator[Chunk]:
@@ -131,6 +163,16 @@ class WeightServer(RegisteredActor):
                     mapped[start:end], dtype=np.uint8
                 )  # a copy: the mapping may close before it is sent
                 yield Chunk(policy_version=manifest.policy_version, index=index, data=data)
+
+
+def _is_intact(segment: Path, manifest: Manifest) -> bool:
+    """Whether every chunk fits its hash; a segment that is gone has none."""
+    try:
+        with segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            bounds = [chunk_bounds(manifest, index) for index in range(len(manifest.chunk_hashes))]
+            return all(chunk_is_intact(manifest, index, mapped[start:end]) for index, (start, end) in enumerate(bounds))
+    except (OSError, ValueError):
+        return False
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:

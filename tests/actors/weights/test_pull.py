@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,13 +13,20 @@ from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, RegisterService, VersionAvailable
+from actors.scheduler.messages import (
+    Acknowledged,
+    LookupService,
+    RegisterService,
+    ServiceChanged,
+    ServiceFound,
+    VersionAvailable,
+)
 from actors.weights import client as client_module
 from actors.weights import segments
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from actors.weights.manifest import hash_chunks, layout
-from actors.weights.messages import Manifest, Publish, Published
+from actors.weights.messages import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
 from actors.weights.server import WeightServer
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
@@ -49,14 +57,28 @@ class Pulled(Message):
 class FakeScheduler(Actor):
     def __init__(self) -> None:
         self.announced: list[int] = []
+        self.trainer: ActorAddress | None = None
 
     @handles(RegisterService)
     async def register(self, message: RegisterService) -> Acknowledged:
         return Acknowledged()
 
+    @handles(LookupService)
+    async def lookup(self, message: LookupService) -> ServiceFound:
+        return ServiceFound(address=self.trainer if message.role == "trainer" else None)
+
     @handles(VersionAvailable)
     async def available(self, message: VersionAvailable) -> None:
         self.announced.append(message.policy_version)
+
+
+class FakeTrainer(Actor):
+    def __init__(self) -> None:
+        self.told: list[ServiceChanged] = []
+
+    @handles(ServiceChanged)
+    async def changed(self, message: ServiceChanged) -> None:
+        self.told.append(message)
 
 
 class Puller(Actor):
@@ -170,6 +192,34 @@ async def test_a_segment_with_a_flipped_bit_is_never_served(bench: Bench) -> Non
     with pytest.raises(Exception, match="chunks \\[2\\] stay corrupt"):
         await bench.pull(1)
     assert bench.puller.pulled is None
+
+
+async def test_a_damaged_segment_is_let_go_and_published_again_by_its_trainer(bench: Bench) -> None:
+    """The complaint of a puller is looked into; without damage, or without a trainer, nothing is let go but once."""
+    trainer = FakeTrainer()
+    await bench.near.spawn("trainer", trainer)
+    bench.scheduler.trainer = bench.near.address("trainer")
+    await bench.publish(1, 0.5)
+    complaint = SegmentDamaged(job="j", policy_version=1)
+    bench.server.tell(complaint)
+    assert (await bench.server.ask(QueryVersions(job="j"), Versions)).held == (1,), "the segment is as it should be"
+
+    path = segments.segment_path(bench.run_dir, 1)
+    path.write_bytes(bytes(len(path.read_bytes())))
+    with pytest.raises(Exception, match="stay corrupt"):
+        await bench.pull(1)
+    async with asyncio.timeout(5):
+        while not trainer.told:
+            await asyncio.sleep(0.01)
+    assert (await bench.server.ask(QueryVersions(job="j"), Versions)).held == ()
+    assert not path.exists()
+    assert trainer.told == [ServiceChanged(job="j", role="weights", address=bench.server.address)]
+    bench.server.tell(complaint)
+    await bench.publish(1, 0.75)
+    bench.puller = Puller()
+    bench._pull = await bench.far.spawn("another puller", bench.puller)
+    assert np.all((await bench.pull(1)).tensors["a"] == 0.75)
+    assert len(trainer.told) == 1
 
 
 async def test_old_versions_retire_and_are_refused(bench: Bench) -> None:
