@@ -69,6 +69,8 @@ def _target(kind: type[FaultBase], spec: RandomFaults, rng: random.Random, nodes
     if "chunk" in kind.HITS:
         return Target(chunk=ChunkTarget(where=rng.choice(["segment", "served"])))
     roles = [role for role in spec.roles if role in kind.ROLES and (role != "node" or nodes)]
+    if name == "preempt":  # to a head it is an operator's order to end the run, and no accident
+        roles = [role for role in roles if role != "head"]
     if name == "disk_full" or not roles:
         return Target(role="scheduler") if "scheduler" in kind.ROLES else Target(role="rollout")
     if "link" in kind.HITS and rng.random() < 0.5:
