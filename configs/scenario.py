@@ -31,13 +31,17 @@ class SimulatedJob(Section):
     """A job of simulated engines and a simulated trainer. Keys mean what they mean in a job file."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
+    """What the job is called."""
     mode: Literal["sync", "async"] = "sync"
     """As ``sync.mode``."""
     max_staleness: NonNegativeInt = 1
     """``async`` only."""
     steps: PositiveInt = 4
+    """Optimizer steps."""
     prompts_per_step: PositiveInt = 2
+    """As ``algorithm.prompts_per_step``."""
     group_size: Annotated[int, Field(ge=2)] = 2
+    """As ``algorithm.group_size``."""
     workers: NonNegativeInt = 2
     """Rollout workers."""
     max_running: PositiveInt = 8
@@ -51,11 +55,13 @@ class SimulatedJob(Section):
     place_rollout: Literal["local", "remote", "spread"] = "spread"
     """As ``cluster.place_rollout``."""
     in_flight: Literal["keep", "recompute"] = "recompute"
+    """As ``rollout.in_flight``."""
     checkpoint_every: NonNegativeInt = 2
     """Steps between checkpoints."""
     window_prompts: NonNegativeInt = 0
     """As ``trainer.window_prompts``."""
     reward_workers: PositiveInt = 1
+    """Questions that verifiers answer at once."""
     no_result: Probability = 0.0
     """How often a verifier gives no verdict."""
 
@@ -141,7 +147,9 @@ class Scenario(Section):
     """One simulated cluster and what happens to it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
+    """What the scenario is called."""
     jobs: Annotated[list[SimulatedJob], Field(min_length=1)]
+    """One section each."""
     jobs_at_once: list[PositiveInt] = Field(default_factory=list[PositiveInt])
     """How many of ``jobs`` run: one of these numbers, drawn; which of them is drawn too. Empty: all."""
     nodes: NonNegativeInt = 2
@@ -151,7 +159,7 @@ class Scenario(Section):
     node_returns_s: PositiveFloat | None = 4.0
     """A machine whose agent has ended is started again after this long; unset: never."""
     head_returns_s: PositiveFloat | None = 2.0
-    """The same for the head, which then resumes its jobs."""
+    """The same for the machine of the head, whose jobs are then resumed."""
     costs: Costs = Costs()
     network: NetworkConfig = NetworkConfig()
     faults: FaultsConfig = FaultsConfig()

@@ -2,7 +2,7 @@
 
     configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
-    configs/fault_plan.py ─▶ faults.md
+    configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
 
 ``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
 syntax trees of the sources, so that nothing heavy is imported.
@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
+from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob
 from configs.schema import JobConfig
 
 HERE = Path(__file__).resolve().parent
@@ -121,7 +122,8 @@ def _bounds(metadata: list[Any]) -> Iterator[str]:
 def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "**required**"
-    return "unset" if info.default is None else f"`{json.dumps(info.default)}`"
+    value = info.get_default(call_default_factory=True)
+    return "unset" if value is None else f"`{json.dumps(value)}`"
 
 
 def limits() -> str:
@@ -150,6 +152,29 @@ def _limit_groups() -> dict[str, str]:
         elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
             found[name[1]], heading = heading.capitalize(), ""
     return found
+
+
+# ------------------------------------------------------------ scenarios
+
+
+def scenario() -> str:
+    """Every key of a scenario file."""
+    sections: list[tuple[str, type[BaseModel]]] = [
+        ("jobs", SimulatedJob), ("costs", Costs), ("network", NetworkConfig), ("faults", FaultsConfig),
+        ("faults.random", RandomFaults),
+    ]  # fmt: skip
+    parts = [
+        "# The scenario file",
+        NOTE,
+        "YAML, for `headrace simulate`: [how to use it](../guides/simulation.md). Times are virtual seconds.",
+        "`limits` may set any [limit](limits.md) for all jobs and processes.\n",
+        "## Top level\n",
+        _table(Scenario, ""),
+    ]
+    for name, model in sections:
+        prefix = "" if name == "jobs" else f"{name}."
+        parts += [f"\n## {name}\n", _own_docstring(model), _table(model, prefix)]
+    return "\n".join(part for part in parts if part)
 
 
 # ------------------------------------------------------------ faults
@@ -332,6 +357,7 @@ PAGES = {
     "job_file.md": job_file,
     "faults.md": faults,
     "limits.md": limits,
+    "scenario.md": scenario,
     "command_line.md": command_line,
     "errors.md": errors,
 }

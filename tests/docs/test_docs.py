@@ -13,7 +13,9 @@ import yaml
 
 from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
+from configs.scenario import Scenario
 from configs.schema import JobConfig
+from configs.validation import validate
 from supervisors.command_line import app
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +90,9 @@ def _job_snippets() -> list[Any]:
 def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Path) -> None:
     """A part of a job file is tried in place of the quickstart's sections."""
     part = yaml.safe_load(snippet)
+    if "jobs" in part:
+        assert validate(Scenario, part, lambda _: "the snippet").jobs
+        return
     if "faults" in part and set(part) <= {"seed", "faults"}:
         assert plan_from_mapping(part).faults
         return
