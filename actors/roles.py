@@ -6,6 +6,7 @@ node agent as ``python -m main actor`` (``supervisors/process.py``), spawns thes
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -36,11 +37,17 @@ class RoleArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def job_config(self) -> JobConfig:
-        return JobConfig.model_validate_json(self.job)
+        return _parsed(self.job)
 
     @property
     def name_of_job(self) -> str:
         return self.job_config.name
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(job: str) -> JobConfig:
+    """A process asks again and again for the one job that it serves."""
+    return JobConfig.model_validate_json(job)
 
 
 ROLES: dict[str, str] = {

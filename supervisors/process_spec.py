@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import msgspec
 
 from actors.roles import RoleArgs
@@ -40,4 +42,10 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.decode(data, type=ProcessSpec)
 
     def parsed_limits(self) -> Limits:
-        return Limits.model_validate_json(self.limits)
+        return parsed_limits(self.limits)
+
+
+@functools.lru_cache(maxsize=16)
+def parsed_limits(limits: str) -> Limits:
+    """``Limits`` as JSON."""
+    return Limits.model_validate_json(limits)

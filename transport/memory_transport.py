@@ -165,7 +165,10 @@ class Pipe:
 
     def next_lane(self) -> Lane | None:
         """The most urgent lane that holds something."""
-        return next((lane for lane in Lane if self.queues[lane]), None)
+        for lane, queue in self.queues.items():
+            if queue:
+                return lane
+        return None
 
     def deliver(self, lane: Lane, frames: list[Frame]) -> None:
         """Hand one message to the receiver, if the link still lives."""

@@ -53,7 +53,6 @@ from actors.scheduler.messages import (
     WorkerVersion,
 )
 from actors.weights.client import PulledWeights
-from configs.schema import JobConfig
 
 Command = tuple[list[GenerationRequest], list[int], int]
 """Requests to add once the third, a version, is loaded; then assignments to abort."""
@@ -69,7 +68,7 @@ class RolloutWorker(Actor):
 
     def __init__(self, args: RoleArgs, engine: RolloutEngine | None = None) -> None:
         self._args = args
-        self._job = JobConfig.model_validate_json(args.job)
+        self._job = args.job_config
         self._engine = engine or create_engine(self._job.rollout.engine)
         self._epochs = EpochGuard()
         self._commands: deque[Command] = deque()

@@ -126,7 +126,7 @@ def _unhandled(world: World, context: dict[str, Any]) -> None:
 def _unmanaged_memory() -> Generator[None]:
     """No collections while it runs: when they come depends on what ran before, and they may wake what is forgotten."""
     enabled = gc.isenabled()
-    gc.collect()
+    gc.collect(0)  # of the run before this one, which is younger than all that is kept
     gc.disable()
     try:
         yield

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.weights.segments import run_id
-from configs.loader import dump_job
 from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.body import Body
@@ -128,7 +127,7 @@ class World:
         (self.root / DATA_FILE).write_text('{"prompt": "1", "answer": "1"}\n')
         for job in self.jobs:
             (self.root / job.name).mkdir()
-            (self.root / job.name / "job.yaml").write_text(dump_job(job), encoding="utf-8")
+            (self.root / job.name / "job.yaml").write_text(job.model_dump_json(), encoding="utf-8")  # is YAML, too
         self._start_main("head")
         for name in names[1:]:
             self._start_main(name)

@@ -29,6 +29,8 @@ from transport.sim.process import PROCESS, SimProcess
 
 T = TypeVar("T")
 
+_Timer = tuple[float, int, asyncio.TimerHandle]
+"""When, the number of the timer, and what to do."""
 _PLACES_MAX = 4
 _CANCELLED_MAX = 100
 """Cancelled timers that may lie among the others before they are thrown out, if they are the greater part."""
@@ -60,7 +62,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     """See the module's docstring."""
 
     _ready: deque[asyncio.Handle]
-    _scheduled: list[asyncio.TimerHandle]
     _timer_cancelled_count: int
     virtual_time = True
     """What others look for: on this loop nothing may bring in real time, threads least of all."""
@@ -72,6 +73,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._clock_resolution = 1e-6
         self._selector = _NoSelector()
         self._order = random.Random(seed) if shuffle else None
+        self._timers: list[_Timer] = []
+        self._timers_set = 0
         self._births = 0
         self._graves: list[SimTask] = []
         self.turns = 0
@@ -91,15 +94,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """One turn, in place of the base class's: nothing to poll, processes to respect, an order to draw."""
-        ready, scheduled = self._ready, self._scheduled
-        self._forget_cancelled(scheduled)
+        ready, timers = self._ready, self._timers
+        self._forget_cancelled(timers)
         if not ready and not self._stopping:  # type: ignore[attr-defined]  # the base class's own mark
-            if not scheduled:
+            if not timers:
                 raise SimulationDeadlock("nothing is scheduled and nothing can run; waiting:\n" + waiting(self))
-            self._now_s = max(self._now_s, scheduled[0].when())
+            self._now_s = max(self._now_s, timers[0][0])
         due_s = self._now_s + self._clock_resolution
-        while scheduled and scheduled[0].when() < due_s:
-            timer = cast("Any", heapq.heappop(scheduled))
+        while timers and timers[0][0] < due_s:
+            timer = cast("Any", heapq.heappop(timers)[2])
             timer._scheduled = False
             ready.append(timer)
         if self._order is not None and len(ready) > 1:
@@ -115,15 +118,26 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             elif process.alive:
                 process.held.append(handle)
 
-    def _forget_cancelled(self, scheduled: list[asyncio.TimerHandle]) -> None:
-        if self._timer_cancelled_count > _CANCELLED_MAX and 2 * self._timer_cancelled_count > len(scheduled):
-            kept = [timer for timer in scheduled if not timer.cancelled()]
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        """As the base class's; timers of one moment fire in the order in which they were set."""
+        self._check_closed()  # type: ignore[attr-defined]
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, timer))
+        cast("Any", timer)._scheduled = True
+        return timer
+
+    def _forget_cancelled(self, timers: list[_Timer]) -> None:
+        if self._timer_cancelled_count > _CANCELLED_MAX and 2 * self._timer_cancelled_count > len(timers):
+            kept = [timer for timer in timers if not timer[2].cancelled()]
             heapq.heapify(kept)
-            scheduled[:] = kept
+            timers[:] = kept
             self._timer_cancelled_count = 0
-        while scheduled and scheduled[0].cancelled():
+        while timers and timers[0][2].cancelled():
             self._timer_cancelled_count -= 1
-            heapq.heappop(scheduled)
+            heapq.heappop(timers)
 
     def _shuffle(self, order: random.Random) -> None:
         steps: list[tuple[int, asyncio.Handle]] = []
@@ -180,6 +194,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         left = dict.fromkeys([*self._graves, *cast("set[SimTask]", asyncio.all_tasks(self))])
         graves = sorted(left, key=lambda task: task.birth)
         self._graves.clear()
+        self._timers.clear()
         self.close()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

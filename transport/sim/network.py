@@ -230,8 +230,9 @@ class SimNetwork(MemoryNetwork):
         """Let everything queued depart, unless the direction is cut."""
         if self._is_cut(pipe.source.peer, pipe.target.peer):
             return
-        while pipe.link.alive and (lane := pipe.next_lane()) is not None:
-            self._depart(pipe, lane)
+        for lane, queue in pipe.queues.items():
+            while queue and pipe.link.alive:
+                self._depart(pipe, lane)
         if pipe.ending is not None:
             pipe.source.loop.call_soon(pipe.settle, context=self._nobody)
 
@@ -269,7 +270,7 @@ class SimNetwork(MemoryNetwork):
         if self._halted and (waiting := self._halted.get(pipe.target.peer.name)) is not None:
             waiting.append(lambda: self._arrive(pipe, lane, track))
             return
-        # timers of one moment fire in no fixed order, so each takes the oldest flight, not its own
+        # timers of one moment need not fire in their order on another loop, so each takes the oldest flight
         flight = track.flights.popleft()
         pipe.in_flight[lane] -= 1
         if flight.seq == track.arrived:
