@@ -1,0 +1,36 @@
+"""Random fault plans for runs of real processes: two to four faults each, of every kind that matters, on every role."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+ROLES = ("rollout", "trainer", "weights", "rewards", "head")
+STEPS = 60
+
+
+def random_plan(seed: int) -> list[dict[str, Any]]:
+    """Equal seeds give equal plans. Each strikes within the first two thirds of ``STEPS`` steps."""
+    draw = random.Random(f"plan {seed}")
+    faults = [_fault(draw) for _ in range(draw.randint(2, 4))]
+    for fault in faults:
+        fault["after_step"] = draw.randrange(1, STEPS * 2 // 3)
+        fault["at_s"] = round(draw.uniform(0, 0.05), 4)
+    return faults
+
+
+def _fault(draw: random.Random) -> dict[str, Any]:
+    kind = draw.choice(("kill", "kill", "hang", "hang", "partition", "drop", "corrupt", "disk_full", "preempt"))
+    if kind in ("kill", "hang"):
+        return {"kind": kind, "target": {"role": draw.choice(ROLES)}}
+    if kind in ("partition", "drop"):
+        link = ["head", draw.choice(("rollout-0", "rollout-1", "trainer", "weights", "rewards"))]
+        part = {"probability": draw.choice((0.05, 0.3))} if kind == "drop" else {}
+        return {"kind": kind, "target": {"link": link}, "heal_after_s": round(draw.uniform(0.3, 3), 2), **part}
+    if kind == "corrupt":
+        return {"kind": kind, "target": {"chunk": {}}}
+    if kind == "disk_full":
+        return {"kind": kind, "heal_after_s": round(draw.uniform(0.1, 1.5), 2)}
+    notice_s = draw.choice((0, 0.5, 2))
+    role = draw.choice(("rollout", "trainer", "weights", "rewards"))
+    return {"kind": kind, "target": {"role": role}, "notice_s": notice_s, "grace_s": draw.choice((0.2, 2))}

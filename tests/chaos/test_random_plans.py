@@ -1,0 +1,53 @@
+"""Short runs, each with a random plan: all finish, nothing is lost, nothing twice, whatever was hit and when.
+
+``HEADRACE_CHAOS_RUNS`` says how many (``make chaos``: 100), ``HEADRACE_CHAOS_FIRST`` with which seed they begin.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headrace_run import SMALL_JOB
+from random_plans import STEPS, random_plan
+
+from configs.fault_plan import plan_from_mapping
+from supervisors.run_under_test import HeadraceRun
+
+FIRST = int(os.environ.get("HEADRACE_CHAOS_FIRST", "0"))
+RUNS = int(os.environ.get("HEADRACE_CHAOS_RUNS", "10"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + RUNS))
+def test_a_run_with_a_random_plan_finishes_and_keeps_every_promise(
+    headrace_run: Callable[..., HeadraceRun], small_model: Path, seed: int
+) -> None:
+    job: dict[str, Any] = SMALL_JOB | {
+        "steps": STEPS,
+        "seed": seed,
+        "model": {"source": "hf", "path": str(small_model)},
+        "sync": {"mode": "async" if seed % 2 else "sync", "max_staleness": 1 + seed % 3},
+        "checkpoint": {"every": 7, "keep": 1000},
+    }
+    faults = random_plan(seed)
+    run = headrace_run(job, faults=faults, seed=seed)
+    summary = run.finish(timeout_s=380)
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    told = summary["faults"]
+    assert told["failed"] == 0, run.events("fault_failed")
+    assert told["injected"] + told["skipped"] == len(faults)
+
+
+def test_random_plans_fit_the_vocabulary_and_repeat() -> None:
+    kinds: set[str] = set()
+    for seed in range(200):
+        plan = plan_from_mapping({"faults": random_plan(seed)})
+        assert 2 <= len(plan.faults) <= 4
+        kinds |= {fault.kind for fault in plan.faults}
+        assert random_plan(seed) == random_plan(seed)
+    assert kinds == {"kill", "hang", "partition", "drop", "corrupt", "disk_full", "preempt"}
