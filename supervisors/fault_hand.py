@@ -74,7 +74,12 @@ class Hand:
         """Go on beside the run, and end with it at the latest."""
         task = asyncio.create_task(work, name=name)
         self._later.add(task)
-        task.add_done_callback(self._later.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._later.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("what was to follow a fault failed", task=task.get_name(), error=repr(error))
 
     def heal_after(self, after_s: float, heal: Callable[[], str], **fields: float | str) -> None:
         """Call ``heal`` after a while, and record what it says of how that went."""
