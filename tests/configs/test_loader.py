@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from configs.errors import ConfigError
 from configs.loader import dump_job, job_from_mapping, load_job, read_job, schema_keys
+from configs.scenario import Scenario, load_scenario
 from configs.schema import JobConfig, run_directory
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -24,11 +25,19 @@ def fails(path: Path, *overrides: str) -> str:
     return str(caught.value)
 
 
+SCENARIOS = {"chaos"}
+"""Files for ``headrace simulate``; the others are jobs."""
+
+
 def test_every_preset_fits_the_schema() -> None:
-    presets = sorted(CONFIGS.glob("*.yaml"))
+    scenarios = {"chaos"}
+    presets = sorted(preset for preset in CONFIGS.glob("*.yaml") if preset.stem not in scenarios)
     assert {"quickstart", "async", "gpu_qwen", "cluster"} <= {preset.stem for preset in presets}
     for preset in presets:
-        assert isinstance(read_job(preset), JobConfig)
+        if preset.stem in SCENARIOS:
+            assert isinstance(load_scenario(preset), Scenario)
+        else:
+            assert isinstance(read_job(preset), JobConfig)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "async", "cluster"])

@@ -16,7 +16,6 @@ from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
 from actors.jobs.job import Job
 from actors.rewards import worker as rewards_worker
-from actors.rollout.puller import VersionPuller
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler import dispatch
 from actors.scheduler import events as ev
@@ -43,6 +42,10 @@ class Replace(Protocol):
 
 
 PLANTED: dict[str, Callable[[Replace], None]] = {}
+FOCUS: dict[str, dict[str, Any]] = {
+    "the_loss_of_a_node_is_nobody_s_business": {"kinds": ["kill"], "roles": ["node"], "faults": (4, 8)},
+}
+"""Faults to draw, where those of the chaos scenario would take many seeds."""
 
 
 def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
@@ -55,7 +58,7 @@ def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
 
 @planted
 def samples_of_a_lost_worker_are_forgotten(replace: Replace) -> None:
-    replace(Scheduler, "_lose", lambda self, worker, why: self._workers.by_name.pop(worker.name, None))
+    replace(Scheduler, "_lose", lambda self, worker, *_, **__: self._workers.by_name.pop(worker.name, None))
 
 
 @planted
@@ -234,18 +237,6 @@ def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -
 @planted
 def chunks_are_not_verified(replace: Replace) -> None:
     replace(client, "chunk_is_intact", lambda manifest, index, data: True)
-
-
-@planted
-def a_pull_that_fails_is_not_tried_again(replace: Replace) -> None:
-    async def pull(self: VersionPuller, weights: Any) -> None:
-        try:
-            self._keep(await self._client.pull(self._weights or weights, self._wanted))
-        except Exception as error:
-            self._ctx.log.warning("a pull failed", error=str(error))
-        self._pulling = False
-
-    replace(VersionPuller, "_pull", pull)
 
 
 @planted

@@ -56,8 +56,8 @@ def hash_of(seed: int, hash_seed: str) -> str:
     return json.loads(done.stdout.splitlines()[-1])["hash"]
 
 
-@pytest.mark.parametrize("role", ["rollout", "trainer", "weights", "rewards"])
-def test_a_role_process_may_be_killed(role: str) -> None:
+@pytest.mark.parametrize("role", ["rollout", "trainer", "weights", "rewards", "head"])
+def test_a_process_may_be_killed(role: str) -> None:
     outcome = simulate(plan({"kind": "kill", "target": {"role": role}, "at_s": 3.0}), 3)
     assert len(outcome.faults) == 1, told(outcome)
     assert outcome.violations == [], told(outcome)
@@ -79,10 +79,12 @@ def test_a_role_process_may_be_killed(role: str) -> None:
         {"kind": "preempt", "target": {"role": "rollout"}, "at_s": 3.0, "notice_s": 1.0, "grace_s": 1.0},
         {"kind": "preempt", "target": {"role": "node"}, "at_s": 3.0, "notice_s": 0.0, "grace_s": 1.0},
         {"kind": "kill", "target": {"role": "node"}, "at_s": 3.0},
+        {"kind": "kill", "target": {"node": "head"}, "at_s": 6.0},
+        {"kind": "hang", "target": {"role": "head"}, "at_s": 3.0, "heal_after_s": 5.0},
         {"kind": "disk_full", "at_s": 3.0, "heal_after_s": 1.0},
         {"kind": "clock", "target": {"role": "trainer"}, "at_s": 3.0, "jump_s": -3600.0, "heal_after_s": 2.0},
     ],
-    ids=lambda fault: f"{fault['kind']}-{next(iter(fault.get('target', {'disk': 0}).values()))}",
+    ids=lambda fault: f"{fault['kind']}-{next(iter(fault.get('target', {'disk': 'full'}).values()))}",
 )
 def test_each_kind_of_fault_strikes_and_is_survived(fault: dict[str, Any]) -> None:
     outcome = simulate(plan(fault, nodes=2), 5)
