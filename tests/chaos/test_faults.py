@@ -83,7 +83,7 @@ def test_a_plan_that_kills_its_own_head_goes_on_with_the_next_one(headrace_run: 
         {"kind": "hang", "target": {"role": "head"}, "after_step": 60},
         {"kind": "kill", "target": {"role": "head"}, "after_step": 100},
     ]
-    run = headrace_run(job | {"steps": 150}, faults=faults)
+    run = headrace_run(job | {"steps": 400}, faults=faults)
     summary = run.finish()
     assert summary["faults"] == {"injected": 5, "failed": 0, "skipped": 0}
     assert [row["fault"] for row in run.events("fault_announced")] == [0, 2, 3]
