@@ -7,7 +7,8 @@
 Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
 - Under one_for_all and rest_for_one one recovery runs at a time; what ends meanwhile joins the next round.
-- A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds.
+- A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
+  that a node agent did not answer says nothing of the child: it costs budget and a pause, and is not among them.
 - A cut-off node costs one unit of budget, however many children it had, and only after it had the grace to come back.
 - All time is the context's clock, all randomness the context's generator.
 
@@ -222,7 +223,9 @@ class Supervisor(Actor):
             self._ending = True
             self.ctx.start_task(self._give_up(child, within), "give up")
             return
-        delay_s = child.backoff.after(cause, lived_s=lived_s, rng=self._rng)
+        # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
+        pause_for = cause if running is not None else ExitCause.CRASHED
+        delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
         child.state = "backoff"
         self._tell("restarting", child, cause, f"in {delay_s:.2f} s")
         self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
@@ -301,7 +304,8 @@ class Supervisor(Actor):
                 running = await spec.start(self.ctx)
         except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
             child.starting = False
-            child.failed_starts += not again
+            unanswered = isinstance(error, ChildStartFailed) and error.cause is ExitCause.UNREACHABLE
+            child.failed_starts += not again and not unanswered
             cause = error.cause if isinstance(error, ChildStartFailed) and counts(error.cause) else ExitCause.CRASHED
             detail = str(error) or repr(error)
             self._tell("start_failed", child, cause, detail)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from itertools import pairwise
 from typing import Self
 
 import pytest
 
 from actors.core.actor import Actor, handles
+from actors.core.context import Context
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.children import ChildSpec, Running, actor_child
-from supervisors.errors import SupervisorGaveUp
+from supervisors.errors import ChildStartFailed, SupervisorGaveUp
 from supervisors.messages import Children, GetChildren
 from supervisors.restart_budget import ExitCause, RestartPolicy
 from supervisors.strategies import Strategy
@@ -228,3 +231,23 @@ async def test_two_crashes_at_once_under_one_for_all_end_in_one_full_set():
         assert {info.state for info in house.supervisor.snapshot()} == {"running"}
         for name in "abc":
             assert house.diary.count(f"+{name}") - house.diary.count(f"-{name}") == 1
+
+
+async def test_a_start_that_no_agent_answers_is_tried_again_after_a_pause_and_does_not_count_against_the_child():
+    failures = LIMITS.restart_max  # all that the budget allows, and more than a child may fail to start
+    assert failures >= LIMITS.start_attempts_max
+    left = [failures]
+    async with House(Strategy.ONE_FOR_ONE, "") as house:
+        right = house.spec("a")
+
+        async def start(context: Context) -> Running:
+            if left[0]:
+                left[0] -= 1
+                raise ChildStartFailed("a", ExitCause.UNREACHABLE, "its node agent gave no answer")
+            return await right.start(context)
+
+        house.supervisor.add_child(dataclasses.replace(right, start=start))
+        await house.until("started", "a")
+        tried_s = [event.at_s for event in house.events if event.kind in ("start_failed", "started")]
+        pauses = [later - earlier for earlier, later in pairwise(tried_s)]
+        assert len(pauses) == failures and min(pauses) >= 0.8 * LIMITS.backoff_first_s
