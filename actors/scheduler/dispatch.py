@@ -114,6 +114,8 @@ class Dispatcher:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
             return 0
         self._books.apply(ev.Assigned(worker.name, decision.step, first, decision.rows))
+        if not worker.in_flight:
+            worker.heard_s = now
         worker.in_flight += len(decision.rows)
         return len(decision.rows)
 

@@ -42,6 +42,7 @@ from actors.scheduler.journal import Journal, SqliteJournal
 from actors.scheduler.leases import Leases, newest_whole_step
 from actors.scheduler.ledger import Counters, Ledger, Outcome
 from actors.scheduler.meter import StepMeter
+from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.stall import StallView, waiting_for
 from actors.scheduler.workers import Worker, WorkerTable
@@ -111,11 +112,14 @@ class Scheduler(Actor):
         self._books = Books(self._ledger, journal)
         self._journal = journal
         self._meter = StepMeter(self._ledger, self._workers, self.ctx.now())
+        self._recoveries = Recoveries(self._ledger)
         self._leases = Leases(self._job.name, self._books, self._tell)
         self._dispatcher = Dispatcher(
             self._job.name, self._books, self._workers, self._job.staleness, self.ctx.limits, self._tell
         )
         self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
+        if self._ledger.epoch:
+            self._recoveries.lost("head", self.ctx.now())
         self._books.apply(ev.Opened(self._ledger.epoch + 1))
         await journal.durable()
         self._secured_step = newest_whole_step(self._ledger)
@@ -387,6 +391,8 @@ class Scheduler(Actor):
         if len(numbers):
             self._event("samples_returned", worker=worker.name, samples=len(numbers), why=why)
             outcome = self._books.apply(ev.Returned(worker.name, numbers, why, crashed=crashed))
+            now = self.ctx.now()
+            self._recoveries.lost_worker(worker.name, outcome.queued, silent_s=now - worker.heard_s, now=now)
             for step in outcome.queued:
                 self._drop_poison(self._ledger.batches[step])
             self._after(worker, outcome)
@@ -415,8 +421,10 @@ class Scheduler(Actor):
             self._on_settled(batch.step)
 
     def _assign(self) -> None:
-        if not self._paused:
-            self._dispatcher.assign(self.ctx.now())
+        now = self.ctx.now()
+        if not self._paused and self._dispatcher.assign(now):
+            for loss in self._recoveries.assigned(now):
+                self._event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)
 
     def _lease(self) -> None:
         self._leases.pump()
@@ -514,6 +522,8 @@ class Scheduler(Actor):
             if _same_life(address, news.address):
                 self._event("service_down", role=role, reason=news.reason, detail=news.detail)
                 self._mark_end(role, news)
+                if role == "trainer":
+                    self._recoveries.lost(role, self.ctx.now())
                 del self._services[role]
                 if role == "rewards":
                     self._scoring.serve(None)
@@ -564,6 +574,8 @@ class Scheduler(Actor):
             if not replay:
                 self._journal.record(batch)
             await self._journal.durable()
+            if not replay:
+                self._tell_progress(commit.step)
             self._secured_step = max(self._secured_step, commit.step)
             self._announce_version()
             self._tell_committed(batch, commit, replay=replay)
@@ -581,8 +593,13 @@ class Scheduler(Actor):
         except TimeoutError:
             self.ctx.log.warning("the next batch is late", step=step)
 
+    def _tell_progress(self, step: int) -> None:
+        for loss in self._recoveries.committed(self.ctx.now()):
+            self._event("progress_resumed", lost=loss.part, step=step, after_s=loss.after_s)
+
     def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self.ctx.now())
+        metrics |= self._recoveries.metrics()
         news = m.StepCommitted(job=self._job.name, step=batch.step, replay=replay, metrics=metrics)
         self._told_step = max(self._told_step, batch.step)
         if (job := self._services.get("job")) is not None:
