@@ -1,0 +1,54 @@
+"""What becomes of the samples of a worker that will not go on with them: it is preempted, drained, or goes to train.
+
+RLBoost (arXiv 2510.19225) sections "live request tracking and migration" and "failure handling". In words:
+
+- A sample goes on elsewhere from its prompt and the tokens that it has, after one prefill and with what is left of its
+  budget. No cache travels, no token is generated twice, and siblings part without harm.
+- Pending samples leave at once: another worker may begin them now.
+- Running ones stay while the worker has notice: what it still generates is streamed, so nothing of it is lost. They
+  leave ``margin_s`` before its end, time enough for the last deltas to arrive.
+- Those that hold the most tokens are handed out first: on a long tail they are the ones that everybody will wait for.
+
+``keep_tokens`` false starts each anew, as systems do that know whole requests only; it is here to be compared with.
+Pure: samples and the time that is left in, moves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSample:
+    """One sample of the worker that leaves."""
+
+    sample: int
+    tokens: int
+    """Generated so far."""
+    running: bool
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Migrate:
+    """Queue ``sample`` again, in this order, before all that has not begun."""
+
+    sample: int
+    keep: int
+    """Tokens it goes on from."""
+    budget: int
+    """Tokens it may still generate."""
+
+
+def decide(
+    held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0, keep_tokens: bool = True
+) -> list[Migrate]:
+    """Who leaves now, of a worker that ends in ``left_s``; 0: it has ended, or must."""
+    ends = left_s <= margin_s
+    leaving = sorted((s for s in held if ends or not s.running), key=lambda s: (-s.tokens, s.sample))
+    moves: list[Migrate] = []
+    for sample in leaving:
+        keep = sample.tokens if keep_tokens else 0
+        moves.append(Migrate(sample.sample, keep, sample.max_tokens - keep))
+    return moves

@@ -1,0 +1,105 @@
+"""How long the trainer's own engines generate before they hand over, and how many preemptible workers are worth having.
+
+RLBoost (arXiv 2510.19225) section "adaptive rollout offload", Algorithm 1. In words:
+
+- At the start of a step the trainer's machines generate too, for a window of ``seed_s``. Then they hand what is
+  unfinished to remote workers, which go on after one prefill, and train on what has arrived. A window of time, not of
+  requests: a count would wait for the longest of them.
+- After each step the window grows by a part of the time in which the trainer waited for samples, and shrinks by that
+  part of the time in which remote workers had nothing left to do.
+- A window that a stable number of workers arrived at is remembered under that number, and taken up again when the
+  number comes back: after a loss the rule need not be learned anew.
+- More remote workers than it takes to generate everything while the trainer trains are no use: that is the target.
+
+Without any remote worker the window has no end: that is plain colocation. All pure; a step's figures in, rules out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadRules:
+    """What does not change from step to step. The paper prints none of the numbers; these are its code's."""
+
+    local_engines: int
+    """N_resv: rollout engines on the trainer's machines."""
+    first_s: float = 150.0
+    """T_init: the window of the first step."""
+    damping: float = 3.0
+    """eta: the window changes by this part of the imbalance. Below 1 it would overshoot."""
+    floor_s: float = 5.0
+    """Shorter windows cost more in waking engines than they give."""
+    remember: bool = True
+    """False: without the memory, for comparison."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What a step has measured. Times are of one clock; a worker's are means over the workers."""
+
+    remote_mean: float
+    """n: remote workers, averaged over the step."""
+    remote_next: int
+    """n̂: of them alive just before the next step."""
+    train_idle_s: float
+    """w_train: in which the trainer waited to fill a micro-batch, summed."""
+    remote_idle_s: float
+    """w_remote: from a remote worker's last response to the end of the step."""
+    train_s: float
+    """t_train: in which the trainer computed."""
+    remote_s: float
+    """t_remote: in which a remote worker computed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What is decided for the next step, and what is known."""
+
+    seed_s: float
+    target: int
+    """N_prem: take remote workers while there are fewer."""
+    memory: Mapping[int, float] = field(default_factory=dict[int, float])
+    """Remote workers → window."""
+
+
+def first(rules: OffloadRules) -> Offload:
+    """Before the first step."""
+    return Offload(rules.first_s, rules.local_engines)
+
+
+def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
+    """What the next step is to do."""
+    if report.remote_mean <= 0:  # colocation: nothing was learned of remote workers
+        return Offload(_recalled(rules, now, report.remote_next, now.seed_s), now.target, now.memory)
+    seed_s = max(rules.floor_s, now.seed_s + (report.train_idle_s - report.remote_idle_s) / rules.damping)
+    memory = dict(now.memory)
+    if report.remote_mean == report.remote_next:
+        memory[report.remote_next] = seed_s
+    known = Offload(seed_s, _target(rules, now, report), memory)
+    return Offload(_recalled(rules, known, report.remote_next, seed_s), known.target, memory)
+
+
+def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
+    """How long the trainer's engines generate in a step that begins with ``remote`` workers."""
+    return max(rules.floor_s, now.seed_s) if remote else math.inf
+
+
+def to_start(now: Offload, *, available: int, running: int) -> int:
+    """How many of the ``available`` machines to take: while there are fewer than the target, never above it."""
+    return max(0, min(available, now.target - running))
+
+
+def _target(rules: OffloadRules, now: Offload, report: StepReport) -> int:
+    """N_prem = (t_remote n + T_seed N_resv) / t_train, rounded up: a machine cannot be had in part."""
+    if report.train_s <= 0:
+        return now.target
+    work_s = report.remote_s * report.remote_mean + now.seed_s * rules.local_engines
+    return max(1, math.ceil(work_s / report.train_s - 1e-9))
+
+
+def _recalled(rules: OffloadRules, now: Offload, remote: int, otherwise_s: float) -> float:
+    return now.memory.get(remote, otherwise_s) if rules.remember else otherwise_s
