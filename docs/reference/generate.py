@@ -3,6 +3,7 @@
     configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
+    configs/paper_scenario.py, configs/studies ─▶ paper_scenario.md
 
 ``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
 syntax trees of the sources, so that nothing heavy is imported.
@@ -26,6 +27,7 @@ from pydantic.fields import FieldInfo
 
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
+from configs.paper_scenario import Claim, PaperScenario, Study
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob
 from configs.schema import JobConfig
 
@@ -88,7 +90,8 @@ def _type(kind: Any, metadata: list[Any]) -> str:
     if origin is Literal:
         return " or ".join(f"`{choice}`" for choice in arguments)
     if origin in (list, tuple):
-        return "list of " + _type(arguments[0], []) + (f", {len(arguments)} of them" if origin is tuple else "")
+        fixed = origin is tuple and arguments[-1] is not Ellipsis
+        return "list of " + _type(arguments[0], []) + (f", {len(arguments)} of them" if fixed else "")
     if origin is dict:
         return "map"
     if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -175,6 +178,35 @@ def scenario() -> str:
         prefix = "" if name == "jobs" else f"{name}."
         parts += [f"\n## {name}\n", _own_docstring(model), _table(model, prefix)]
     return "\n".join(part for part in parts if part)
+
+
+def paper_scenario() -> str:
+    """Every key of the scenario of a published result, and of each kind of study."""
+    parts = [
+        "# The scenario file of a published result",
+        NOTE,
+        "YAML in `configs/papers/`, for `headrace simulate`:",
+        "[how to use it](../guides/simulation.md#published-results).\n",
+        "## Top level\n",
+        _table(PaperScenario, ""),
+        "\n## claims\n",
+        _own_docstring(Claim),
+        _table(Claim, ""),
+    ]
+    for model in get_args(get_args(Study)[0]):
+        kind = get_args(model.model_fields["kind"].annotation)[0]
+        parts += [f"\n## study of kind {kind}\n", _own_docstring(model), *_section_tables(model, "study.")]
+    return "\n".join(part for part in parts if part)
+
+
+def _section_tables(model: type[BaseModel], prefix: str) -> Iterator[str]:
+    """The table of a section and those of the sections in it."""
+    yield _table(model, prefix)
+    for name, info in model.model_fields.items():
+        if (section := _section(info)) is not None:
+            yield f"\n### {prefix}{name}\n"
+            yield _own_docstring(section)
+            yield from _section_tables(section, f"{prefix}{name}.")
 
 
 # ------------------------------------------------------------ faults
@@ -358,6 +390,7 @@ PAGES = {
     "faults.md": faults,
     "limits.md": limits,
     "scenario.md": scenario,
+    "paper_scenario.md": paper_scenario,
     "command_line.md": command_line,
     "errors.md": errors,
 }

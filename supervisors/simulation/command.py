@@ -1,4 +1,4 @@
-"""``headrace simulate``: one seed with what happened in it, or many with what failed."""
+"""``headrace simulate``: one seed with what happened in it, many with what failed, or a paper's claims beside ours."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
 
 def simulate(
     scenario: Annotated[
-        Path, typer.Argument(metavar="SCENARIO.yaml", help="Jobs, machines, network and faults; configs/chaos.yaml.")
+        Path,
+        typer.Argument(metavar="SCENARIO.yaml", help="Jobs and faults, or a study of a paper."),
     ],
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one; 0 if nothing is said.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="A..B", help="Run all from A to B, both included.")] = None,
@@ -29,8 +30,19 @@ def simulate(
     log: Annotated[bool, typer.Option("--log", help="With one seed: say all that happens, on stderr.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="With --seeds: share them among so many processes.")] = 1,
 ) -> None:
-    """Run the whole system under virtual time, with faults that a seed fixes; exit code 1 if a promise was broken."""
+    """Run the whole system under virtual time, with faults that a seed fixes; exit code 1 if a promise was broken.
+
+    Of a published result (configs/papers): simulate it, print each claim beside our number; exit code 0.
+    """
     try:
+        from configs.paper_scenario import is_paper_scenario
+
+        if is_paper_scenario(scenario):
+            if seeds is not None or log or processes > 1:
+                raise _wrong(
+                    str(scenario), "is a study of a paper: one run without a log", "Give --seed and --json only"
+                )
+            raise typer.Exit(_paper(scenario, seed, json_=json_))
         if seeds is None:
             raise typer.Exit(_one(scenario, seed or 0, json_=json_, log=log))
         if seed is not None or log:
@@ -87,6 +99,18 @@ def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
             f"hash {outcome.hash}"
         )
     return EXIT_VIOLATIONS if outcome.violations else EXIT_CLEAN
+
+
+def _paper(path: Path, seed: int | None, *, json_: bool) -> int:
+    from configs.paper_scenario import load_paper_scenario
+    from supervisors.simulation.claims import run_paper, table
+
+    result = run_paper(load_paper_scenario(path), seed)
+    if json_:
+        _show(result.as_map())
+    else:
+        print(table(result))
+    return EXIT_CLEAN
 
 
 def _many(path: Path, seeds: range, processes: int, *, json_: bool) -> int:

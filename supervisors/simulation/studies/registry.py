@@ -1,0 +1,20 @@
+"""Which function runs a study: its section of the scenario and a seed in, measures by name out.
+
+A function reads no published number, so it cannot lean towards one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from supervisors.simulation.studies import streamrl_lengths
+
+Measures = Mapping[str, float]
+"""Name → what came out; a name says its unit, or is a ratio."""
+
+STUDIES: dict[str, Callable[[Any, int], Measures]] = {
+    "streamrl_lengths": streamrl_lengths.length_statistics,
+    "streamrl_ranker": streamrl_lengths.ranker_recall,
+}
+"""By ``study.kind``."""
