@@ -90,6 +90,9 @@ class Limits(BaseModel):
     assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
     infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
+    end_news_s: float = Field(
+        default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"
+    )
     engine_crashes_max: int = Field(
         default=2, description="a prompt that was alone under suspicion when this many engines crashed is set aside"
     )

@@ -26,6 +26,7 @@ from actors.jobs.stop_tokens import stop_token_ids
 from actors.metrics.messages import Event
 from actors.roles import RoleArgs
 from actors.rollout.messages import Drain
+from actors.scheduler.messages import WorkerEnded
 from actors.scheduler.scheduler import Scheduler
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
@@ -393,8 +394,18 @@ class JobRun:
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
         fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
         self._record(f"child_{event.kind}", **fields)
+        if event.kind == "exited" and event.supervisor == f"rollout.{self.job.name}":
+            self._tell_end(event)
         if event.kind in ("restarting", "gave_up", "start_failed"):
             self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
+
+    def _tell_end(self, event: SupervisionEvent) -> None:
+        """To the scheduler, which sees a link break and cannot know why."""
+        crashed = event.cause is ExitCause.CRASHED
+        news = WorkerEnded(
+            job=self.job.name, worker=event.child, incarnation=event.incarnation, crashed=crashed, detail=event.detail
+        )
+        self._system.ref(self._address("scheduler")).tell(news)
 
     def _record(self, name: str, **fields: float | str) -> None:
         """Into events.jsonl."""

@@ -41,6 +41,11 @@ EXIT_PREEMPTED: Final = 75
 EXIT_POISONED: Final = 76
 """One message has crashed it twice."""
 
+OWN_FAULTS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals that a process brings upon itself; by any other one somebody else has ended it."""
+
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -93,7 +98,7 @@ def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
         return ExitCause.COMPLETED
     if code in (-signal.SIGTERM, 128 + signal.SIGTERM, EXIT_PREEMPTED):
         return ExitCause.PREEMPTED
-    if code == -signal.SIGKILL:
+    if code < 0 and -code not in OWN_FAULTS:
         return ExitCause.KILLED
     return ExitCause.POISONED if code == EXIT_POISONED else ExitCause.CRASHED
 

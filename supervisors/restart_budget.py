@@ -39,7 +39,7 @@ class ExitCause(enum.StrEnum):
     CRASHED = "crashed"
     """An exception, a fatal signal of its own making, or an exit code other than 0."""
     KILLED = "killed"
-    """SIGKILL: the kernel's out-of-memory killer, an operator, or us because it hung."""
+    """A signal from outside: the kernel's out-of-memory killer, an operator, or us because it hung."""
     UNREACHABLE = "unreachable"
     """Its node is cut off; the process perhaps lives."""
     POISONED = "poisoned"

@@ -41,6 +41,8 @@ class Dispatcher:
         self._max_staleness = max_staleness
         self._limits = limits
         self._tell = tell
+        self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
+        """Step → rows that are queued and not to be handed out yet."""
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
@@ -77,6 +79,8 @@ class Dispatcher:
     def _queued(self, step: int) -> list[GroupView]:
         batch = self._books.ledger.batches[step]
         rows = np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32)
+        if len(kept := self.kept_back(step)):
+            rows = np.setdiff1d(rows, kept)
         if not len(rows):
             return []
         index = rows // batch.group_size

@@ -73,6 +73,17 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     """The worker crashed while it held these: one of them may be what kills engines (``Ledger.suspects``)."""
 
 
+class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """Of these samples, which have been returned already, it is known by now that an engine crashed while it held them.
+
+    ``rows[i]`` is one of step ``steps[i]``.
+    """
+
+    worker: str
+    steps: np.ndarray  # int32[n]
+    rows: np.ndarray  # int32[n]
+
+
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
     step: int
     rows: np.ndarray  # int32[n]
@@ -123,6 +134,7 @@ Event = (
     | Assigned
     | TokensAppended
     | Returned
+    | Suspected
     | Scored
     | Dropped
     | Leased

@@ -74,7 +74,7 @@ def prune_step(event: ev.Event, newest: int) -> int:
 
     A delta may hold tokens of several steps: it may go with the newest one that it can refer to.
     """
-    return newest if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned) else event.step
+    return newest if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected) else event.step
 
 
 @dataclass(frozen=True, slots=True)

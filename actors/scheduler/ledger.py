@@ -84,6 +84,7 @@ class Ledger:
             ev.Assigned: self._assigned,
             ev.TokensAppended: self._appended,
             ev.Returned: self._returned,
+            ev.Suspected: self._suspected,
             ev.Scored: self._scored,
             ev.Dropped: self._dropped,
             ev.Leased: self._leased,
@@ -149,6 +150,15 @@ class Ledger:
         steps, rows = self._slots.find(assignments, self._workers.get(worker, -1))
         steps, rows = steps[rows >= 0], rows[rows >= 0]
         return {step: rows[steps == step] for step in _distinct(steps)}
+
+    def live_among(self, worker: str, rows: dict[int, np.ndarray]) -> np.ndarray:
+        """int64[n] live assignments of ``worker`` that are of ``rows``, by step."""
+        numbers = self.in_flight(worker)
+        steps, held = self._slots.find(numbers, self._workers.get(worker, -1))
+        among = np.zeros(len(numbers), np.bool_)
+        for step, wanted in rows.items():
+            among |= (steps == step) & np.isin(held, wanted)
+        return numbers[among]
 
     def count_states(self) -> dict[str, int]:
         counts = np.zeros(len(SampleState), np.int64)
@@ -301,6 +311,16 @@ class Ledger:
         for step, rows in located.items():
             self._settle_returned(self._batch(step), rows, outcome)
         return outcome
+
+    def _suspected(self, event: ev.Suspected) -> Outcome:
+        if len(event.steps) != len(event.rows):
+            raise IllegalTransition(f"{len(event.rows)} suspects have {len(event.steps)} steps")
+        located = {step: event.rows[event.steps == step] for step in _distinct(event.steps)}
+        located = {step: rows for step, rows in located.items() if not self._pruned(step)}
+        for step, rows in located.items():
+            self._batch(step).require(rows, tuple(SampleState), "suspect")
+        self._suspect(located)
+        return Outcome()
 
     def _suspect(self, located: dict[int, np.ndarray]) -> None:
         """Blame the prompt that was suspected before and sat among innocent ones; else suspect all that was held."""

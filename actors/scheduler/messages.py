@@ -202,6 +202,22 @@ class Leaving(Message):
     reason: str
 
 
+# ---------------------------------------------------------------- supervisors → scheduler
+
+
+@message("scheduler.worker_ended")
+class WorkerEnded(Message):
+    """How the process of a worker ended, from its machine: a link that is lost does not tell a crash from a cut."""
+
+    job: str
+    worker: str
+    incarnation: int
+    """Of its peer."""
+    crashed: bool
+    """By its own doing: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
+    detail: str
+
+
 # ---------------------------------------------------------------- weights → scheduler
 
 

@@ -45,6 +45,7 @@ from actors.scheduler.meter import StepMeter
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.stall import StallView, waiting_for
+from actors.scheduler.unexplained import Rows, Unexplained
 from actors.scheduler.workers import Worker, WorkerTable
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
@@ -54,6 +55,13 @@ from transport.transport import SendOutcome
 @message("scheduler.tick")
 class Tick(Message):
     """To oneself: look for what no message will tell."""
+
+
+@message("scheduler.no_word")
+class NoWord(Message):
+    """To oneself: nobody has said in time how that life of a worker ended."""
+
+    incarnation: int
 
 
 class Scheduler(Actor):
@@ -117,6 +125,8 @@ class Scheduler(Actor):
         self._dispatcher = Dispatcher(
             self._job.name, self._books, self._workers, self._job.staleness, self.ctx.limits, self._tell
         )
+        self._unexplained = Unexplained(self._ledger)
+        self._dispatcher.kept_back = self._unexplained.kept_back
         self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
         if self._ledger.epoch:
             self._recoveries.lost("head", self.ctx.now())
@@ -397,6 +407,52 @@ class Scheduler(Actor):
                 self._drop_poison(self._ledger.batches[step])
             self._after(worker, outcome)
 
+    def _has_crashed(self, worker: Worker) -> bool:
+        """What is known of one that cannot be reached; if that is nothing, its samples are kept back for a while."""
+        incarnation = worker.address.peer.incarnation
+        crashed = self._unexplained.end_of(incarnation)
+        held = self._ledger.located(worker.name, self._ledger.in_flight(worker.name))
+        if crashed is None and held:
+            self._unexplained.add(incarnation, held)
+            self.ctx.send_after(self.ctx.limits.end_news_s, NoWord(incarnation=incarnation))
+        return bool(crashed)
+
+    @handles(NoWord)
+    async def no_word(self, about: NoWord) -> None:
+        if self._unexplained.release(about.incarnation):
+            self._assign()
+
+    @handles(m.WorkerEnded)
+    async def worker_ended(self, news: m.WorkerEnded) -> None:
+        worker = self._workers.by_name.get(news.worker)
+        if worker is not None and worker.address.peer.incarnation == news.incarnation:
+            self._unexplained.note_end(news.incarnation, crashed=news.crashed)  # its Down is on its way
+            return
+        held = self._unexplained.explain(news.incarnation)
+        if held and news.crashed:
+            self._event("worker_crashed", worker=news.worker, detail=news.detail)
+            self._isolate(news.worker, held)
+        self._assign()
+
+    def _isolate(self, name: str, held: Rows) -> None:
+        """These were with an engine when it crashed. Those that have gone on elsewhere meanwhile are taken back."""
+        steps = np.concatenate([np.full(len(rows), step, np.int32) for step, rows in held.items()])
+        self._books.apply(ev.Suspected(name, steps, np.concatenate(list(held.values()))))
+        batches = self._ledger.batches
+        suspects = {step: rows[batches[step].crashes[rows] > 0] for step, rows in held.items()}
+        why = "an engine has crashed with them"
+        taken: list[tuple[Worker, Outcome]] = []
+        for worker in self._workers.by_name.values():
+            numbers = self._ledger.live_among(worker.name, suspects)
+            if len(numbers):
+                order = Revoke(job=self._job.name, epoch=self._ledger.epoch, assignments=numbers)
+                self._tell(worker.address, order)
+                taken.append((worker, self._books.apply(ev.Returned(worker.name, numbers, why))))
+        for step in held:
+            self._drop_poison(batches[step])
+        for worker, outcome in taken:
+            self._after(worker, outcome)
+
     def _drop_poison(self, batch: StepBatch) -> None:
         """Set aside the prompts, with all their siblings that wait, that have taken as many engines as one may."""
         guilty = np.unique(np.nonzero(batch.crashes >= self.ctx.limits.engine_crashes_max)[0] // batch.group_size)
@@ -517,7 +573,8 @@ class Scheduler(Actor):
         if worker is not None:
             self._event("worker_down", worker=worker.name, reason=news.reason, detail=news.detail)
             self._mark_end(worker.name, news)
-            self._lose(worker, f"{news.reason} {news.detail}".strip(), crashed=news.reason is Gone.CRASHED)
+            crashed = news.reason is Gone.CRASHED or (news.reason is Gone.UNREACHABLE and self._has_crashed(worker))
+            self._lose(worker, f"{news.reason} {news.detail}".strip(), crashed=crashed)
         for role, address in list(self._services.items()):
             if _same_life(address, news.address):
                 self._event("service_down", role=role, reason=news.reason, detail=news.detail)

@@ -124,6 +124,7 @@ class Replay:
             ev.Assigned: self._assigned,
             ev.TokensAppended: self._appended,
             ev.Returned: self._returned,
+            ev.Suspected: lambda _: None,  # says who is to be alone, and moves nothing
             ev.Scored: self._scored,
             ev.Dropped: self._dropped,
             ev.Leased: self._leased,

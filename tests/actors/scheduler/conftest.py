@@ -137,7 +137,7 @@ class FakeWorker(Actor):
             return
         self.busy += self.step_s
         if any(prompt == self.poison for prompt, *_ in self.held.values()):
-            raise RuntimeError("the engine has crashed")
+            await self.crash()
         rows: list[tuple[int, int, int, int]] = []
         for number, (prompt, sibling, at, step) in list(self.held.items()):
             end = at + 1 == length(prompt, sibling)
@@ -149,6 +149,10 @@ class FakeWorker(Actor):
             self.swallow = False
             return
         self.ctx.ref(self.scheduler).tell(self.delta(rows))
+
+    async def crash(self) -> None:
+        """What the poison does."""
+        raise RuntimeError("the engine has crashed")
 
     def delta(self, rows: list[tuple[int, int, int, int]]) -> m.TokenDelta:
         n = len(rows)
