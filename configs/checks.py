@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs.data_checks import check_data
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from configs.source_lookup import find_function, reasoning_gym_tasks
 
@@ -24,7 +25,6 @@ Found = tuple[str, str, str]
 
 _HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*")
-_HUB_TIMEOUT_S = 5.0
 _YES = ("1", "ON", "YES", "TRUE")
 
 
@@ -238,7 +238,7 @@ def _hub_problem(name: str) -> tuple[str, str] | None:
         return f"HF_ENDPOINT is {hub!r}, which is no web address", "Mend it, or name a local directory"
     request = urllib.request.Request(f"{hub}/api/models/{name}", method="HEAD")  # noqa: S310  the scheme has been checked
     try:
-        with urllib.request.urlopen(request, timeout=_HUB_TIMEOUT_S):  # noqa: S310
+        with urllib.request.urlopen(request, timeout=DEFAULT_LIMITS.hub_probe_s):  # noqa: S310
             return None
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):  # private, or none: the download itself carries the token

@@ -43,6 +43,16 @@ class Limits(BaseModel):
     # supervision
     ready_timeout_s: float = Field(default=180.0, description="process start to ready; a large model loads in minutes")
     stop_timeout_s: float = Field(default=10.0, description="orderly stop before SIGKILL")
+    kill_timeout_s: float = Field(
+        default=10.0,
+        description="after SIGKILL the kernel may hold a process in a driver or a dead disk: it is given up",
+    )
+    cancellations_max: int = Field(
+        default=3, description="an actor that swallows this many cancellations, stop_timeout_s apart, is left behind"
+    )
+    blocking_call_s: float = Field(
+        default=600.0, description="one call on an actor's own thread; a longer one means that a disk hangs"
+    )
     restart_max: int = Field(
         default=10, description="restarts per supervisor within restart_window_s before it gives up"
     )
@@ -69,6 +79,10 @@ class Limits(BaseModel):
     model_download_stall_s: float = Field(
         default=300.0, description="a download that gets no byte for this long; the hub's client retries earlier"
     )
+    hub_probe_s: float = Field(
+        default=5.0, description="one look whether a hub knows a name; the run asks again anyway"
+    )
+    hub_answer_s: float = Field(default=30.0, description="one question to a model hub, before its download begins")
     model_progress_s: float = Field(default=5.0, description="how often a download says how far it is")
     beacon_interval_s: float = Field(default=1.0, description="a role process says that its event loop turns")
     beacon_budget_s: float = Field(
@@ -123,6 +137,9 @@ class Limits(BaseModel):
     outbox_messages: int = Field(
         default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"
     )
+    engine_step_s: float = Field(
+        default=900.0, description="one step of an engine; a first compile takes minutes, a device that hangs for ever"
+    )
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
     score_timeout_s: float = Field(default=10.0, description="one verifier call")
@@ -147,6 +164,11 @@ class Limits(BaseModel):
         default=30.0, description="a fault waits this long for a victim that is just being restarted"
     )
     fault_order_timeout_s: float = Field(default=5.0, description="an order to commit a fault")
+    fault_moment_s: float = Field(
+        default=5.0, description="a fault that is to strike at a message waits this long for one of its kind"
+    )
+    run_patience_s: float = Field(default=180.0, description="a test that waits for a step or an event of a real run")
+    run_finish_s: float = Field(default=600.0, description="a test that waits for the end of a real run")
     # control
     control_request_bytes: int = Field(default=1 << 20, description="one request of the control socket")
     control_timeout_s: float = Field(default=30.0, description="one request, unless it names its own deadline")

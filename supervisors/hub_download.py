@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.core.fate import die_with_parent
+from configs.limits import DEFAULT_LIMITS
 from supervisors.hub_files import lacking_files, lacking_kinds, needed_files
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_ASK_TIMEOUT_S: Final = 30.0
 """The hub's list of a repository's files."""
 
 
@@ -126,7 +126,9 @@ def _fetch(order: Order, reporter: _Reporter) -> Report:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        info = HfApi().model_info(order.name, revision=order.revision, files_metadata=True, timeout=_ASK_TIMEOUT_S)
+        info = HfApi().model_info(
+            order.name, revision=order.revision, files_metadata=True, timeout=DEFAULT_LIMITS.hub_answer_s
+        )
     except HfHubHTTPError as error:
         refused = _refused(error, order)
         return _cached_because(order, f"the hub at {_hub()} says no ({_brief(error)})", refused)

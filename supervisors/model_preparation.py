@@ -125,7 +125,7 @@ async def _ended(
                 look()
     finally:
         child.kill()
-        await asyncio.shield(child.exited)  # as long as the kernel takes for a SIGKILL
+        await child.gone()
 
 
 # ------------------------------------------------------------ hub names

@@ -63,7 +63,9 @@ class Membership(Actor):
     async def leave(self) -> None:
         """Take no further process; called before the agent stops."""
         try:
-            await self.ctx.ref(self._head.address).ask(LeaveCluster(node=self._offer.node), Joined, timeout_s=1.0)
+            await self.ctx.ref(self._head.address).ask(
+                LeaveCluster(node=self._offer.node), Joined, timeout_s=self.ctx.limits.close_timeout_s
+            )
         except AskError:
             return  # it will see us go
 

@@ -78,7 +78,7 @@ class NodeAgent(Actor):
                 for managed in self._managed.values():
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
-                self._ended(managed, await managed.process.exited)
+                self._ended(managed, await managed.process.gone())
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -109,7 +109,7 @@ class NodeAgent(Actor):
             raise
         if report is None:
             managed.process.kill(ExitCause.CRASHED)
-            await asyncio.shield(managed.process.exited)
+            await managed.process.gone()
             return SpawnReply(failure=self._failure(managed))
         return SpawnReply(started=self._started(managed, report))
 
@@ -122,7 +122,7 @@ class NodeAgent(Actor):
             return False
         old.verdict = "replaced by a new start"
         old.process.kill(ExitCause.STOPPED)
-        self._ended(old, await asyncio.shield(old.process.exited))
+        self._ended(old, await old.process.gone())
         return True
 
     def _launch(self, order: SpawnProcess, owner: ActorAddress) -> Managed:

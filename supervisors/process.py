@@ -5,7 +5,8 @@ Invariants
 - The child leads its own process group. When it ends, what is left of the group is killed *before* the child is
   reaped, so the group id cannot have been reused.
 - The exit is seen through a pidfd on the loop (a waiting thread where there is none); nobody polls.
-- ``stop`` ends within its deadline plus the kernel's time for a SIGKILL.
+- ``stop`` ends within its deadline plus ``kill_timeout_s``: a process that the kernel does not let go by then, because it
+  is stuck in a driver or a dead disk, is reported as gone and left to the kernel.
 - The spec reaches the child as its stdin, from an unnamed file: no size limit, nothing in the process table.
 
     launch ─ exec ─▶ running ─ SIGTERM ─ deadline ─ SIGKILL ─▶ zombie ─ pidfd ─▶ group killed, reaped, ``exited`` set
@@ -27,9 +28,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from actors.core.fate import PARENT_PID_VARIABLE
+from configs.limits import DEFAULT_LIMITS
 from supervisors.process_log import open_log
 from supervisors.restart_budget import ExitCause
+
+log = structlog.get_logger("headrace.process")
 
 EXIT_OK: Final = 0
 EXIT_CRASHED: Final = 70
@@ -138,6 +144,15 @@ class Child(ABC):
         async with asyncio.timeout(timeout_s):
             return await asyncio.shield(self.exited)
 
+    async def gone(self, timeout_s: float = DEFAULT_LIMITS.kill_timeout_s) -> ProcessExit:
+        """Wait for the exit after a kill; a process that outlasts ``timeout_s`` is given up, and said to be gone."""
+        try:
+            return await self.wait(timeout_s)
+        except TimeoutError:
+            log.error("the kernel does not let a killed process go; it is left behind", pid=self.pid)
+            self._ended(-signal.SIGKILL)
+            return self.exited.result()
+
     async def stop(self, deadline_s: float, cause: ExitCause = ExitCause.STOPPED) -> ProcessExit:
         """SIGTERM, then SIGKILL after ``deadline_s``; returns once it is gone."""
         if self.running:
@@ -146,7 +161,7 @@ class Child(ABC):
             with contextlib.suppress(TimeoutError):
                 return await self.wait(deadline_s)
             self._signal_group(signal.SIGKILL)
-        return await asyncio.shield(self.exited)
+        return await self.gone()
 
     def _ended(self, code: int) -> None:
         if not self.exited.done():

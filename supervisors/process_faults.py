@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from configs.limits import DEFAULT_LIMITS
 from supervisors.errors import FaultNotPossible
 from supervisors.fault_messages import LinkOrder, ProcessOrder
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
@@ -76,4 +77,6 @@ def signal_later(pids: Sequence[int], number: signal.Signals, after_s: float) ->
     targets = " ".join(str(pid) for pid in pids)
     script = f"(sleep {after_s:.3f}; kill -{number.name.removeprefix('SIG')} {targets}) >/dev/null 2>&1 &"
     # the shell ends at once and leaves the sleeper to nobody, who needs nobody to be reaped
-    subprocess.run(["/bin/sh", "-c", script], stdin=subprocess.DEVNULL, start_new_session=True, timeout=5, check=False)
+    limit_s = DEFAULT_LIMITS.fault_order_timeout_s
+    command = ["/bin/sh", "-c", script]
+    subprocess.run(command, stdin=subprocess.DEVNULL, start_new_session=True, timeout=limit_s, check=False)

@@ -27,6 +27,7 @@ import yaml
 from actors.control.client import ControlClient
 from actors.control.socket import read_endpoint
 from configs.fault_plan import dump_fault, fault_from_mapping
+from configs.limits import DEFAULT_LIMITS
 from supervisors.checkers.checks import Report, check
 from supervisors.checkers.run_directory import read_history
 
@@ -107,7 +108,9 @@ class HeadraceRun:
         """What the checkers say of the run so far; see ``headrace doctor --run``."""
         return check(read_history(self.run_dir), must_finish=must_finish)
 
-    def call(self, op: str, args: Mapping[str, Any] | None = None, *, timeout_s: float = 30.0) -> Any:
+    def call(
+        self, op: str, args: Mapping[str, Any] | None = None, *, timeout_s: float = DEFAULT_LIMITS.control_timeout_s
+    ) -> Any:
         """One request over the control socket; docs/control_protocol.md lists them.
 
         Raises:
@@ -119,7 +122,8 @@ class HeadraceRun:
                 return await client.call(op, dict(args or {}), timeout_s=timeout_s)
 
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # the test may be a coroutine, with a loop of its own
-            return thread.submit(asyncio.run, ask()).result()
+            patience_s = timeout_s + DEFAULT_LIMITS.connect_timeout_s
+            return thread.submit(asyncio.run, ask()).result(timeout=patience_s)
 
     def processes(self) -> dict[str, int]:
         """Process ids by name: ``head``, and the actors that run in processes of their own."""
@@ -129,7 +133,9 @@ class HeadraceRun:
 
     # ------------------------------------------------------------ waiting
 
-    def wait_until(self, what: str, probe: Callable[[], T | None], *, timeout_s: float = 180.0) -> T:
+    def wait_until(
+        self, what: str, probe: Callable[[], T | None], *, timeout_s: float = DEFAULT_LIMITS.run_patience_s
+    ) -> T:
         """Look again and again until ``probe`` returns something true.
 
         Raises:
@@ -144,7 +150,9 @@ class HeadraceRun:
 
         return self.settle(what, look, timeout_s=timeout_s)
 
-    def settle(self, what: str, probe: Callable[[], T | None], *, timeout_s: float = 30.0) -> T:
+    def settle(
+        self, what: str, probe: Callable[[], T | None], *, timeout_s: float = DEFAULT_LIMITS.control_timeout_s
+    ) -> T:
         """As ``wait_until``, of a run that may be over."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
@@ -153,11 +161,13 @@ class HeadraceRun:
             time.sleep(_POLL_S)
         raise AssertionError(f"no {what} within {timeout_s:g} s\n{self.last_words()}")
 
-    def wait_for_step(self, step: int, *, timeout_s: float = 180.0) -> None:
+    def wait_for_step(self, step: int, *, timeout_s: float = DEFAULT_LIMITS.run_patience_s) -> None:
         """Until step ``step``, counted from 0, is committed."""
         self.wait_until(f"step {step}", lambda: any(row["step"] >= step for row in self.rows()), timeout_s=timeout_s)
 
-    def wait_for_event(self, name: str, *, timeout_s: float = 180.0, **fields: Any) -> dict[str, Any]:
+    def wait_for_event(
+        self, name: str, *, timeout_s: float = DEFAULT_LIMITS.run_patience_s, **fields: Any
+    ) -> dict[str, Any]:
         """Until an event of that name with those fields is recorded."""
 
         def look() -> dict[str, Any] | None:
@@ -166,7 +176,7 @@ class HeadraceRun:
 
         return self.wait_until(f"event {name} {fields}", look, timeout_s=timeout_s)
 
-    def finish(self, *, timeout_s: float = 600.0, clean: bool = True) -> dict[str, Any]:
+    def finish(self, *, timeout_s: float = DEFAULT_LIMITS.run_finish_s, clean: bool = True) -> dict[str, Any]:
         """Wait for the end and return the summary of ``headrace run --json``.
 
         With ``clean`` the job must have finished, and no checker may find anything: AssertionError otherwise.
@@ -212,7 +222,8 @@ class HeadraceRun:
             fault["target"] = {"name": target} if isinstance(target, str) else dict(target)
         if lasts_s is not None:
             fault["heal_after_s"] = lasts_s
-        answer = self.call("inject", {"fault": dump_fault(fault_from_mapping(fault))}, timeout_s=60.0)
+        patience_s = DEFAULT_LIMITS.control_timeout_s + DEFAULT_LIMITS.fault_target_wait_s
+        answer = self.call("inject", {"fault": dump_fault(fault_from_mapping(fault))}, timeout_s=patience_s)
         return list(answer["hit"])
 
     def interrupt(self) -> None:
@@ -222,7 +233,7 @@ class HeadraceRun:
     def kill(self) -> None:
         """SIGKILL to the process of ``headrace run``, with which every other one of the run ends."""
         self.process.kill()
-        self.process.wait()
+        self.process.wait(timeout=DEFAULT_LIMITS.kill_timeout_s)
 
     def close(self) -> None:
         """End whatever still runs."""

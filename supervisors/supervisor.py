@@ -111,7 +111,8 @@ class Supervisor(Actor):
             if child.start_scope is not None:
                 child.start_scope.reschedule(self.ctx.now())
         for child in reversed(list(self._children.values())):
-            await child.idle.wait()
+            async with asyncio.timeout(self.ctx.limits.stop_timeout_s):  # its start has just been cut short
+                await child.idle.wait()
             await self._stop(child)
             child.settled.set()
 

@@ -15,8 +15,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import struct
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -362,6 +364,27 @@ def _with_user(parts: Sequence[zmq.Frame]) -> list[Frame]:
     return [str(user).encode(), *(part.bytes for part in parts)]
 
 
-async def terminate(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    """Wait, off the loop, until everything that lingers in ``context`` is sent or given up."""
-    await asyncio.to_thread(context.term)
+async def terminate(context: zmq.Context[zmq.Socket[bytes]], timeout_s: float) -> bool:
+    """Wait, off the loop, until everything that lingers in ``context`` is sent or given up; False if it is not in time.
+
+    On a thread of its own that nobody joins: one of the loop's would hold up the end of the loop.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def term() -> None:
+        context.term()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=term, name="zmq-term", daemon=True).start()
+    try:
+        async with asyncio.timeout(timeout_s):
+            await ended
+    except TimeoutError:
+        return False
+    return True

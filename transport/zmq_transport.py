@@ -465,7 +465,9 @@ class ZmqTransport:
             self._down(link, DownReason.STOPPED)
         self._close_sockets(linger_s=linger_s)
         if self._owns_context and self._context is not None:
-            await terminate(self._context)
+            ended = await terminate(self._context, linger_s + self.limits.close_timeout_s)
+            if not ended:
+                log.warning("sockets linger beyond their time; they are left behind", peer=self.peer.name)
         if self._listen == "ipc://*":
             with contextlib.suppress(OSError):
                 Path(self._binds[0].removeprefix("ipc://")).parent.rmdir()

@@ -3,6 +3,7 @@
 Invariants
 - Calls run one after the other, in the order in which they were made.
 - The loop is never blocked; on a virtual-time loop, where no thread may run, calls run inline.
+- A call that does not return within ``limits.blocking_call_s`` is said to be stuck: nobody waits for ever for a dead disk.
 - ``close`` has a deadline. A thread that is stuck in a call past it is left behind (it is a daemon) and reported.
 """
 
@@ -32,11 +33,16 @@ class BlockingQueueFull(ActorError):
     """A bug of the actor: more calls wait for its thread than it may have handlers at work."""
 
 
+class BlockingCallStuck(ActorError):
+    """A function on an actor's thread has not returned in time, most likely because a disk hangs; it goes on there."""
+
+
 class BlockingThread:
     """Runs functions away from the loop. Made at the first call."""
 
-    def __init__(self, name: str, calls_max: int) -> None:
+    def __init__(self, name: str, calls_max: int, call_s: float) -> None:
         self._name = name
+        self._call_s = call_s
         self._calls_max = calls_max
         # Bounded in ``run``.
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -50,6 +56,9 @@ class BlockingThread:
         """Run ``function`` and return its result, or raise what it raises.
 
         A cancelled caller does not interrupt the function: it runs to its end and its result is dropped.
+
+        Raises:
+            BlockingCallStuck: it, or what was called before it, takes longer than ``limits.blocking_call_s``.
         """
         loop = asyncio.get_running_loop()
         if not threads_allowed(loop):
@@ -70,7 +79,15 @@ class BlockingThread:
                 self.running = ""
 
         self._jobs.put((call, future))
-        return await future
+        deadline = asyncio.timeout(self._call_s)
+        try:
+            async with deadline:
+                return await future
+        except TimeoutError:
+            if not deadline.expired():
+                raise  # it is what the function has raised
+            text = f"{self._name}: {_name_of(function)} has not returned within {self._call_s:g} s"
+            raise BlockingCallStuck(f"{text}; on the thread is {self.running or 'nothing'}") from None
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         self._ended = loop.create_future()

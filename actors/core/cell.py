@@ -8,12 +8,14 @@ Invariants
 - Let it crash: an exception that leaves a handler (other than a ReplyError) or a task of the group ends the actor.
 - Whoever asked is told at once: who was being answered gets Down, who waited in the mailbox gets Refused.
 - Watchers are told last, after ``on_stop``: nothing that the actor says comes after its Down.
-- ``on_stop`` and the blocking thread have a deadline; nothing can keep an actor's name longer than that.
+- ``on_stop`` and the blocking thread have a deadline; nothing can keep an actor's name longer than that. An actor that
+  swallows its cancellation is cancelled again, and left behind after ``limits.cancellations_max`` times.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,7 +26,14 @@ from actors.core.actor import Actor
 from actors.core.answers import Caller, Done, Refusal, TargetGone, failure_of
 from actors.core.blocking import BlockingThread
 from actors.core.delivery import Delivery, current
-from actors.core.errors import HandlerCancelled, RefusalReason, ReplyError, StaleEpoch, StartFailed
+from actors.core.errors import (
+    CancellationSwallowed,
+    HandlerCancelled,
+    RefusalReason,
+    ReplyError,
+    StaleEpoch,
+    StartFailed,
+)
 from actors.core.mailbox import Mailbox
 from actors.core.message import Message, tag_of
 from actors.core.watch import Down, Gone
@@ -67,7 +76,7 @@ class Cell:
         self.children: dict[str, Cell] = {}
         self.watching: dict[ActorAddress, int] = {}
         self.timers: dict[asyncio.TimerHandle, None] = {}
-        self.blocking = BlockingThread(name, self.limits.concurrent_handlers)
+        self.blocking = BlockingThread(name, self.limits.concurrent_handlers, self.limits.blocking_call_s)
         self.working: dict[Delivery, asyncio.Task[None] | None] = {}
         self.handled = 0
         loop = asyncio.get_running_loop()
@@ -269,6 +278,10 @@ class Cell:
             self.router.count("threads_left_behind")
             log.error("a blocking call did not end; its thread is left behind", actor=self.name,
                       function=self.blocking.running)  # fmt: skip
+        if not self.ended.done():
+            self._tell_end(ended)
+
+    def _tell_end(self, ended: ActorExit) -> None:
         for address in list(self.watching):
             self.router.deaths.unwatch(self, address)
         if self.parent is not None:
@@ -279,9 +292,25 @@ class Cell:
 
     async def kill(self) -> None:
         """Cancel whatever the actor does, and wait until it has ended."""
-        if not self.mailbox.closed:
-            self.task.cancel()
-        await asyncio.shield(self.ended)
+        cancellations = 0
+        while not self.ended.done():
+            if not self.mailbox.closed:  # else it is ending, and each part of that has its deadline
+                if cancellations >= self.limits.cancellations_max:
+                    self._leave_behind()
+                    return
+                self.task.cancel()
+                cancellations += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.stop_timeout_s):
+                    await asyncio.shield(self.ended)
+
+    def _leave_behind(self) -> None:
+        """Its task goes on to swallow what it is told; to everybody else the actor has ended."""
+        self.router.count("actors_left_behind")
+        ended = ActorExit("crashed", CancellationSwallowed(f"{self.name} goes on although it was cancelled"))
+        log.error("an actor swallows its cancellation and is left behind", actor=self.name)
+        self._close_mailbox(ended)
+        self._tell_end(ended)
 
 
 def _detail(ended: ActorExit) -> str:

@@ -171,5 +171,9 @@ class WrongHandler(ActorError):
     """A handler is declared in a way that cannot work, or the one that is needed is missing."""
 
 
+class CancellationSwallowed(ActorError):
+    """A bug of the actor: it goes on although it was cancelled, again and again."""
+
+
 class HandlerCancelled(ActorError):
     """A handler ended with a CancelledError that did not come from its cell."""

@@ -122,7 +122,7 @@ class Router:
             cell.task.cancel()
             raise
         except StartFailed:
-            await asyncio.shield(cell.ended)  # the name is free again when the caller hears of it
+            await cell.kill()  # it is ending by itself: the name is free again when the caller hears of it
             raise
         return cell
 

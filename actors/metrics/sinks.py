@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
 
@@ -104,7 +105,7 @@ class PrometheusSink:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=DEFAULT_LIMITS.close_timeout_s)
 
 
 def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:

@@ -259,7 +259,9 @@ class RolloutWorker(Actor):
             self._outbox.flush()
             if self._engine.has_work and not self._outbox.full:
                 self._activity.begin("generate")
-                self._deliver(await self._engine.step())
+                async with asyncio.timeout(self.ctx.limits.engine_step_s):
+                    output = await self._engine.step()
+                self._deliver(output)
             elif self._draining and not self._commands and not self._engine.has_work:
                 self._leave()
                 return
@@ -364,7 +366,8 @@ class RolloutWorker(Actor):
     async def _load(self, pulled: PulledWeights) -> None:
         """Swap to ``pulled`` between two steps."""
         in_flight = self._job.rollout.in_flight
-        await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
+        async with asyncio.timeout(self.ctx.limits.pull_timeout_s):
+            await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
         self._policy_version = pulled.policy_version
         pulled.close()
         self._add_ahead()

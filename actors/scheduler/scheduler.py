@@ -596,7 +596,7 @@ class Scheduler(Actor):
     @handles(m.OpenStep)
     async def open_step(self, order: m.OpenStep) -> m.Acknowledged:
         self._check_job(order.job)
-        async with self._committing:
+        async with asyncio.timeout(2 * self.ctx.limits.journal_stall_s), self._committing:  # another one, and ours
             try:
                 if self._leases.step < 0:
                     self._meter.begin(self.ctx.now())
@@ -614,7 +614,7 @@ class Scheduler(Actor):
     async def commit_step(self, commit: m.CommitStep) -> m.Committed:
         """Apply, make durable, tell the job, answer. A repeat gets the same answer and changes nothing."""
         self._check_job(commit.job)
-        async with self._committing:
+        async with asyncio.timeout(2 * self.ctx.limits.journal_stall_s), self._committing:  # another one, and ours
             if commit.step < self._ledger.trainer_step:
                 self._tell_again(commit)
                 return self._verdict(commit.step)

@@ -94,7 +94,8 @@ class Publisher:
     async def settle(self) -> None:
         """Wait until nothing is on its way. A failed offer has crashed the actor already."""
         if self._under_way is not None:
-            await self._under_way
+            async with asyncio.timeout(2 * self._ctx.limits.publish_timeout_s):  # its own limit comes first
+                await self._under_way
             self._under_way = None
 
     async def _offer(self, manifest: Manifest, path: Path) -> None:

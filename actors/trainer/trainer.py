@@ -327,7 +327,8 @@ class Trainer(Actor):
 
     async def _stored(self) -> None:
         if self._storing is not None:
-            await self._storing
+            async with asyncio.timeout(2 * self.ctx.limits.checkpoint_timeout_s):
+                await self._storing
             self._storing = None
 
     async def _bounded(self, work: Coroutine[Any, Any, R], limit_s: float | None = None) -> R:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from actors.rollout.messages import Drain
 from configs import fault_plan as fp
+from configs.limits import DEFAULT_LIMITS
 from supervisors.machine_process import PEER
 from supervisors.simulation.children import SimulatedRole
 from supervisors.simulation.chunks import Tampering, flip_segment
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from supervisors.simulation.children import SimulatedChild
     from supervisors.simulation.world import World
 
-_PATIENCE_S: Final = 5.0
-"""How long a fault waits for the message at which it is to strike."""
 _POWER_LOSS: Final = 0.5
 """How often the end of a machine's main process is the end of its power."""
 
@@ -70,7 +69,7 @@ class Nemesis:
             await asyncio.sleep(fault.delay_after_trigger_s)
             if drawn.tag:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_S):
+                    async with asyncio.timeout(DEFAULT_LIMITS.fault_moment_s):
                         ends = await world.trace.next_message(drawn.tag)
                     await asyncio.sleep(drawn.after_s)
                     if drawn.hits_an_end:

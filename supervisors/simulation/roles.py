@@ -143,6 +143,7 @@ class SimulatedPool:
         self._life = life
         self._given = world.record(job.name).verdicts
         self._free = asyncio.Semaphore(job.reward.workers)
+        self._patience_s = job.limits.ready_timeout_s
 
     async def start(self) -> None:
         """Nothing to start."""
@@ -154,7 +155,7 @@ class SimulatedPool:
         """One verdict per item, in order."""
         low, high = self._costs.verdict_s
         verdicts: list[PoolVerdict] = []
-        async with self._free:
+        async with asyncio.timeout(self._patience_s), self._free:
             for response, prompt, _, index, _ in items:
                 await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
                 if self._draw() < self._no_result:
@@ -167,7 +168,7 @@ class SimulatedPool:
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """As ``PromptStream.read``."""
-        async with self._free:
+        async with asyncio.timeout(self._patience_s), self._free:
             await _slowly(self._life, asyncio.sleep(self._costs.read_s))
         return {"prompts": [self._prompt(ordinal) for ordinal in range(start, start + count)], "exhausted": False}
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from actors.core.errors import AskError
 from actors.jobs.messages import JobReport, JobStatus
+from configs.limits import DEFAULT_LIMITS
 from supervisors.simulation.probes import Probes
 from transport.sim.loop import waiting
 
@@ -87,6 +88,6 @@ async def _status(head: SimulatedHead, name: str) -> str:
     assert head.head is not None
     run = head.head.jobs[name]
     ref = head.head.system.ref(run.address("job"))
-    async with asyncio.timeout(30.0):
+    async with asyncio.timeout(DEFAULT_LIMITS.control_timeout_s):
         report = await ref.ask(JobStatus(job=name), JobReport)
     return f"job {name} waits for {report.waiting_for or 'nothing that it knows of'}"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import uvloop
 
-from supervisors.process import EXIT_POISONED, ChildProcess, Launch, exit_cause, launch
+from supervisors.process import EXIT_POISONED, Child, ChildProcess, Launch, exit_cause, launch
 from supervisors.process_log import last_lines, open_log, trim
 from supervisors.restart_budget import ExitCause
 
@@ -83,6 +83,25 @@ def test_a_stop_is_orderly_and_a_stubborn_child_is_killed_after_the_deadline(run
     meek, stubborn = run(scenario())
     assert (meek.code, meek.cause) == (-15, ExitCause.STOPPED)
     assert (stubborn.code, stubborn.cause) == (-9, ExitCause.STOPPED)
+
+
+def test_a_killed_process_that_the_kernel_does_not_let_go_is_given_up(run):
+    """As one that is stuck in a driver: its exit is never seen."""
+
+    class Held(Child):
+        def send_signal(self, number):
+            pass
+
+        def _signal_group(self, number):
+            pass
+
+    async def scenario():
+        child = Held(1, asyncio.get_running_loop())
+        child.kill()
+        return await child.gone(0.01), child.running
+
+    end, running = run(scenario())
+    assert (end.cause, end.code, running) == (ExitCause.KILLED, -9, False)
 
 
 def test_the_whole_group_ends_with_its_leader(run, tmp_path):

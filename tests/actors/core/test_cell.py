@@ -10,7 +10,9 @@ import pytest
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.answers import Done
+from actors.core.blocking import BlockingCallStuck
 from actors.core.errors import (
+    CancellationSwallowed,
     HandlerCancelled,
     NameTaken,
     RefusalReason,
@@ -163,6 +165,36 @@ async def test_an_on_stop_that_hangs_does_not_keep_the_name(system: Any) -> None
     exit_ = await system.stop_actor("a")
     assert isinstance(exit_.error, TimeoutError)
     await system.spawn("a", Plain())
+
+
+async def test_an_actor_that_swallows_its_cancellation_is_left_behind_and_its_name_is_free(make_system: Any) -> None:
+    class Stubborn(Plain):
+        cancelled = 0
+
+        @handles(Go)
+        async def go(self, message: Go) -> None:
+            self.held.set()
+            while not self.gate.is_set():
+                try:
+                    await self.gate.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+
+    limits = DEFAULT_LIMITS.model_copy(update={"stop_timeout_s": 0.02, "cancellations_max": 3})
+    system = await make_system("a", limits=limits)
+    stubborn = Stubborn()
+    ref = await system.spawn("a", stubborn)
+    asked = asyncio.ensure_future(ref.ask(Go(), Done))
+    await stubborn.held.wait()
+    ended = await system.stop_actor("a")
+    assert isinstance(ended.error, CancellationSwallowed)
+    assert (stubborn.cancelled, system.stats().counters["actors_left_behind"]) == (3, 1)
+    with pytest.raises(SentNoReply):
+        await asked
+    await system.spawn("a", Plain())
+    stubborn.gate.set()  # its task ends after all, and takes nobody's name with it
+    await asyncio.sleep(0.01)
+    assert list(system.actors()) == ["a"]
 
 
 async def test_a_task_that_raises_crashes_the_actor_and_others_are_cancelled(system: Any) -> None:
@@ -355,6 +387,22 @@ async def test_a_blocking_call_that_is_stuck_is_reported_and_left_behind(system:
     await system.stop_actor("a")
     assert system.stats().counters["threads_left_behind"] == 1
     release.set()
+
+
+async def test_a_blocking_call_that_does_not_return_in_time_crashes_who_waits_for_it(make_system: Any) -> None:
+    release = threading.Event()
+
+    class Stuck(Plain):
+        @handles(Go)
+        async def go(self, message: Go) -> None:
+            await self.ctx.run_blocking(release.wait, 10)
+
+    system = await make_system("a", limits=DEFAULT_LIMITS.model_copy(update={"blocking_call_s": 0.02}))
+    ref = await system.spawn("a", Stuck())
+    with pytest.raises(RemoteError, match="has not returned within"):
+        await ref.ask(Go(), Done)
+    release.set()
+    assert isinstance((await system.wait_stopped("a")).error, BlockingCallStuck)
 
 
 async def test_handlers_that_cannot_work_are_refused_when_the_class_is_made() -> None:

@@ -455,3 +455,18 @@ async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
     assert ended.reason == "crashed"
     assert "the device is gone" in str(ended.error)
+
+
+@in_virtual_time
+async def test_an_engine_whose_step_never_ends_crashes_the_worker(stage: Stage) -> None:
+    await stage.start_worker(engine_step_s=30.0)
+
+    async def hangs() -> Any:
+        await asyncio.Event().wait()
+
+    stage.engine.step = hangs  # type: ignore[method-assign]
+    stage.assign(1)
+    began_s = asyncio.get_running_loop().time()
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
+    assert isinstance(ended.error, TimeoutError)
+    assert asyncio.get_running_loop().time() - began_s == pytest.approx(30.0, abs=2.0)

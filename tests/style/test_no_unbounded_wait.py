@@ -1,0 +1,185 @@
+"""No await on another actor, process, queue, event, future, lock or socket without a limit from ``configs/limits.py``.
+
+``waits.py`` beside this file says what a wait is and what bounds it. The few places where waiting for ever is right are
+listed here, each with its reason; an entry that fits nothing any more fails as well.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.style.waits import Wait, parse, unbounded
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ["configs", "transport", "actors", "supervisors"]
+
+Place = tuple[str, str, str]
+"""File, function, what is waited for."""
+
+ALLOWED: Final[dict[str, list[Place]]] = {
+    "an actor waits in its own mailbox for as long as it lives; the cell's life is its task group": [
+        ("actors/core/cell.py", "Cell._live", "asyncio.TaskGroup()"),
+        ("actors/core/cell.py", "Cell._serve", "mailbox.wait()"),
+        ("actors/core/cell.py", "Cell._take", "self.mailbox.wait()"),
+        ("actors/core/mailbox.py", "Mailbox.wait", "self._signal"),
+        ("actors/ranker/ranker.py", "Ranker._work", "self._news.wait()"),
+    ],
+    "the thread of an actor waits for its next call, and for the end of its life": [
+        ("actors/core/blocking.py", "_serve", "jobs.get()"),
+    ],
+    "an event that a signal sets: an operator may come or not": [
+        ("supervisors/child.py", "_until_end.obey", "terminated.wait()"),
+        ("supervisors/head_process.py", "lead", "interrupted.wait()"),
+        ("supervisors/job_run.py", "JobRun._until_interrupted", "interrupted.wait()"),
+        ("supervisors/machine_process.py", "MachineProcess._forward", "interrupted.wait()"),
+        ("supervisors/model_preparation.py", "Preparation._abandon_when", "interrupted.wait()"),
+        ("supervisors/node.py", "NodeProcess.wait", "stopped.wait()"),
+        ("supervisors/node.py", "NodeProcess.wait", "stop"),
+    ],
+    "whoever follows a life waits as long as it lasts: the failure detector ends a process, supervision an actor": [
+        ("actors/core/system.py", "ActorSystem.wait_stopped", "timeout_s"),
+        ("actors/core/system.py", "ActorSystem.wait_stopped", "asyncio.shield(cell.ended)"),
+        ("supervisors/child.py", "_until_end", "verdict"),
+        ("supervisors/job_run.py", "JobRun._until_failed", "ended.wait()"),
+        ("supervisors/machine_process.py", "MachineProcess._one_life", "asyncio.shield(head.exited)"),
+        ("supervisors/machine_process.py", "MachineProcess._forward", "self.desk.became_ready.wait()"),
+        ("supervisors/node_agent.py", "NodeAgent._follow", "asyncio.shield(managed.process.exited)"),
+        ("supervisors/process.py", "ChildProcess._wait_in_thread", "self._popen.wait()"),
+    ],
+    "the exit has been seen: reaping returns at once": [
+        ("supervisors/process.py", "ChildProcess._on_exit", "self._popen.wait()"),
+    ],
+    "a job takes as long as its steps; its supervisors, the stall report and its operator look after it": [
+        ("actors/jobs/job.py", "Job.wait_over", "timeout_s"),
+        ("actors/jobs/job.py", "Job.wait_over", "self._over.wait()"),
+        ("supervisors/head.py", "Head.interrupt_jobs", "task"),
+        ("supervisors/job_run.py", "JobRun.wait", "finished.wait()"),
+        ("supervisors/fault_schedule.py", "FaultSchedule._trigger", "self._moved.wait()"),
+    ],
+    "a watcher waits for what happens next; its stream ends with the job, and with the watcher": [
+        ("actors/jobs/job.py", "Job.watch", "news.wait()"),
+        ("actors/control/watches.py", "WatchStream.changed", "self._changed.wait()"),
+        ("supervisors/operations.py", "Operations.watch", "queue.get()"),
+    ],
+    "the code that is called has its own limits, where it is written; it cannot be told here which it is": [
+        ("actors/core/cell.py", "Cell._run", "method(delivery.message)"),
+        ("actors/core/stream_desk.py", "StreamDesk.produce", "items"),
+        ("actors/core/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
+        ("actors/trainer/patience.py", "ask_patiently", "renew()"),
+        ("supervisors/children.py", "_choose", "chosen"),
+        ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
+        ("supervisors/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
+        ("supervisors/simulation/roles.py", "_slowly", "work"),
+    ],
+    "the request desk ends every question at its deadline, which was armed three lines before": [
+        ("actors/core/questions.py", "Questions._ask_once", "future"),
+    ],
+    "the caller holds the limit: worker and trainer give each call to their engine one (engine_step_s, _bounded)": [
+        ("actors/rollout/engines/torch_engine.py", "TorchEngine._run",
+         "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
+        ("actors/rollout/engines/vllm_engine.py", "VllmEngine._run",
+         "asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)"),
+        ("actors/trainer/backends/torch_backend.py", "TorchBackend._run",
+         "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
+    ],
+    "the control server bounds every request by its deadline": [
+        ("supervisors/operations.py", "Operations.submit",
+         "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
+    ],
+    "as many seeds as were asked for, in front of whoever asked": [
+        ("supervisors/simulation/seeds.py", "_run_part", "process.communicate()"),
+    ],
+    "installing runs before configs/limits.py can be imported: the standard library is all there is": [
+        ("supervisors/vllm_install.py", "install_cpu", "TIMEOUT_S"),
+        ("supervisors/vllm_install.py", "install_cuda", "TIMEOUT_S"),
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def found() -> list[Wait]:
+    files = [*sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")), ROOT / "main.py"]
+    return unbounded(parse(ROOT, files))
+
+
+def test_every_wait_has_a_limit_or_a_reason(found):
+    allowed = {place for places in ALLOWED.values() for place in places}
+    left = [str(wait) for wait in found if wait.key not in allowed]
+    assert not left, (
+        "put it inside asyncio.timeout(limit from configs/limits.py), or say in ALLOWED why for ever is right:\n"
+        + "\n".join(left)
+    )
+
+
+def test_what_is_allowed_is_still_there(found):
+    listed = {place for places in ALLOWED.values() for place in places if (ROOT / place[0]).exists()}
+    stale = listed - {wait.key for wait in found}
+    assert not stale, f"these fit nothing any more; take them out of ALLOWED: {sorted(stale)}"
+
+
+WITHOUT_LIMIT = {
+    "a queue": "async def f(queue):\n    await queue.get()",
+    "an event": "async def f(self):\n    await self._done.wait()",
+    "a future": "async def f(future):\n    await future",
+    "a shielded future": "async def f(self):\n    return await asyncio.shield(self.ended)",
+    "a lock": "async def f(self):\n    async with self._lock:\n        pass",
+    "a socket": "async def f(reader):\n    return await reader.readexactly(4)",
+    "items of others": "async def f(feed):\n    async for item in feed:\n        pass",
+    "a task group of others": "async def f():\n    async with asyncio.TaskGroup() as group:\n"
+    "        group.create_task(other())",
+    "one of several": "async def f(a):\n    await asyncio.gather(*(one for one in a))",
+    "a task that waits": "async def f(event):\n    task = asyncio.create_task(event.wait())",
+    "a thread": "async def f():\n    await asyncio.to_thread(work)",
+    "a limit that is none": "async def f(queue):\n    async with asyncio.timeout(None):\n        await queue.get()",
+    "a limit that may be none": "async def f(queue, timeout_s: float | None = None):\n"
+    "    async with asyncio.timeout(timeout_s):\n        await queue.get()",
+    "a limit of its own": "async def f(queue):\n    async with asyncio.timeout(5.0):\n        await queue.get()",
+    "a limit as a default": "def f(timeout_s: float = 5.0):\n    pass",
+    "a limit of the file": "async def f(queue):\n    async with asyncio.timeout(LIMIT_S):\n        await queue.get()",
+    "a limit that ends before": "async def f(queue, limit_s):\n    async with asyncio.timeout(limit_s):\n        pass\n"
+    "    await queue.get()",
+    "a coroutine that is awaited without one": "async def _g(queue):\n    await queue.get()\n"
+    "async def f(queue):\n    await _g(queue)",
+    "a thread's end": "def f(thread):\n    thread.join()",
+    "a process's end": "def f(process):\n    process.wait()",
+    "a process's words": "def f(process):\n    process.communicate()",
+    "a command": "def f():\n    subprocess.run(['true'])",
+    "a pipe": "def f(connection):\n    connection.recv()",
+    "a pool's result": "def f(pool):\n    pool.submit(work).result()",
+}
+
+WITH_LIMIT = {
+    "inside a timeout": "async def f(self, queue):\n    async with asyncio.timeout(self.limits.ask_timeout_s):\n"
+    "        await queue.get()",
+    "a timeout with a name": "async def f(self, queue):\n    deadline = asyncio.timeout(self.limits.stop_timeout_s)\n"
+    "    async with deadline:\n        await queue.get()",
+    "a lock behind a timeout": "async def f(self):\n"
+    "    async with asyncio.timeout(self.limits.stop_timeout_s), self._lock:\n        pass",
+    "our own coroutine": "async def g():\n    pass\nasync def f():\n    await g()",
+    "a group of our own": "async def g():\n    pass\nasync def f():\n    async with asyncio.TaskGroup() as group:\n"
+    "        group.create_task(g())",
+    "a coroutine that is always awaited with one": "async def _g(queue):\n    await queue.get()\n"
+    "async def f(self, queue):\n    async with asyncio.timeout(self.limits.stop_timeout_s):\n        await _g(queue)",
+    "what the kernel bounds": "class A:\n    async def on_stop(self):\n        await self._task",
+    "a sleep": "async def f():\n    await asyncio.sleep(1.0)",
+    "a stream with a limit": "async def f(self, ref):\n"
+    "    async with ref.stream(Q(), I, timeout_s=self.limits.pull_timeout_s) as items:\n"
+    "        async for item in items:\n            pass",
+    "a thread's end with a limit": "def f(self, thread):\n    thread.join(timeout=self.limits.close_timeout_s)",
+    "a text": "def f(words):\n    return ', '.join(words)",
+    "a map": "def f(known):\n    return known.get('a')",
+}
+
+
+@pytest.mark.parametrize("code", WITHOUT_LIMIT.values(), ids=WITHOUT_LIMIT)
+def test_a_wait_without_a_limit_is_found(code):
+    assert unbounded({"a.py": ast.parse(code)})
+
+
+@pytest.mark.parametrize("code", WITH_LIMIT.values(), ids=WITH_LIMIT)
+def test_a_wait_with_a_limit_is_left_in_peace(code):
+    assert not unbounded({"a.py": ast.parse(code)})
