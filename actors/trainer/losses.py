@@ -12,6 +12,10 @@ generated, for two reasons that ask for two answers:
 
 In both cases the ratio is rho = exp(new - engine), and the gradient of the surrogate is
 min(rho, cap) * advantage * grad(new), or 0 where the clip holds.
+
+A fresh token whose two log-probabilities differ by no more than ``NUMERICS`` has a ratio of exactly 1. The last bits of
+an engine's float32 depend on what else was in its batch, so on who generated what beside whom; without this they would
+be in the weights, and a run that lost a worker would end with others than one that did not.
 """
 
 from __future__ import annotations
@@ -26,6 +30,9 @@ from actors.trainer.backend import LossSpec
 
 LOG_RATIO_MAX = 20.0
 """exp(20) is 4.9e8: beyond any ratio that means something, and far from overflow."""
+
+NUMERICS = 1e-4
+"""Log-probabilities this close are the same: float32 engines are within about 1e-6, bfloat16 ones beyond 1e-3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +76,12 @@ def policy_surrogate(
     return torch.where(clipped, limit, weighted), clipped.to(new.dtype)
 
 
+def settled(new: Tensor, behaviour: Tensor, stale: Tensor) -> Tensor:
+    """``behaviour``, and ``new`` itself where a fresh token's differs by numerics alone."""
+    same = ~stale & ((new.detach() - behaviour).abs() <= NUMERICS)
+    return torch.where(same, new.detach(), behaviour)
+
+
 def kl_k3(new: Tensor, reference: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = reference - new: never negative, unbiased for KL(new || reference) on new's samples.
 
@@ -82,7 +95,7 @@ def token_losses(
     new: Tensor, behaviour: Tensor, advantages: Tensor, stale: Tensor, reference: Tensor | None, spec: LossSpec
 ) -> TokenLosses:
     """The loss of each token: minus the surrogate, plus ``kl_coefficient`` times k3. Weights are the caller's."""
-    surrogate, clipped = policy_surrogate(new, behaviour, advantages, stale, spec)
+    surrogate, clipped = policy_surrogate(new, settled(new, behaviour, stale), advantages, stale, spec)
     loss = -surrogate
     kl = torch.zeros_like(behaviour)
     if reference is not None:

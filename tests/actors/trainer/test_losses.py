@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from actors.trainer.backend import LossSpec
-from actors.trainer.losses import TokenLogprobs, kl_k3, policy_surrogate, token_logprobs, token_losses, truncated_ratio
+from actors.trainer.losses import (
+    NUMERICS,
+    TokenLogprobs,
+    kl_k3,
+    policy_surrogate,
+    token_logprobs,
+    token_losses,
+    truncated_ratio,
+)
 
 SPEC = LossSpec(clip_low=0.2, clip_high=0.3, importance_cap=2.0)
 
@@ -75,6 +83,33 @@ def test_an_absurd_ratio_gives_a_finite_loss_and_a_gradient_no_larger_than_the_c
         (gradient,) = torch.autograd.grad(value.sum(), new)
         assert math.isfinite(value.item())
         assert abs(gradient.item()) <= SPEC.importance_cap
+
+
+def gradient_of_loss(new: torch.Tensor, behaviour: torch.Tensor, stale: torch.Tensor) -> torch.Tensor:
+    new = new.clone().requires_grad_(True)
+    advantages = torch.linspace(-2.0, 2.0, len(new))
+    losses = token_losses(new, behaviour, advantages, stale, None, SPEC)
+    return torch.autograd.grad(losses.loss.sum(), new)[0]
+
+
+def test_the_last_bits_of_an_engines_log_probabilities_leave_no_trace_in_the_gradient_of_fresh_tokens() -> None:
+    """Which depend on what else was in the engine's batch: so a moved sample teaches the same, to the last bit."""
+    draw = torch.Generator().manual_seed(0)
+    new = -5.0 * torch.rand(1000, generator=draw)
+    noise = 2e-6 * torch.randn(1000, generator=draw)
+    fresh, stale = torch.zeros(1000, dtype=torch.bool), torch.ones(1000, dtype=torch.bool)
+    assert torch.equal(gradient_of_loss(new, new + noise, fresh), gradient_of_loss(new, new.clone(), fresh))
+    assert not torch.equal(gradient_of_loss(new, new + noise, stale), gradient_of_loss(new, new.clone(), stale))
+
+
+def test_a_fresh_token_that_differs_by_more_than_numerics_is_weighted_by_its_ratio() -> None:
+    new, behaviour = torch.tensor([-1.0, -1.0]), torch.tensor([-1.0 + 2 * NUMERICS, -1.0 + NUMERICS / 2])
+    gradient = gradient_of_loss(new, behaviour, torch.zeros(2, dtype=torch.bool))
+    ratio = math.exp(-2 * NUMERICS)
+    torch.testing.assert_close(gradient, torch.tensor([2.0 * ratio, -2.0]), rtol=0.0, atol=1e-6)
+    assert abs(gradient[0].item() - 2.0) > NUMERICS
+    mismatch = token_losses(new, behaviour, new, torch.zeros(2, dtype=torch.bool), None, SPEC).mismatch
+    torch.testing.assert_close(mismatch, torch.tensor([2 * NUMERICS, NUMERICS / 2]), rtol=0.0, atol=1e-6)
 
 
 def test_k3_is_zero_where_the_models_agree_and_positive_elsewhere() -> None:
