@@ -15,6 +15,7 @@ from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.meter import StepMeter
+from actors.scheduler.recovery import Recoveries
 from actors.scheduler.workers import WorkerTable
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
@@ -61,5 +62,6 @@ def test_the_page_of_metrics_names_every_column() -> None:
     one = np.ones(1, np.int32)
     ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.zeros(1, np.int64), one, one, [b""]))
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
+    row |= Recoveries(ledger).metrics()
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)
