@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.roles import RoleArgs
-from actors.trainer.setup import backend_spec, loss_spec, make_backend, resolve_threads
+from actors.trainer.setup import SHARED_OUT_BYTES, backend_spec, loss_spec, make_backend, resolve_threads
 from configs.schema import JobConfig
 from tests.actors.trainer.trainer_world import job_config
 from transport.address import ActorAddress, PeerId
@@ -44,11 +44,19 @@ def test_a_kl_term_needs_a_reference() -> None:
     assert (loss.kl_coefficient, loss.clip_low, loss.clip_high, loss.importance_cap) == (0.01, 0.2, 0.3, 4.0)
 
 
-def test_the_trainer_leaves_a_core_to_the_head_and_in_async_mode_half_of_them_to_generation() -> None:
+def test_with_a_small_model_the_trainer_leaves_a_core_to_the_head_and_off_policy_half_of_them(tmp_path: Path) -> None:
     cores = len(os.sched_getaffinity(0))
-    assert resolve_threads(job_config()) == max(1, cores - 1)
-    assert resolve_threads(job_config(sync={"mode": "async"})) == max(1, cores // 2)
-    assert resolve_threads(job_config(sync={"mode": "async"}, trainer={"threads": 3})) == 3
+    (tmp_path / "model.safetensors").write_bytes(bytes(1000))
+    assert resolve_threads(job_config(), tmp_path) == max(1, cores - 1)
+    assert resolve_threads(job_config(sync={"mode": "async"}), tmp_path) == max(1, cores // 2)
+    assert resolve_threads(job_config(sync={"mode": "async"}, trainer={"threads": 3}), tmp_path) == 3
+
+
+def test_a_model_whose_operations_are_worth_sharing_out_is_trained_on_every_core(tmp_path: Path) -> None:
+    with (tmp_path / "model-00001-of-00002.safetensors").open("wb") as shard:
+        shard.truncate(SHARED_OUT_BYTES)
+    assert resolve_threads(job_config(), tmp_path) == len(os.sched_getaffinity(0))
+    assert resolve_threads(job_config(trainer={"threads": 1}), tmp_path) == 1
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:
