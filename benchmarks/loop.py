@@ -6,7 +6,8 @@
     samples/s = samples / seconds of all steps after the first few; ratio = ours / the loop's
 
 Both take the same prompts in the same order, start from the same weights and learn at the same rate, so that step n
-is about the same work in both. Neither takes checkpoints. ``--repeats`` alternates the two and reports medians.
+is about the same work in both, whatever the job: ``loop.yaml`` beside this file, unless ``--job`` names another.
+Neither takes checkpoints. ``--repeats`` alternates the two and reports medians.
 """
 
 from __future__ import annotations
@@ -116,9 +117,10 @@ def check(
     return problems
 
 
-def baseline_file(hardware_class: str, directory: Path = BASELINES) -> Path:
-    """Where the baseline of this class of machine is, or will be."""
-    return directory / f"loop.{hardware_class}.json"
+def baseline_file(job: Path, hardware_class: str, directory: Path = BASELINES) -> Path:
+    """Where the baseline of this job on this class of machine is, or will be."""
+    name = "loop" if job.stem == "loop" else f"loop-{job.stem}"
+    return directory / f"{name}.{hardware_class}.json"
 
 
 def measure(options: argparse.Namespace, directory: Path) -> Result:
@@ -155,9 +157,9 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
         prog="headrace bench loop", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=ROOT / "configs" / "quickstart.yaml")
+    parser.add_argument("--job", type=Path, default=ROOT / "benchmarks" / "loop.yaml")
     parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count")
     parser.add_argument("--mode", choices=("sync", "async", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=1)
@@ -176,7 +178,7 @@ def main(args: list[str]) -> int:
     options = parse(args)
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
         result = measure(options, Path(scratch))
-    file = baseline_file(result["hardware"]["class"])
+    file = baseline_file(options.job, result["hardware"]["class"])
     problems: list[str] = []
     if options.check:
         problems = check(result, json.loads(file.read_text()) if file.exists() else None)

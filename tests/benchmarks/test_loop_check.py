@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,10 @@ def test_the_first_steps_do_not_count():
 
 
 def test_the_baseline_names_its_class_of_hardware(tmp_path):
-    assert baseline_file("x86_64-avx2-2core", tmp_path).name == "loop.x86_64-avx2-2core.json"
+    machine = "x86_64-avx2-2core"
+    assert baseline_file(Path("benchmarks/loop.yaml"), machine, tmp_path).name == "loop.x86_64-avx2-2core.json"
+    quickstart = baseline_file(Path("configs/quickstart.yaml"), machine, tmp_path)
+    assert quickstart.name == "loop-quickstart.x86_64-avx2-2core.json"
 
 
 def test_a_measured_process_that_fails_says_why():
