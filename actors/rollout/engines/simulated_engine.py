@@ -11,8 +11,8 @@ Invariants
 - A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token
   of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
 
-Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``load_s`` 0.05,
-``mean_tokens`` 64, ``vocab`` 256.
+Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine, as
+for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ from actors.rollout.messages import EngineStats
 from actors.rollout.sampling import stream_keys, uniforms
 from actors.scheduler.messages import FinishReason
 
-_DEFAULTS = {"base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "load_s": 0.05, "mean_tokens": 64.0, "vocab": 256.0}
+_DEFAULTS = {
+    "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,
+    "vocab": 256.0,
+}  # fmt: skip
 _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
 
@@ -84,6 +87,8 @@ class SimulatedEngine:
             )
         self._spec = spec
         self._costs |= {name: float(value) for name, value in spec.options.items()}
+        if self._costs["start_s"] > 0:
+            await asyncio.sleep(self._costs["start_s"])
 
     def add(self, requests: Sequence[GenerationRequest]) -> None:
         check_requests(requests, vocab=int(self._costs["vocab"]))
