@@ -11,8 +11,8 @@ Invariants
 - A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token
   of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
 
-Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine, as
-for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256.
+Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
+as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256.
 """
 
 from __future__ import annotations
