@@ -18,6 +18,8 @@ from configs.loader import dump_job, load_job
 from configs.schema import JobConfig
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+_LOOK_S: Final = 2.0
+"""Long enough to see who computes now; the load average also remembers who did a minute ago."""
 RUN_TIMEOUT_S: Final = 3600.0
 """One measured run: far longer than any that tells something."""
 
@@ -113,7 +115,8 @@ def use_cores(count: int) -> list[int]:
 
 
 def hardware() -> dict[str, Any]:
-    """The machine as a class (figures of one class may be compared) and how busy it was before we began."""
+    """The machine as a class (figures of one class may be compared), and how many cores others kept busy just now."""
+    import psutil
     import torch
 
     vectors = torch.backends.cpu.get_cpu_capability().lower()
@@ -124,7 +127,7 @@ def hardware() -> dict[str, Any]:
         "vectors": vectors,
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "load_before": round(os.getloadavg()[0], 2),
+        "load_before": round(psutil.cpu_percent(interval=_LOOK_S) / 100.0 * (psutil.cpu_count() or 1), 2),
     }
 
 
