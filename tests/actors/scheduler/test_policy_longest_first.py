@@ -20,7 +20,7 @@ def test_equal_estimates_keep_their_order() -> None:
     assert longest_first(np.full(50, 7.0)).tolist() == list(range(50))
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1, max_size=7), st.integers(1, 3))
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=6), st.integers(1, 3))
 def test_with_exact_lengths_it_ends_within_four_thirds_of_the_best_schedule(lengths: list[int], places: int) -> None:
     """The best of all ways to share them among the places."""
     free = [0] * places

@@ -1,0 +1,184 @@
+"""Which workers get the samples that are expected to be long, and how many of them do nothing else.
+
+StreamRL (arXiv 2504.15930), skewness-aware dispatching, Algorithm 2. Small batches decode fast and large ones
+efficiently, so the longest ``alpha`` of the samples may do better on dedicated workers with small batches, while the
+others share the rest. The number of dedicated workers is chosen by
+
+- ``closed_form`` (the paper's): with L_t = P90 and L_r = P50 of recent lengths and Latency = PTL(batch) · L ·
+  ⌈M / batch⌉, the number with the least *sum* of the latencies of the two groups; ``objective="max"`` takes the larger
+  of them instead, since the groups run side by side. It never says zero.
+- ``simulated`` (the default): continuous batching is replayed over the workers' own latency tables, and the number
+  whose slower group ends first is taken. Zero is allowed, and taken in a tie. Of each candidate the workers that may
+  end last are replayed; of the winner and of zero, all. Large pools are searched on every k-th worker and sample.
+
+In either case samples are dealt longest first, each to the worker that has the least to do by its own pace, and each
+worker begins with the longest (``longest_first``). So workers of different devices need no other code.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from actors.scheduler.policies.generation_time import Instance, finish_times_s
+from actors.scheduler.policies.longest_first import longest_first
+
+ALPHA = 0.2
+"""Of the samples count as long; the paper's value."""
+_CANDIDATES = 24
+"""Numbers of dedicated workers that are tried, evenly spread, where there are more workers."""
+_SEARCHED = 64
+"""Workers on which the number is sought; larger pools are thinned out to so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """Who generates what."""
+
+    dedicated: int
+    """Workers, the first so many of ``workers``, that get long samples only."""
+    workers: list[int]
+    """Positions of the workers, those with the fastest small batch first."""
+    samples: list[np.ndarray]
+    """Positions of the samples of each of ``workers``, int64, in the order in which they begin."""
+
+
+def decide(
+    estimates: np.ndarray,
+    instances: Sequence[Instance],
+    *,
+    prompt_tokens: int,
+    alpha: float = ALPHA,
+    choice: Literal["simulated", "closed_form", "none"] = "simulated",
+    objective: Literal["sum", "max"] = "sum",
+) -> Dispatch:
+    """Share samples of these expected lengths among idle workers. ``none``: no dedicated ones, longest first only.
+
+    ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first.
+    """
+    order = longest_first(estimates)
+    ranked = sorted(range(len(instances)), key=lambda i: (instances[i].pace.step_s(1, prompt_tokens), i))
+    pool = [instances[i] for i in ranked]
+    long = math.ceil(alpha * len(order))
+    if choice == "none" or len(pool) < 2 or not long:
+        return Dispatch(0, ranked, _deal(order, estimates, pool))
+    if choice == "closed_form":
+        dedicated = closed_form(estimates, pool[0], len(pool), alpha=alpha, objective=objective)
+        return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
+    dedicated = _replayed(order, estimates, pool, alpha, prompt_tokens)
+    return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
+
+
+def closed_form(
+    recent_lengths: np.ndarray,
+    instance: Instance,
+    workers: int,
+    *,
+    alpha: float = ALPHA,
+    objective: Literal["sum", "max"] = "sum",
+) -> int:
+    """Algorithm 2: the number of dedicated workers of equal ones, from 1 to ``workers`` - 1."""
+    long = math.ceil(alpha * len(recent_lengths))
+    long_tokens, rest_tokens = (float(np.percentile(recent_lengths, p)) for p in (90, 50))
+
+    def latency_s(samples: int, tokens: float, share: int) -> float:
+        each = math.ceil(samples / share)
+        batch = max(1, int(min(each, instance.places, instance.kv_tokens / max(1, instance.reserve_tokens))))
+        return instance.pace.step_s(batch, tokens / 2) * tokens * math.ceil(each / batch)
+
+    def score(dedicated: int) -> float:
+        parts = (
+            latency_s(long, long_tokens, dedicated),
+            latency_s(len(recent_lengths) - long, rest_tokens, workers - dedicated),
+        )
+        return sum(parts) if objective == "sum" else max(parts)
+
+    return min(range(1, workers), key=score)
+
+
+def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:
+    """Lengths for estimates that only rank: the quantile of recent lengths at each one's rank, float64."""
+    lengths = np.empty(len(estimates))
+    quantiles = (np.arange(len(estimates)) + 0.5) / max(1, len(estimates))
+    lengths[longest_first(estimates)] = np.quantile(recent_lengths, quantiles)[::-1]
+    return lengths
+
+
+def _replayed(
+    order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance], alpha: float, prompt_tokens: int
+) -> int:
+    """The number of dedicated workers whose replay ends first."""
+    stride = math.ceil(len(pool) / _SEARCHED)
+    few, workers = order[stride // 2 :: stride], pool[::stride]
+    long = math.ceil(alpha * len(few))
+    best_s, best, dealt = math.inf, 0, list[np.ndarray]()
+    for count in _candidates(len(workers)):
+        hands = _in_groups(few, estimates, workers, count, long)
+        ends_s = _makespan_s(hands, estimates, workers, _likely_last(hands, estimates), prompt_tokens)
+        if ends_s < best_s:
+            best_s, best, dealt = ends_s, count, hands
+    everyone = range(len(workers))
+    if best and _makespan_s(dealt, estimates, workers, everyone, prompt_tokens) >= _makespan_s(
+        _deal(few, estimates, workers), estimates, workers, everyone, prompt_tokens
+    ):
+        return 0
+    return min(best * stride, len(pool) - 1)
+
+
+def _candidates(workers: int) -> list[int]:
+    most = workers - 1
+    return sorted({round(i * most / min(_CANDIDATES, most)) for i in range(min(_CANDIDATES, most) + 1)})
+
+
+def _in_groups(
+    order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance], dedicated: int, long: int
+) -> list[np.ndarray]:
+    if not dedicated:
+        return _deal(order, estimates, pool)
+    return [
+        *_deal(order[:long], estimates, pool[:dedicated]),
+        *_deal(order[long:], estimates, pool[dedicated:]),
+    ]
+
+
+def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) -> list[np.ndarray]:
+    """Longest first, each to the worker that has the least to do."""
+    share = max(1, math.ceil(len(order) / len(pool)))
+    mean = float(estimates[order].mean()) if len(order) else 0.0
+    token_s = [i.pace.step_s(min(share, i.places), mean / 2) for i in pool]
+    hands: list[list[int]] = [[] for _ in pool]
+    load = [(0.0, i) for i in range(len(pool))]
+    for sample in order.tolist():
+        busy_s, i = load[0]
+        hands[i].append(sample)
+        heapq.heapreplace(load, (busy_s + token_s[i] * float(estimates[sample]), i))
+    return [np.array(hand, np.int64) for hand in hands]
+
+
+def _likely_last(hands: Sequence[np.ndarray], estimates: np.ndarray) -> set[int]:
+    """The workers with the most tokens, with the most samples, and with the longest sample."""
+    tokens = [float(estimates[hand].sum()) for hand in hands]
+    longest = [float(estimates[hand].max(initial=0.0)) for hand in hands]
+    return {int(np.argmax(tokens)), int(np.argmax(longest)), max(range(len(hands)), key=lambda i: len(hands[i]))}
+
+
+def _makespan_s(
+    hands: Sequence[np.ndarray],
+    estimates: np.ndarray,
+    pool: Sequence[Instance],
+    workers: Iterable[int],
+    prompt_tokens: int,
+) -> float:
+    """When the last sample of these workers ends."""
+    return max(_end_s(pool[i], estimates[hands[i]], prompt_tokens) for i in workers)
+
+
+def _end_s(instance: Instance, tokens: np.ndarray, prompt_tokens: int) -> float:
+    if not len(tokens):
+        return 0.0
+    return float(finish_times_s(instance, [prompt_tokens] * len(tokens), np.rint(tokens).astype(int).tolist()).max())

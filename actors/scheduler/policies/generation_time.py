@@ -1,0 +1,71 @@
+"""How long an instance takes for the samples it is given: continuous batching, replayed event by event.
+
+    waiting, in order ──admit while a place and KV room are free──▶ running ── one token each a step ──▶ finish times
+
+Between two events (a finish, and the admissions that it makes room for) the batch stays the same and every context
+grows by one token a step, so all of those steps are added up at once: a sample costs two events however long it is.
+StreamRL (arXiv 2504.15930) calls the time of a step PTL, per-token latency; here it depends on batch and context.
+
+Invariants
+- A sample is admitted only with a place, and with room for its prompt and what is reserved for its response.
+- Nothing is preempted. A sample that alone is too large is run alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+class StepTime(Protocol):
+    """What a measured latency table and a cost model have in common."""
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        """Seconds of a step that gives one token to each of ``batch`` sequences of this mean context."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One engine as far as its pace goes."""
+
+    pace: StepTime
+    places: int
+    """Samples that it decodes together at most."""
+    kv_tokens: float = float("inf")
+    """Tokens that its KV cache holds."""
+    reserve_tokens: int = 0
+    """Kept free for the response of each admitted sample, whatever it turns out to need."""
+    prefill_token_s: float = 0.0
+
+
+def finish_times_s(instance: Instance, prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> np.ndarray:
+    """When each sample is finished, float64[n], if they begin in this order at time 0."""
+    finished = np.zeros(len(output_tokens))
+    running: list[tuple[int, int]] = []  # (step at which it ends, sample)
+    now_s, step, next_up = 0.0, 0, 0
+    kv_free, context = instance.kv_tokens, 0
+    while running or next_up < len(output_tokens):
+        while next_up < len(output_tokens) and len(running) < instance.places:
+            need = prompt_tokens[next_up] + instance.reserve_tokens
+            if need > kv_free and running:
+                break
+            heapq.heappush(running, (step + max(1, int(output_tokens[next_up])), next_up))
+            kv_free -= need
+            context += prompt_tokens[next_up]
+            now_s += instance.prefill_token_s * prompt_tokens[next_up]
+            next_up += 1
+        batch, steps = len(running), running[0][0] - step
+        now_s += steps * instance.pace.step_s(batch, context / batch + steps / 2)
+        step += steps
+        context += steps * batch
+        while running and running[0][0] == step:
+            _, sample = heapq.heappop(running)
+            finished[sample] = now_s
+            kv_free += prompt_tokens[sample] + instance.reserve_tokens
+            context -= prompt_tokens[sample] + max(1, int(output_tokens[sample]))
+    return finished
