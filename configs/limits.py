@@ -39,6 +39,9 @@ class Limits(BaseModel):
     result_cache_s: float = Field(default=60.0, description="and for how long")
     stream_credit_items: int = Field(default=64, description="default window of a stream")
     stream_credit_bytes: int = Field(default=64 << 20, description="the same in bytes")
+    dead_letters_kept: int = Field(
+        default=64, description="newest messages without a receiver that a process remembers; all are counted"
+    )
     loop_lag_warn_s: float = Field(default=0.25, description="a handler that blocks the loop longer is reported")
     # supervision
     ready_timeout_s: float = Field(default=180.0, description="process start to ready; a large model loads in minutes")
@@ -132,6 +135,10 @@ class Limits(BaseModel):
     scheduler_tick_s: float = Field(
         default=0.5, description="how often the scheduler looks for what no message will tell it"
     )
+    look_timeout_s: float = Field(
+        default=2.0, description="a process that is asked who waits in it; one that hangs is shown as silent"
+    )
+    health_interval_s: float = Field(default=5.0, description="how often a process tells metrics of its loop's lag")
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
     # rollout
     outbox_messages: int = Field(

@@ -1,7 +1,8 @@
 """The actor in every role process that speaks for it to the node agent: ready once, then a beacon every second.
 
-It also tells the metrics of asks that should have ended, and at an orderly end how many there were; and it commits the
-faults that a process can only commit on itself (``process_faults.py``).
+It also tells the metrics of asks that should have ended, and at an orderly end how many there were, and how late its
+process's loop is; it lets operators look into its process (``actors/core/look.py``); and it commits the faults that a
+process can only commit on itself (``process_faults.py``).
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from actors.core.actor import Actor, handles
 from actors.core.answers import Done
 from actors.core.errors import AskError
 from actors.core.leader import Leader
+from actors.core.look import Look, Sight
 from actors.core.watch import Down
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.messages import Event
+from actors.metrics.messages import Event, ProcessHealth
 from supervisors.fault_messages import ApplyFault, FaultApplied
 from supervisors.messages import ProcessBeacon, ProcessReady
 from supervisors.process_faults import ProcessFaults
@@ -37,6 +39,7 @@ class Envoy(Actor):
         self._asks = AskWatch(self.ctx)
         self._metrics = Leader(self.ctx, self._spec.args.metrics)
         self._pause_s = self.ctx.limits.backoff_first_s
+        self._health_told_s = self.ctx.now()
         self.ctx.watch(self._metrics.address)
         report = ProcessReady(
             name=self._spec.name,
@@ -69,6 +72,18 @@ class Envoy(Actor):
             agent.tell(ProcessBeacon(name=self._spec.name, pid=self._pid, loop_lag_s=lag_s))
             for overdue in self._asks.overdue():
                 self._tell_metrics("ask_overdue", overdue)
+            self._tell_health()
+
+    def _tell_health(self) -> None:
+        """Now and then; under virtual time no lag is measured, and nothing is told."""
+        now = self.ctx.now()
+        if now - self._health_told_s < self.ctx.limits.health_interval_s:
+            return
+        self._health_told_s = now
+        sight = self.ctx.look(Look(longer_than_s=self.ctx.limits.stall_report_s))
+        if sight.loop_lag is not None:
+            job = self._spec.args.name_of_job
+            self.ctx.ref(self._metrics.address).tell(ProcessHealth.of(job, sight))
 
     @handles(Down)
     async def metrics_down(self, message: Down) -> None:
@@ -89,6 +104,10 @@ class Envoy(Actor):
                 self._pause_s = limits.backoff_first_s
             self.ctx.watch(found)
             return
+
+    @handles(Look)
+    async def look(self, message: Look) -> Sight:
+        return self.ctx.look(message)
 
     @handles(ApplyFault)
     async def apply_fault(self, message: ApplyFault) -> FaultApplied:

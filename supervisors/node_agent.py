@@ -22,6 +22,7 @@ from pathlib import Path
 import msgspec
 
 from actors.core.actor import Actor, concurrent, handles
+from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
 from supervisors.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.managed_process import Managed, NodeOptions, beside
@@ -248,6 +249,10 @@ class NodeAgent(Actor):
             return StopReply()
         end = await managed.process.stop(message.deadline_s, message.cause)
         return StopReply(exit_code=end.code)
+
+    @handles(Look)
+    async def look(self, message: Look) -> Sight:
+        return self.ctx.look(message)
 
     @handles(SignalProcess)
     async def signal(self, message: SignalProcess) -> SignalReply:

@@ -23,6 +23,7 @@ from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
 from supervisors.errors import FaultNotPossible
 from supervisors.job_run import JobRun
+from supervisors.lookout import Lookout
 from supervisors.messages import ChildInfo
 
 if TYPE_CHECKING:
@@ -178,6 +179,12 @@ class Operations:
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))
                 rows += [_child(info) for info in supervisor.snapshot()]
         return rows
+
+    async def stalls(self, longer_than_s: float) -> list[Plain]:
+        return await Lookout(self._head).stalls(longer_than_s)
+
+    async def dead_letters(self) -> Plain:
+        return await Lookout(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
         lines = _tail(self._run(job).run_dir / "metrics.jsonl", last)

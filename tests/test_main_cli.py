@@ -60,6 +60,8 @@ def test_the_command_line_is_frozen() -> None:
         "ctl scale": ["--job", "--json", "workers"],
         "ctl drain": ["--json", "target"],
         "ctl tree": ["--job", "--json"],
+        "ctl stalls": ["--json", "--longer-than"],
+        "ctl dead-letters": ["--json"],
         "ctl metrics": ["--job", "--json", "--last"],
         "ctl logs": ["--job", "--json", "--lines", "actor"],
         "ctl checkpoint": ["--json", "job"],
@@ -309,6 +311,9 @@ def test_ctl_speaks_every_verb_in_tables_and_in_json(run_dir: Path) -> None:
     assert "state running" in ctl("resume", "demo").stdout
     assert "workers 4" in ctl("scale", "4", "--job", "demo").stdout
     assert "node-1" in ctl("drain", "node-1").stdout
+    assert json.loads(ctl("stalls", "--longer-than", "3", "--json").stdout)[0]["waits_for"] == "trainer"
+    assert "job.demo" in ctl("stalls").stdout
+    assert "no_link" in ctl("dead-letters").stdout
     assert "0.2" in ctl("metrics", "--last", "2").stdout
     assert "trainer: line 0" in ctl("logs", "trainer").stdout
     assert "step_000003" in ctl("checkpoint").stdout

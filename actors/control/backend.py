@@ -50,6 +50,14 @@ class ControlBackend(Protocol):
         """Each actor: ``{name, role, node, pid, state, incarnation, restarts}``; a parent comes before its children."""
         ...
 
+    async def stalls(self, longer_than_s: float) -> list[Plain]:
+        """Each wait: ``{process, waiter, waits_for, kind, what, since_s}``, oldest first."""
+        ...
+
+    async def dead_letters(self) -> Plain:
+        """``counts``: {process, reason, messages} each; ``newest``: {process, reason, tag, source, target, ago_s} each."""
+        ...
+
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
         """The newest ``last`` rows of metrics.jsonl, oldest first."""
         ...

@@ -134,6 +134,23 @@ def tree(job: JobOption = None, json_: Json = False) -> None:
 
 
 @ctl.command()
+def stalls(
+    longer_than_s: Annotated[
+        float, typer.Option("--longer-than", min=0.0, help="Seconds that a wait has lasted.")
+    ] = 1.0,
+    json_: Json = False,
+) -> None:
+    """Who waits for whom in every process, oldest first; and which process does not answer."""
+    _call("stalls", {"longer_than_s": longer_than_s}, json_)
+
+
+@ctl.command()
+def dead_letters(json_: Json = False) -> None:
+    """Messages that found no receiver: counted by reason, and the newest of each process."""
+    _call("dead_letters", {}, json_)
+
+
+@ctl.command()
 def metrics(
     job: JobOption = None,
     last: Annotated[int, typer.Option(min=1, help="Rows.")] = 1,

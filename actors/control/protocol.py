@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any, ClassVar, Final, TypeVar, cast
 
 import msgspec
@@ -64,6 +65,16 @@ class Tree(Args, frozen=True):
     """Every actor with name, role, node, pid, state, incarnation and restarts."""
 
     job: str | None = None
+
+
+class Stalls(Args, frozen=True):
+    """Who waits for whom, since when: every wait of every process, oldest first. A silent process is in it too."""
+
+    longer_than_s: float = 1.0
+
+
+class DeadLetters(Args, frozen=True):
+    """Messages that found no receiver: counts by process and reason, and the newest ones."""
 
 
 class Metrics(Args, frozen=True):
@@ -161,12 +172,14 @@ class Inject(Args, frozen=True):
 
 
 VERBS: Final[dict[str, type[Args]]] = {
-    kind.__name__.lower(): kind
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind
     for kind in (
         Ping,
         Version,
         Jobs,
         Tree,
+        Stalls,
+        DeadLetters,
         Metrics,
         Logs,
         Watch,

@@ -269,6 +269,10 @@ class ControlServer:
                 return await backend.drain(args.target)
             case protocol.Tree():
                 return await backend.tree(args.job)
+            case protocol.Stalls():
+                return await backend.stalls(args.longer_than_s)
+            case protocol.DeadLetters():
+                return await backend.dead_letters()
             case protocol.Metrics():
                 return await backend.metrics(args.job, args.last)
             case protocol.Logs():

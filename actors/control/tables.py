@@ -11,6 +11,8 @@ from rich.table import Table
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "run_dir"),
     "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
+    "stalls": ("since_s", "process", "waiter", "waits_for", "kind", "what"),
+    "dead_letters": ("ago_s", "process", "reason", "tag", "source", "target"),
     "metrics": (
         "step",
         "policy_version",
@@ -26,7 +28,9 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {
 
 def print_result(console: Console, op: str, result: Any) -> None:
     """Print the result of ``op``: rows as a table, lines as lines, a map as one line of ``key value``."""
-    if isinstance(result, list):
+    if op == "dead_letters":
+        _print_dead_letters(console, result)
+    elif isinstance(result, list):
         items = cast("list[Any]", result)
         if items and all(isinstance(item, dict) for item in items):
             console.print(table(items, _FIRST.get(op)))
@@ -44,6 +48,15 @@ def print_result(console: Console, op: str, result: Any) -> None:
         )
     else:
         console.print(str(result), markup=False)
+
+
+def _print_dead_letters(console: Console, result: dict[str, list[dict[str, Any]]]) -> None:
+    if not result["counts"]:
+        console.print("no dead letters", style="dim")
+        return
+    console.print(table(result["counts"], None))
+    console.print()
+    console.print(table(result["newest"], _FIRST["dead_letters"]))
 
 
 def table(rows: list[dict[str, Any]], columns: Iterable[str] | None) -> Table:

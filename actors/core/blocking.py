@@ -3,7 +3,7 @@
 Invariants
 - Calls run one after the other, in the order in which they were made.
 - The loop is never blocked; on a virtual-time loop, where no thread may run, calls run inline.
-- A call that does not return within ``limits.blocking_call_s`` is said to be stuck: nobody waits for ever for a dead disk.
+- A call that does not return within ``limits.blocking_call_s`` is called stuck: nobody waits for ever for a dead disk.
 - ``close`` has a deadline. A thread that is stuck in a call past it is left behind (it is a daemon) and reported.
 """
 

@@ -213,7 +213,9 @@ class Cell:
                     answer(delivery, Kind.REPLY, Done() if result is None else result)
         except StaleEpoch as error:
             self.router.count("refused.stale_epoch")
-            answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STALE_EPOCH, detail=str(error)))
+            refusal = Refusal(reason=RefusalReason.STALE_EPOCH, detail=str(error))
+            self._note_dead(delivery, refusal)
+            answer(delivery, Kind.REFUSED, refusal)
         except ReplyError as error:
             if delivery.caller is None:
                 self.router.count("tells_failed")
@@ -232,6 +234,11 @@ class Cell:
             current.reset(token)
             if delivery.handler.occupies:
                 self._done_with(delivery)
+
+    def _note_dead(self, delivery: Delivery, refusal: Refusal) -> None:
+        if delivery.watch_id or delivery.sender == self.address:
+            return  # a Down, or a message to itself: nobody else has sent it
+        self.router.note_refused(refusal, delivery.tag, str(delivery.sender or ""), self.name)
 
     def _done_with(self, delivery: Delivery) -> None:
         if delivery.abandoned and delivery.caller is not None:
@@ -253,8 +260,10 @@ class Cell:
         for delivery in self.working:
             self.router.answer(delivery, Kind.DOWN, gone)
         self.working.clear()
+        refusal = Refusal(reason=RefusalReason.STOPPING, detail=ended.reason)
         for delivery in self.mailbox.close():
-            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STOPPING, detail=ended.reason))
+            self._note_dead(delivery, refusal)
+            self.router.answer(delivery, Kind.REFUSED, refusal)
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()

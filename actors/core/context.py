@@ -18,6 +18,7 @@ import structlog
 from actors.core.actor import Actor
 from actors.core.delivery import Delivery, current
 from actors.core.errors import RefusalReason, Refused, WrongHandler
+from actors.core.look import Look, Sight, sight
 from actors.core.message import Message, tag_of
 from actors.core.ref import ActorRef
 from actors.core.requests import AskCounts
@@ -166,6 +167,10 @@ class Context:
     def stop(self, reason: str = "stopped") -> None:
         """End after the message that is being handled."""
         self._cell.stop(reason)
+
+    def look(self, question: Look) -> Sight:
+        """Who waits for whom in this process, its dead letters, its loop's lag; for the handler of ``question``."""
+        return sight(self._router, question.longer_than_s, but=tag_of(type(question)))
 
     def asks(self) -> AskCounts:
         """What all actors of this process have asked so far, and what of it is overdue; for those who check."""

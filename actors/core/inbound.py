@@ -105,6 +105,7 @@ class Inbound:
             return
         kind = "tells" if envelope.kind is Kind.TELL else "asks"
         self._router.count(f"{kind}_refused.{refusal.reason}")
+        self._router.note_refused(refusal, envelope.tag, f"{envelope.source}@{peer}", envelope.target)
         self._router.send_answer(Caller(peer, envelope.request_id), Kind.REFUSED, refusal, lane)
 
     def _try_message(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> Refusal | None:

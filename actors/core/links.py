@@ -65,11 +65,13 @@ class Links:
         limits: Limits,
         on_sent: Callable[[PeerId], None],
         on_unreachable: Callable[[PeerId, str], None],
+        on_lost: Callable[[PeerId, Envelope], None],
     ) -> None:
         self._transport = transport
         self._limits = limits
         self._on_sent = on_sent
         self._on_unreachable = on_unreachable
+        self._on_lost = on_lost
         self._boxes: dict[PeerId, _Outbox] = {}
         self._replaced: dict[PeerId, None] = {}
         self._cut: dict[PeerId, None] = {}
@@ -179,7 +181,13 @@ class Links:
         if self._boxes.get(peer) is box:
             del self._boxes[peer]
             box.connecting = None
+            self._lose(peer, box)
             self._on_unreachable(peer, why)
+
+    def _lose(self, peer: PeerId, box: _Outbox) -> None:
+        for queue in box.queues.values():
+            for parcel in queue:
+                self._on_lost(peer, parcel.envelope)
 
     def on_peer_up(self, peer: PeerId) -> None:
         """The link is there: what waited for it goes first."""
@@ -222,6 +230,7 @@ class Links:
         box = self._boxes.pop(peer, None)
         if box is not None:
             box.cancel()
+            self._lose(peer, box)
         if reason is DownReason.REPLACED:
             self._replaced[peer] = None
             while len(self._replaced) > self._limits.message_queue_frames:

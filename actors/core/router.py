@@ -20,6 +20,7 @@ from actors.core.actor import Actor, Handler
 from actors.core.answers import Caller, Failure, Refusal, TargetGone, error_of
 from actors.core.cell import ActorExit, Cell
 from actors.core.context import Context
+from actors.core.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
 from actors.core.death_watch import DeathWatch
 from actors.core.delivery import Delivery, Window, current
 from actors.core.errors import (
@@ -33,6 +34,7 @@ from actors.core.links import Links
 from actors.core.message import Message, tag_of
 from actors.core.questions import Questions
 from actors.core.requests import Requests, ResultCache
+from actors.core.stalls import LoopLag
 from actors.core.stream_desk import StreamDesk
 from actors.core.streams import Stream
 from actors.core.watch import Gone
@@ -75,7 +77,9 @@ class Router:
         self.streams = StreamDesk(self)
         self.questions = Questions(self)
         self.counters: Counter[str] = Counter()
-        self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable)
+        self.dead_letters = DeadLetters(limits.dead_letters_kept)
+        self.lag = LoopLag()
+        self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable, self._parcel_lost)
         self.stopping = False
         self.handled = 0
         self._last_id = 0
@@ -180,7 +184,24 @@ class Router:
         outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
         if outcome is not SendOutcome.QUEUED:
             self.counters[f"send_{outcome.value}"] += 1
+        if outcome is SendOutcome.NO_LINK:
+            self._note_dead(NO_LINK, peer, envelope)
         return outcome
+
+    def _parcel_lost(self, peer: PeerId, envelope: Envelope) -> None:
+        """It was queued for a link that was never made, or that has been lost."""
+        self._note_dead(LINK_LOST, peer, envelope)
+
+    def _note_dead(self, reason: str, peer: PeerId, envelope: Envelope) -> None:
+        """Of what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
+        if envelope.tag:
+            target = f"{envelope.target or 'an asker'}@{peer}"
+            self.dead_letters.add(reason, envelope.tag, envelope.source, target, self.now())
+
+    def note_refused(self, refusal: Refusal, tag: str, source: str, target: str) -> None:
+        """A message is refused here; if that is because nobody is there for it, it is a dead letter."""
+        if refusal.reason in NO_RECEIVER:
+            self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
 
     def _trace(self) -> tuple[int, int]:
         """The trace that goes on with what is sent now, and its parent span; a new trace outside of any."""
@@ -265,6 +286,7 @@ class Router:
         """Deliver within this process; returns the refusal, if it is refused."""
         admitted = self.admit(target, type(message), stream=window is not None, attempt=attempt)
         if isinstance(admitted, Refusal):
+            self.note_refused(admitted, tag_of(type(message)), "" if sender is None else sender.name, target)
             return admitted
         self.put(*admitted, message, sender, caller=caller, deadline_at=deadline_at, window=window,
                  trace_id=self._trace()[0])  # fmt: skip

@@ -56,6 +56,15 @@ class SystemStats(msgspec.Struct, frozen=True):
     watches_on: int
     loop_lag_s: float
     loop_lag_max_s: float
+    dead_letters: dict[str, int]
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """How late the loop has been over the last probes, some ten seconds."""
+
+    p50_s: float
+    p99_s: float
+    max_s: float
 
 
 class LoopLag:
@@ -95,6 +104,13 @@ class LoopLag:
     def last_s(self) -> float:
         return self._probes[-1] if self._probes else 0.0
 
+    def over_last_probes(self) -> Lag | None:
+        """None where nothing is probed, or has been yet."""
+        ordered = sorted(self._probes)
+        if not ordered:
+            return None
+        return Lag(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], ordered[-1])
+
     @property
     def max_s(self) -> float:
         """Over the last probes, some ten seconds."""
@@ -121,8 +137,9 @@ def stalls(router: Router, *, longer_than_s: float = 0.0) -> list[Stall]:
     return sorted(found, key=lambda stall: -stall.since_s)
 
 
-def stats(router: Router, lag: LoopLag) -> SystemStats:
+def stats(router: Router) -> SystemStats:
     """Counters and depths of this process."""
+    lag = router.lag
     oldest = router.requests.oldest()
     held, on_us = router.deaths.watches.counts()
     counters = dict(router.counters + router.links.counters)
@@ -144,4 +161,5 @@ def stats(router: Router, lag: LoopLag) -> SystemStats:
         watches_on=on_us,
         loop_lag_s=lag.last_s,
         loop_lag_max_s=lag.max_s,
+        dead_letters=dict(router.dead_letters.counts),
     )

@@ -19,9 +19,10 @@ from actors.core.actor import Actor
 from actors.core.cell import ActorExit
 from actors.core.errors import ActorError, UnknownActor
 from actors.core.inbound import Inbound
+from actors.core.look import Sight, sight
 from actors.core.ref import ActorRef
 from actors.core.router import Router
-from actors.core.stalls import LoopLag, Stall, SystemStats, stalls, stats
+from actors.core.stalls import Stall, SystemStats, stalls, stats
 from actors.core.watch import Gone
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import ActorAddress, PeerId
@@ -38,7 +39,6 @@ class ActorSystem:
         self.limits = limits
         self._seed = seed
         self._started: Router | None = None
-        self._lag = LoopLag()
 
     @property
     def _router(self) -> Router:
@@ -60,7 +60,7 @@ class ActorSystem:
         """Listen, and take messages on the running loop."""
         self._started = Router(self._transport, self.limits, self._seed)
         await self._transport.start(Inbound(self._started))
-        self._lag.start(self.limits.loop_lag_warn_s)
+        self._started.lag.start(self.limits.loop_lag_warn_s)
 
     async def spawn(self, name: str, actor: Actor) -> ActorRef:
         """Start an actor; returns when its ``on_start`` is done.
@@ -126,7 +126,11 @@ class ActorSystem:
 
     def stats(self) -> SystemStats:
         """Counters, mailbox depths, the oldest unanswered ask, loop lag."""
-        return stats(self._router, self._lag)
+        return stats(self._router)
+
+    def sight(self, longer_than_s: float = 0.0) -> Sight:
+        """Who waits in this process, what found no receiver, and how late its loop is."""
+        return sight(self._router, longer_than_s)
 
     def stalls(self, longer_than_s: float = 0.0) -> list[Stall]:
         """Who waits for whom since when, longest first."""
@@ -138,7 +142,7 @@ class ActorSystem:
         if router.stopping:
             return
         router.stopping = True
-        self._lag.stop()
+        router.lag.stop()
         for cell in reversed(list(router.cells.values())):
             await router.stop_cell(cell)
         router.links.close()

@@ -327,11 +327,11 @@ class Job(Actor):
             raise NotPossible(f"a job that is {self.state} cannot {to}")
 
     async def _report(self) -> jm.JobReport:
-        waiting = ""
+        waiting, quiet_s = "", 0.0
         if not self.state.over:
             try:
                 progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
-                waiting = progress.waiting_for
+                waiting, quiet_s = progress.waiting_for, progress.quiet_s
             except AskError as error:
                 waiting = f"the scheduler: {error}"
         return jm.JobReport(
@@ -341,6 +341,7 @@ class Job(Actor):
             steps=self._config.steps,
             reason=self._reason,
             waiting_for=waiting,
+            quiet_s=quiet_s,
             checkpoint=self._checkpoint,
         )
 

@@ -90,6 +90,8 @@ class JobReport(Message):
     waiting_for: str
     """The scheduler's word on a job that does not move."""
     checkpoint: str
+    quiet_s: float = 0.0
+    """How long no sample has moved."""
 
 
 @message("jobs.watch")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.core.look import Sight
 from actors.core.message import Message, message
 
 
@@ -40,6 +41,46 @@ class Event(Message):
     job: str
     name: str
     fields: dict[str, float | int | str]
+
+
+@message("metrics.process_health")
+class ProcessHealth(Message):
+    """A process of the job, every ``health_interval_s``: how late its event loop is, and what went astray in it."""
+
+    job: str
+    process: str
+    loop_lag_p50_s: float
+    loop_lag_p99_s: float
+    loop_lag_max_s: float
+    dead_letters: int
+    """Since the process began."""
+    oldest_wait_s: float
+    """Of those that have lasted longer than ``stall_report_s``; 0 if none has."""
+
+    @classmethod
+    def of(cls, job: str, sight: Sight) -> ProcessHealth:
+        """What a look into a process comes to; its loop must be probed."""
+        assert sight.loop_lag is not None, "under virtual time there is no lag to tell of"
+        return cls(
+            job=job,
+            process=sight.process,
+            loop_lag_p50_s=sight.loop_lag.p50_s,
+            loop_lag_p99_s=sight.loop_lag.p99_s,
+            loop_lag_max_s=sight.loop_lag.max_s,
+            dead_letters=sum(sight.dead_letter_counts.values()),
+            oldest_wait_s=max((stall.since_s for stall in sight.stalls), default=0.0),
+        )
+
+    @property
+    def gauges(self) -> dict[str, float]:
+        """By name, without the process."""
+        return {
+            "loop_lag_p50_s": self.loop_lag_p50_s,
+            "loop_lag_p99_s": self.loop_lag_p99_s,
+            "loop_lag_max_s": self.loop_lag_max_s,
+            "dead_letters": self.dead_letters,
+            "oldest_wait_s": self.oldest_wait_s,
+        }
 
 
 @message("metrics.flush")

@@ -2,7 +2,7 @@
 
     scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl (line by line)
     workers, trainer ──────Spans─────▶ ├─▶ recorder ─┼─▶ trace.json
-                                       ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
+    every process ──ProcessHealth────▶ ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
 
 Invariants
 - Nobody waits for metrics: everything comes by tell, and a sink that fails is reported once and left out.
@@ -18,8 +18,9 @@ from typing import Any, TextIO
 
 from actors.core.actor import Actor, handles
 from actors.core.clock import time_of_day_s
+from actors.core.look import Look
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.messages import Event, Flush, Flushed, Spans, StepRow
+from actors.metrics.messages import Event, Flush, Flushed, ProcessHealth, Spans, StepRow
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
 from configs.schema import MetricsConfig
@@ -41,6 +42,7 @@ class Metrics(Actor):
         self._events = _lines(self._run_dir / "events.jsonl")
         self._trace = TraceFile(self._run_dir / "trace.json", self._job)
         self._asks = AskWatch(self.ctx)
+        self._health_at_s = self.ctx.now()
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
     async def _watch_asks(self) -> None:
@@ -49,6 +51,11 @@ class Metrics(Actor):
             await self.ctx.sleep(self.ctx.limits.beacon_interval_s)
             for overdue in self._asks.overdue():
                 self._write_event("ask_overdue", overdue)
+            if self.ctx.now() - self._health_at_s >= self.ctx.limits.health_interval_s:
+                self._health_at_s = self.ctx.now()
+                sight = self.ctx.look(Look(longer_than_s=self.ctx.limits.stall_report_s))
+                if sight.loop_lag is not None:  # else time is virtual
+                    await self.process_health(ProcessHealth.of(self._job, sight))
 
     async def on_stop(self) -> None:
         self._write_event("asks_counted", self._asks.counted())
@@ -80,6 +87,14 @@ class Metrics(Actor):
     def _write_event(self, name: str, fields: Mapping[str, float | int | str]) -> None:
         line = {"time_s": round(time_of_day_s(), 6), "job": self._job, "event": name, **fields}
         self._events.write(_line(line))
+
+    @handles(ProcessHealth)
+    async def process_health(self, message: ProcessHealth) -> None:
+        """Of each process; the head's own comes from here."""
+        gauges = {name: round(value, 6) for name, value in message.gauges.items()}
+        self._write_event("process_health", {"process": message.process, **gauges})
+        for sink in self._sinks:
+            sink.observe(message.process, gauges)
 
     @handles(Spans)
     async def spans(self, message: Spans) -> None:

@@ -24,6 +24,7 @@ class Sink(Protocol):
     """Takes one row a step. May block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
+    def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
     def close(self) -> None: ...
 
 
@@ -46,6 +47,9 @@ class TensorBoardSink:
         ]
         self._writer.add_summary(self._summary(value=values), step)
 
+    def observe(self, process: str, gauges: Mapping[str, float]) -> None:
+        """What is of no step has no place in its charts; events.jsonl has it."""
+
     def close(self) -> None:
         self._writer.close()
 
@@ -65,6 +69,9 @@ class WandbSink:
     def write(self, step: int, row: Row) -> None:
         self._run.log(dict(row), step=step)
 
+    def observe(self, process: str, gauges: Mapping[str, float]) -> None:
+        """As for TensorBoard."""
+
     def close(self) -> None:
         self._run.finish()
 
@@ -77,6 +84,7 @@ class PrometheusSink:
 
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Any] = {}
+        self._process_gauges: dict[str, Any] = {}
         self._job = job
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
@@ -101,6 +109,18 @@ class PrometheusSink:
                 gauge = Gauge(f"headrace_{name}", f"{name} of the newest step", ["job"], registry=self._registry)
                 self._gauges[name] = gauge
             gauge.labels(job=self._job).set(value)
+
+    def observe(self, process: str, gauges: Mapping[str, float]) -> None:
+        """``headrace_process_<name>`` with a label ``process``."""
+        from prometheus_client import Gauge
+
+        for name, value in gauges.items():
+            gauge = self._process_gauges.get(name)
+            if gauge is None:
+                text = f"{name} of a process, lately"
+                gauge = Gauge(f"headrace_process_{name}", text, ["job", "process"], registry=self._registry)
+                self._process_gauges[name] = gauge
+            gauge.labels(job=self._job, process=process).set(value)
 
     def close(self) -> None:
         self._server.shutdown()

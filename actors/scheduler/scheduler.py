@@ -234,6 +234,7 @@ class Scheduler(Actor):
             samples_trained_twice=counters.samples_trained_twice,
             samples_migrated=counters.samples_migrated,
             waiting_for=self._waiting_for(),
+            quiet_s=self.ctx.now() - self._moved[1],
         )
 
     def credit(self) -> list[tuple[str, PeerId, int, int]]:

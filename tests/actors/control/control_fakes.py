@@ -82,6 +82,20 @@ class FakeBackend:
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
         return [f"{actor or 'head'}: line {number}" for number in range(min(lines, 2))]
 
+    async def stalls(self, longer_than_s: float) -> list[Plain]:
+        wait = {
+            "process": "head",
+            "waiter": "job.demo",
+            "waits_for": "trainer",
+            "kind": "ask",
+            "what": "x",
+            "since_s": 4,
+        }
+        return [wait] if longer_than_s < 4 else []
+
+    async def dead_letters(self) -> Plain:
+        return {"counts": [{"process": "head", "reason": "no_link", "messages": 2}], "newest": []}
+
     async def inject(self, job: str | None, fault: Plain) -> Plain:
         self.calls.append(("inject", fault))
         return {"job": self._job(job), "kind": fault["kind"], "hit": ["rollout-0 (process 11 on head)"]}

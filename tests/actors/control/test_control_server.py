@@ -83,6 +83,9 @@ async def test_every_verb_reaches_the_backend_and_its_result_comes_back(
         assert (await client.call("scale", {"workers": 5}))["workers"] == 5
         assert (await client.call("drain", {"target": "node-1"}))["state"] == "draining"
         assert len(await client.call("metrics", {"last": 2})) == 2
+        assert [row["since_s"] for row in await client.call("stalls", {"longer_than_s": 3})] == [4]
+        assert await client.call("stalls", {"longer_than_s": 5.5}) == []
+        assert (await client.call("dead_letters"))["counts"][0]["reason"] == "no_link"
         assert await client.call("logs", {"actor": "trainer", "lines": 1}) == ["trainer: line 0"]
         assert (await client.call("checkpoint"))["step"] == 3
         assert (await client.call("cancel", {"job": "two"}))["state"] == "cancelled"
@@ -345,7 +348,8 @@ def test_a_run_directory_with_a_long_path_gets_a_short_socket(tmp_path: Path) ->
 
 def test_the_verbs_and_their_roles_are_frozen() -> None:
     assert {name: kind.writes for name, kind in protocol.VERBS.items()} == {
-        "ping": False, "version": False, "jobs": False, "tree": False, "metrics": False, "logs": False,
+        "ping": False, "version": False, "jobs": False, "tree": False, "stalls": False, "dead_letters": False,
+        "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
         "cancel": True, "scale": True, "drain": True, "checkpoint": True, "inject": True,
     }  # fmt: skip

@@ -52,7 +52,9 @@ class Narrow:
 
 def links_on(transport: Narrow) -> tuple[Links, list[PeerId]]:
     unreachable: list[PeerId] = []
-    return Links(transport, LIMITS, lambda _: None, lambda peer, _: unreachable.append(peer)), unreachable
+    return Links(
+        transport, LIMITS, lambda _: None, lambda peer, _: unreachable.append(peer), lambda *_: None
+    ), unreachable
 
 
 def send(links: Links, number: int, *, surely: bool, endpoint: str = "") -> SendOutcome:

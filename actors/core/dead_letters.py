@@ -1,0 +1,58 @@
+"""Messages that found no receiver: counted by reason, the newest kept for whoever looks.
+
+    to an actor that is not here ──────▶ unknown_actor     a command of a former ruler ─────▶ stale_epoch
+    to a former life of this process ──▶ older_life        no link to its process ──────────▶ no_link
+    in the mailbox of one that ends ───▶ stopping          queued for a link that was lost ─▶ link_lost
+
+Noted once, in the process where its way ended. Questions are noted too, although whoever asked is told. A message that
+an actor refuses because it is full or late did find its receiver: the counters of ``stalls.py`` have those.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Final
+
+import msgspec
+
+from actors.core.errors import RefusalReason
+
+NO_RECEIVER: Final = frozenset(
+    {RefusalReason.UNKNOWN_ACTOR, RefusalReason.OLDER_LIFE, RefusalReason.STOPPING, RefusalReason.STALE_EPOCH}
+)
+NO_LINK: Final = "no_link"
+LINK_LOST: Final = "link_lost"
+
+
+class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
+    """One message that found no receiver."""
+
+    reason: str
+    tag: str
+    """Which message it was."""
+    source: str
+    """The actor that sent it, and its process if that is another one."""
+    target: str
+    """The actor that it was for, and its process."""
+    ago_s: float = 0.0
+    """When this was asked for."""
+
+
+class DeadLetters:
+    """Those of one process: all counted, the newest ``kept`` remembered."""
+
+    def __init__(self, kept: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self._newest: deque[tuple[float, str, str, str, str]] = deque(maxlen=kept)
+
+    def add(self, reason: str, tag: str, source: str, target: str, now: float) -> None:
+        """Note one."""
+        self.counts[reason] += 1
+        self._newest.append((now, reason, tag, source, target))
+
+    def newest(self, now: float) -> list[DeadLetter]:
+        """Those that are remembered, newest first."""
+        return [
+            DeadLetter(reason=reason, tag=tag, source=source, target=target, ago_s=now - at)
+            for at, reason, tag, source, target in reversed(self._newest)
+        ]
