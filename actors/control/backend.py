@@ -55,7 +55,7 @@ class ControlBackend(Protocol):
         ...
 
     async def dead_letters(self) -> Plain:
-        """``counts``: {process, reason, messages} each; ``newest``: {process, reason, tag, source, target, ago_s} each."""
+        """``counts``: {process, reason, messages} each; ``newest``: {process, reason, tag, source, target, ago_s}."""
         ...
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
