@@ -34,6 +34,7 @@ class Metrics(Actor):
         self._run_dir = run_dir
         self._config = config
         self._sinks: list[Sink] = []
+        self._health_at_s = 0.0
 
     async def on_start(self) -> None:
         self._run_dir.mkdir(parents=True, exist_ok=True)
