@@ -34,7 +34,6 @@ class Metrics(Actor):
         self._run_dir = run_dir
         self._config = config
         self._sinks: list[Sink] = []
-        self._health_at_s = 0.0
 
     async def on_start(self) -> None:
         self._run_dir.mkdir(parents=True, exist_ok=True)
@@ -43,17 +42,17 @@ class Metrics(Actor):
         self._events = _lines(self._run_dir / "events.jsonl")
         self._trace = TraceFile(self._run_dir / "trace.json", self._job)
         self._asks = AskWatch(self.ctx)
-        self._health_at_s = self.ctx.now()
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
     async def _watch_asks(self) -> None:
         """Of this process; in the others their envoys watch."""
+        health_at_s = self.ctx.now()
         while True:
             await self.ctx.sleep(self.ctx.limits.beacon_interval_s)
             for overdue in self._asks.overdue():
                 self._write_event("ask_overdue", overdue)
-            if self.ctx.now() - self._health_at_s >= self.ctx.limits.health_interval_s:
-                self._health_at_s = self.ctx.now()
+            if self.ctx.now() - health_at_s >= self.ctx.limits.health_interval_s:
+                health_at_s = self.ctx.now()
                 sight = self.ctx.look(Look(longer_than_s=self.ctx.limits.stall_report_s))
                 if sight.loop_lag is not None:  # else time is virtual
                     await self.process_health(ProcessHealth.of(self._job, sight))
