@@ -25,12 +25,17 @@ class StepMeter:
         self._since_s = now
         self._tokens = ledger.counters.tokens
         self._cut: tuple[int, float] | None = None
+        self._measuring = False
         self.restarts = 0
         """Lives that began after another life of the same name had ended in a crash or out of reach."""
 
     def begin(self, now: float) -> None:
-        """The trainer has opened its first step: start-up is not part of it."""
-        self._since_s = now
+        """The trainer has opened its first step, or the first prompts are there: start-up is not part of a step.
+
+        Whoever comes last counts; once a step is measured from commit to commit, neither does.
+        """
+        if not self._measuring:
+            self._since_s = now
 
     def cut(self) -> None:
         """The step is generated: what comes now belongs to the next one. Only the first call of a step counts."""
@@ -68,7 +73,7 @@ class StepMeter:
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
-        self._since_s = now
+        self._since_s, self._measuring = now, True
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")
         }

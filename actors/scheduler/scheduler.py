@@ -176,10 +176,13 @@ class Scheduler(Actor):
     async def issue_batch(self, batch: m.IssueBatch) -> m.BatchIssued:
         known = batch.step in self._ledger.batches or batch.step < self._ledger.committed_steps
         if not known:
+            waited_for = self._ledger.issued_steps == self._ledger.committed_steps
             try:
                 self._books.apply(_batch_event(batch))
             except IllegalTransition as error:
                 raise NotAccepted(str(error)) from error
+            if waited_for:
+                self._meter.begin(self.ctx.now())
             self._next_known.set()
             self._assign()
             self._lease()

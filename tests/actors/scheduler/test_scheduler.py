@@ -55,6 +55,22 @@ def test_a_job_runs_from_its_first_prompt_to_its_last_step(in_world: InWorld) ->
     in_world(scenario)
 
 
+def test_the_start_up_of_whoever_delivers_prompts_is_no_part_of_the_first_step(in_world: InWorld) -> None:
+    """The trainer waits half a minute for its first prompt, and the step is said to have taken a moment."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        world.workers = [await world.start_worker("rollout-0")]
+        world.trainer = await world.start_trainer()
+        await asyncio.sleep(30.0)
+        world.rewards = await world.start_rewards()
+        await finish(world)
+        rows = [e.fields for e in world.events if e.kind == "step"]
+        assert all(0 < row["seconds"] < 5.0 for row in rows), [row["seconds"] for row in rows]
+
+    in_world(scenario)
+
+
 def test_sync_mode_gives_each_step_to_workers_of_exactly_its_version(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
