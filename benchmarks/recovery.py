@@ -33,6 +33,8 @@ GOALS: Final = {
     "hang_reassign_s": 3.0,
     "head_to_progress_s": 5.0,
 }
+_WRITTEN_S: Final = 0.2
+"""What the head records in one go is in the file by then."""
 EXPORTED: Final = ("detect_max_s", "reassign_max_s", "trainer_to_progress_s")
 """Columns of metrics.jsonl, of the head's first life: what the run says of itself."""
 
@@ -56,6 +58,7 @@ class Recovery:
         victim = self._draw.choice(sorted(serve))
         harm = self._run.harm(victim, number)
         self._note(detect, harm, self._run.after(harm, "worker_down", worker=victim))
+        time.sleep(_WRITTEN_S)
         if self._run.look_after(harm.at_s, "samples_returned", worker=victim) is None:
             return False
         self._note(reassign, harm, self._run.after(harm, "samples_reassigned", worker=victim))

@@ -43,6 +43,7 @@ def test_bench_recovery_ends_with_the_times_of_faults_on_real_processes(
     assert times <= set(told)
     assert all(0 < told[name] < 60 for name in times), told
     assert told["reassign_p50_s"] == told["reassign_p99_s"] >= min(told["times"]["detect_exit_s"])
+    assert told["reassign_p99_s"] < 5 and told["hang_reassign_s"] < 10, "far above the goals: this machine may be busy"
     assert told["detect_hang_s"] > told["detect_exit_s"], "a process that stands still is given a grace"
     assert 0 < told["exported"]["trainer_to_progress_s"] <= told["trainer_to_progress_s"]
     assert (told["prompts_lost"], told["samples_trained_twice"]) == (0, 0)
