@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from actors.core.import_guard import hide_broken_optionals
 from actors.trainer.backend import BackendSpec, MicroBatch
-from actors.trainer.backends.packing import Layout, choose, packed, padded, plan_rows
+from actors.trainer.backends.packing import Layout, choose, packed, padded, plan_blocks
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 
 
@@ -108,7 +108,7 @@ class ResponseLogits:
         with torch.no_grad():
             expected = self.forward(padded(example, predicted)).float()
             try:
-                actual = self.forward(packed(example, predicted, plan_rows(example))).float()
+                actual = self.forward(packed(example, predicted, [tuple(plan_blocks(example))])).float()
             except (TypeError, ValueError, RuntimeError, IndexError):
                 return False
         # the spread of an honest model's logits is about 1; half precision rounds in the second digit

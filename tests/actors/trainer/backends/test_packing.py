@@ -11,7 +11,7 @@ import torch
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends import packing
 from actors.trainer.backends.causal_lm import ResponseLogits, load_model, response_positions
-from actors.trainer.backends.packing import choose, packed, padded, plan_rows
+from actors.trainer.backends.packing import Row, choose, packed, padded, plan_blocks, plan_rows
 from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, pad
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -41,10 +41,18 @@ def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0) -> MicroBatch:
 EXAMPLE = [(6, [3, 1, 4]), (2, [5]), (4, [1, 1])]
 
 
-def test_siblings_share_one_row_and_the_last_tokens_are_left_out() -> None:
+def one_a_row(batch: MicroBatch) -> list[Row]:
+    return [(block,) for block in plan_blocks(batch)]
+
+
+def all_in_one_row(batch: MicroBatch) -> list[Row]:
+    return [tuple(plan_blocks(batch))]
+
+
+def test_siblings_share_one_block_and_the_last_tokens_are_left_out() -> None:
     batch = batch_of(EXAMPLE)
-    plan = plan_rows(batch)
-    assert [(row.prompt_tokens, row.members, row.response_tokens) for row in plan] == [
+    blocks = plan_blocks(batch)
+    assert [(block.prompt_tokens, block.members, block.response_tokens) for block in blocks] == [
         (6, (0, 1, 2), (2, 0, 3)),
         (2, (3,), (4,)),
         (4, (4, 5), (0, 0)),
@@ -53,7 +61,7 @@ def test_siblings_share_one_row_and_the_last_tokens_are_left_out() -> None:
 
 def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
     batch = batch_of([(2, [3, 2])])
-    layout = packed(batch, response_positions(batch), plan_rows(batch))
+    layout = packed(batch, response_positions(batch), one_a_row(batch))
     a, b = batch.input_ids
     assert layout.input_ids.tolist() == [[a[0], a[1], a[2], a[3], b[2]]]
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 3, 2]]
@@ -68,10 +76,41 @@ def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
     ]
 
 
-def test_a_group_that_is_too_long_for_one_row_gets_several(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_in_one_row_begin_at_position_0_each_and_see_nothing_of_each_other() -> None:
+    batch = batch_of([(1, [2, 3]), (2, [2])])
+    layout = packed(batch, response_positions(batch), all_in_one_row(batch))
+    a, b, c = batch.input_ids
+    assert layout.input_ids.tolist() == [[a[0], a[1], b[1], b[2], c[0], c[1], c[2]]]
+    assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 1, 2, 0, 1, 2]]
+    assert layout.rows.tolist() == [0, 1, 0, 2, 3, 5, 6]
+    assert layout.mask is not None
+    assert layout.mask[0, 0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 1, 0, 0],  # the second prompt
+        [0, 0, 0, 0, 1, 1, 0],
+        [0, 0, 0, 0, 1, 1, 1],
+    ]
+
+
+def test_groups_of_uneven_length_are_laid_into_rows_of_even_length() -> None:
+    batch = batch_of([(8, [90] * 4), (8, [10] * 4), (8, [60] * 4), (8, [40] * 4)])
+    blocks = plan_blocks(batch)
+    rows = plan_rows(blocks, hidden=4096)
+    lengths = [sum(block.length for block in row) for row in rows]
+    assert sorted(id(block) for row in rows for block in row) == sorted(id(block) for block in blocks)
+    assert len(rows) == 2 and max(lengths) - min(lengths) == 0
+
+
+def test_rows_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "ROW_TOKENS_MAX", 12)
-    plan = plan_rows(batch_of([(4, [5, 5, 5, 30])]))
-    assert [row.members for row in plan] == [(0, 1), (2,), (3,)]
+    batch = batch_of([(4, [5, 5, 5, 30]), (4, [3]), (4, [2])])
+    blocks = plan_blocks(batch)
+    assert [block.members for block in blocks] == [(0, 1), (2,), (3,), (4,), (5,)]
+    widths = [sum(block.length for block in row) for row in plan_rows(blocks, hidden=4096)]
+    assert max(widths) == 33, "the one block that is longer than a row sets the width"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +139,9 @@ def test_both_layouts_give_the_same_log_probabilities(tmp_path: Path, architectu
     batch = batch_of(EXAMPLE)
     where = response_positions(batch)
     with torch.no_grad():
-        one, two = source.forward(padded(batch, where)), source.forward(packed(batch, where, plan_rows(batch)))
-    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-4)
+        one = source.forward(padded(batch, where))
+        for plan in (one_a_row(batch), all_in_one_row(batch)):
+            torch.testing.assert_close(one, source.forward(packed(batch, where, plan)), rtol=1e-4, atol=1e-4)
 
 
 async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
