@@ -20,6 +20,8 @@ from configs.schema import JobConfig
 ROOT: Final = Path(__file__).resolve().parent.parent
 _LOOK_S: Final = 2.0
 """Long enough to see who computes now; the load average also remembers who did a minute ago."""
+MODE_SETTINGS: Final = {"sync": (), "async": ("sync.max_staleness=1", "rollout.workers=1")}
+"""What suits two cores: in async mode a worker has one of them and the trainer the other."""
 RUN_TIMEOUT_S: Final = 3600.0
 """One measured run: far longer than any that tells something."""
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._jobs import (
+    MODE_SETTINGS,
     ROOT,
     hardware,
     job_text,
@@ -36,8 +37,6 @@ from configs.loader import load_job
 
 BASELINES: Final = Path(__file__).resolve().parent / "baselines"
 THREAD_SETTINGS: Final = ("1:1", "2:2", "1:2")
-SETTINGS: Final = {"sync": (), "async": ("sync.max_staleness=1", "rollout.workers=1")}
-"""What suits two cores: in async mode a worker has one of them and the trainer the other."""
 FLOORS: Final = {"sync": 0.9, "async": 1.0}
 """What the ratios must not fall below on a quiet machine, whatever the baseline says."""
 TOLERANCE: Final = 0.1
@@ -65,7 +64,7 @@ def measure_loop(job_file: Path, steps: int, skip: int, settings: Sequence[str])
 
 def measure_ours(job_file: Path, run_dir: Path, mode: str, steps: int, skip: int) -> Result:
     """Headrace in one mode, and what it says of itself."""
-    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *SETTINGS[mode]])
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *MODE_SETTINGS[mode]])
     steady = run.rows[skip:] or run.rows
     return {
         "samples_per_second": samples_per_second(run.rows, skip),

@@ -3,7 +3,7 @@
     tasks:  short  configs/quickstart.yaml (spell_backward, at most 12 tokens)
             long   benchmarks/peers/long_tail.yaml (capital letters for small ones, 4 to 61 tokens)
 
-    model, made once ─┬─▶ headrace run (sync or async, as asked)  ─▶ reward and seconds of each step
+    model, made once ─┬─▶ headrace run, in sync and in async mode ─▶ reward and seconds of each step
                       └─▶ trl_worker, in TRL's own environment    ─▶ the same
 
 Reached is a reward when the mean of ``WINDOW`` steps in a row is at least it. Counted is the time from the start of
@@ -26,7 +26,17 @@ from typing import Any, Final
 
 from actors.rewards.sources import open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
-from benchmarks._jobs import ROOT, hardware, job_text, last_line, model_of, prepare_job, run_headrace, use_cores
+from benchmarks._jobs import (
+    MODE_SETTINGS,
+    ROOT,
+    hardware,
+    job_text,
+    last_line,
+    model_of,
+    prepare_job,
+    run_headrace,
+    use_cores,
+)
 from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 from configs.schema import JobConfig
@@ -54,7 +64,7 @@ def time_to_reward(steps: Sequence[Result], target: float, window: int = WINDOW)
 
 def measure_ours(job_file: Path, run_dir: Path, mode: str, steps: int) -> list[Result]:
     """Headrace's steps, with seconds since the first one began."""
-    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", "sync.max_staleness=1"])
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *MODE_SETTINGS[mode]])
     seconds = accumulate(float(row["seconds"]) for row in run.rows)
     return [{"seconds": at, "reward_mean": row["reward_mean"]} for at, row in zip(seconds, run.rows, strict=True)]
 
@@ -127,16 +137,18 @@ def measure_task(options: argparse.Namespace, task: str, directory: Path) -> Res
     """One task, ours first."""
     overrides = [*task_data(task, directory), *(options.set or [])]
     job_file = prepare_job(TASKS[task], overrides, directory, options.model)
-    print(f"{task}: headrace, {options.mode}", file=sys.stderr)
-    ours = measure_ours(job_file, directory / "ours", options.mode, options.steps)
+    ours: dict[str, list[Result]] = {}
+    for mode in MODE_SETTINGS if options.mode == "both" else (options.mode,):
+        print(f"{task}: headrace, {mode}", file=sys.stderr)
+        ours[mode] = measure_ours(job_file, directory / mode, mode, options.steps)
     runs: list[Result] = []
     for threads in (int(part) for part in options.threads.split(",")):
         print(f"{task}: TRL, {threads} threads", file=sys.stderr)
         scratch = directory / f"trl-{threads}"
         runs.append(measure_trl(job_file, scratch, options.steps, options.target, options.trl_python, threads))
     best = min(runs, key=lambda run: run["steps"][-1]["seconds"] / len(run["steps"]))
-    found = compare(ours, best["steps"], options.target)
-    return found | {"trl_start_s": round(best["start_s"], 2), "job": job_text(load_job(job_file)), "mode": options.mode}
+    found: Result = {mode: compare(steps, best["steps"], options.target) for mode, steps in ours.items()}
+    return found | {"trl_start_s": round(best["start_s"], 2), "job": job_text(load_job(job_file))}
 
 
 def trl_version(python: str) -> str | None:
@@ -152,7 +164,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.trl_grpo", description=main.__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--task", choices=(*TASKS, "both"), default="both")
-    parser.add_argument("--mode", choices=("sync", "async"), default="sync")
+    parser.add_argument("--mode", choices=(*MODE_SETTINGS, "both"), default="both")
     parser.add_argument("--steps", type=int, default=80, help="give up after so many")
     parser.add_argument("--target", type=float, default=TARGET)
     parser.add_argument("--cores", type=int, default=2)
