@@ -17,7 +17,7 @@ from pathlib import Path
 
 from configs.data_checks import check_data
 from configs.limits import DEFAULT_LIMITS
-from configs.schema import JobConfig
+from configs.schema import JobConfig, ProviderConfig
 from configs.source_lookup import find_function, reasoning_gym_tasks
 
 Found = tuple[str, str, str]
@@ -95,7 +95,30 @@ def _check_cluster(job: JobConfig) -> list[Found]:
                 "Set it to spread, or cluster.nodes to 0",
             )
         ]
-    return []
+    if job.cluster.prices and "reserved" not in job.cluster.prices:
+        fix = "Add reserved: what the head's machine costs an hour, 0 if nothing"
+        return [("cluster.prices", f"has {', '.join(sorted(job.cluster.prices))}, and no reserved", fix)]
+    return _check_provider(job)
+
+
+def _check_provider(job: JobConfig) -> list[Found]:
+    """The trace itself is read when the run begins."""
+    provider, cluster = job.provider, job.cluster
+    if provider.kind == "none":
+        default = ProviderConfig()
+        given = [name for name in ProviderConfig.model_fields if getattr(provider, name) != getattr(default, name)]
+        fix = "Set provider.kind to local, or leave the section out"
+        return [(f"provider.{given[0]}", "is set, but provider.kind is none", fix)] if given else []
+    found: list[Found] = []
+    if cluster.place_rollout != "elastic":
+        wrong = f"{cluster.place_rollout}, but provider.kind is {provider.kind}: its machines would get no workers"
+        found.append(("cluster.place_rollout", wrong, "Set it to elastic"))
+    if provider.trace is None:
+        found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
+    elif not Path(provider.trace).is_file():
+        fix = "Check the path; some lie in configs/traces"
+        found.append(("provider.trace", f"{provider.trace}: there is no such file", fix))
+    return found
 
 
 def _check_reward(job: JobConfig) -> list[Found]:

@@ -135,7 +135,10 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     if model.path is not None:
         new = str(Path.cwd() / model.path) if model.source == "tiny" else model.path  # a tiny model may be made there
         model = model.model_copy(update={"path": _resolve(model.path, beside) or new})
-    return job.model_copy(update={"data": data, "model": model})
+    provider = job.provider
+    if provider.trace is not None:
+        provider = provider.model_copy(update={"trace": _resolve(provider.trace, beside) or provider.trace})
+    return job.model_copy(update={"data": data, "model": model, "provider": provider})
 
 
 def _resolve(path: str, beside: Path) -> str | None:

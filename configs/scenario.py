@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
-from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig
 from configs.validation import validate
 from configs.yaml_source import read_yaml
 
@@ -52,7 +52,7 @@ class SimulatedJob(Section):
     """Longest response."""
     mean_tokens: PositiveFloat = 12.0
     """Of responses that nothing cuts short."""
-    place_rollout: Literal["local", "remote", "spread"] = "spread"
+    place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
     """As ``cluster.place_rollout``."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """As ``rollout.in_flight``."""
@@ -162,6 +162,8 @@ class Scenario(Section):
     """The same for the machine of the head, whose jobs are then resumed."""
     costs: Costs = Costs()
     network: NetworkConfig = NetworkConfig()
+    spot: SpotConfig = SpotConfig()
+    """Further machines that come and go as a trace says; for jobs with ``place_rollout: elastic``."""
     faults: FaultsConfig = FaultsConfig()
     limits: Limits = Limits()
     """Of all jobs and processes."""

@@ -157,7 +157,7 @@ class TrainerConfig(Section):
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
     threads: NonNegativeInt = 0
-    """Torch threads; 0: all cores but one, in async mode half of them."""
+    """Torch threads; 0: all cores, but for a tiny model all but one of them, in async mode half."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
 
@@ -179,8 +179,9 @@ class CheckpointConfig(Section):
 class ClusterConfig(Section):
     nodes: NonNegativeInt = 0
     """Remote nodes to wait for before rollout workers are placed; 0: all on the head's own machine."""
-    place_rollout: Literal["local", "remote", "spread"] = "spread"
-    """On the head's machine, on other nodes, or on other nodes while there are any."""
+    place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
+    """On the head's machine, on other nodes, or on other nodes while there are any. ``elastic``: ``rollout.workers`` on
+    the head's machine, and beside them one on each slot of every other node for as long as that node is there."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
     wait_s: PositiveFloat = 120.0
@@ -198,6 +199,31 @@ class MetricsConfig(Section):
 
 class JobConfig(Section):
     """One RL job."""
+    prices: dict[str, Annotated[float, Field(ge=0)]] = {}
+    """What a machine costs an hour, by kind: ``{reserved: 83.79, spot: 5.32}``. ``reserved`` is the head's machine and
+    every node that says nothing else (``headrace node --kind``). With prices, each step tells what it has cost."""
+
+
+class SpotConfig(Section):
+    """Machines that come and go as a trace says."""
+
+    trace: str | None = None
+    """A file: Bamboo's CSV, SkyPilot's JSON or our own CSV (``docs/guides/spot.md``)."""
+    speed: PositiveFloat = 1.0
+    """The trace runs this much faster than it was recorded."""
+    notice_s: Annotated[float, Field(ge=0)] = 0.0
+    """Before a kill of which the trace gives no notice, in seconds of the run; 0: none."""
+    nodes_max: PositiveInt | None = None
+    """Machines taken at most, of those that the trace offers; unset: all."""
+
+
+class ProviderConfig(SpotConfig):
+    """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
+
+    kind: Literal["none", "local"] = "none"
+    """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine."""
+    slots: PositiveInt = 1
+    """Rollout workers on each of its machines."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     """What the job is called: its run directory and its actors carry it."""
@@ -227,5 +253,6 @@ def run_directory(root: Path, name: str) -> Path:
     """The directory of a new run: ``root/name``, or ``root/name-2`` and so on if that is taken."""
     candidate, n = root / name, 2
     while candidate.exists():
+    provider: ProviderConfig = ProviderConfig()
         candidate, n = root / f"{name}-{n}", n + 1
     return candidate

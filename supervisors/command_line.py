@@ -277,11 +277,12 @@ def node(
         typer.Option(min=1, help="Rollout workers at most. Default: cores or GPUs."),
     ] = None,
     keys: Keys = None,
+    kind: Annotated[str, typer.Option(help="What it is priced as: a key of cluster.prices.")] = "reserved",
 ) -> None:
     """Lend this machine to a head, until stopped."""
     from supervisors.trees import run_node
 
-    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys))
+    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind))
 
 
 @app.command()

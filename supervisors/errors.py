@@ -6,6 +6,7 @@ HeadraceError
     ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
     ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
+    ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
     └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
@@ -50,6 +51,10 @@ class HeadGaveUp(SupervisionError):
 
 class NoNode(SupervisionError):
     """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class ProviderError(SupervisionError):
+    """A provider could not bring up the machine that it was asked for. Ask for another one."""
 
 
 class ModelNotMade(SupervisionError):

@@ -32,6 +32,8 @@ from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
 from supervisors.adoption import adopt
 from supervisors.children import ChildSpec, Running, actor_child, process_child
+from supervisors.cost_meter import CostMeter
+from supervisors.elastic_pool import ElasticPool
 from supervisors.errors import NoNode
 from supervisors.machine import LOCAL, Machine
 from supervisors.messages import ChildInfo
@@ -76,6 +78,9 @@ class JobRun:
         self._machine = machine
         self._former = former
         self._looked_for: set[str] = set()
+        self._pool: ElasticPool | None = None
+        self._cost: CostMeter | None = None
+        self._stop_counting: Callable[[], None] = lambda: None
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes, self._resume = system, nodes, resume
         self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
@@ -114,6 +119,8 @@ class JobRun:
         stop_tokens = stop_token_ids(self._model_path, job.rollout.stop)
         if job.cluster.nodes:
             await self._wait_for_nodes()
+        if job.cluster.prices:
+            self._count_cost()
         await self._start_core(stop_tokens)
         if self._former is None:
             self._say(
@@ -133,6 +140,17 @@ class JobRun:
         with contextlib.suppress(NoNode):
             await self._nodes.wait_for_remote(count, min(wait_s, self.job.limits.connect_timeout_s))
 
+    def _count_cost(self) -> None:
+        """From now on, what the machines that are there cost."""
+        self._cost = cost = CostMeter(self.job.cluster.prices, asyncio.get_running_loop().time)
+
+        def look() -> None:
+            for kind in cost.see([node.kind for node in self._nodes.present]):
+                self._record("kind_without_price", kind=kind)
+
+        self._stop_counting = self._nodes.subscribe(look)
+        look()
+
     async def _start_core(self, stop_tokens: tuple[int, ...]) -> None:
         name, job, run_dir = self.job.name, self.job, self.run_dir
 
@@ -144,6 +162,7 @@ class JobRun:
                 run_dir=run_dir,
                 stop_token_ids=stop_tokens,
                 restarts=self.restarts,
+                spent=self._cost.spent if self._cost is not None else None,
             )
             self._actor.subscribe(self._on_job_event)
             return self._actor
@@ -173,17 +192,31 @@ class JobRun:
         )
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
+        if self._pool is not None:
+            self._pool.start()
         name = f"{part}.{self.job.name}"
         supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision)
         self._supervisors[part] = supervisor
         await self._system.spawn(name, supervisor)
         await supervisor.ready(self.job.limits.ready_timeout_s * self.job.limits.start_attempts_max)
+        if part == "rollout" and self.job.cluster.place_rollout == "elastic":
+            self._pool = self._elastic_pool(supervisor)
 
     def _worker(self, index: int) -> ChildSpec:
-        return self._process(f"rollout-{index}", "rollout", self.job.cluster.place_rollout)
+        place = self.job.cluster.place_rollout
+        return self._process(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
+
+    def _elastic_pool(self, supervisor: Supervisor) -> ElasticPool:
+        def make(worker: str, node: str) -> ChildSpec:
+            return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
+
+        return ElasticPool(
+            self._nodes, supervisor, make, self.drain_worker, self._record, limits=self.job.limits,
+            now=asyncio.get_running_loop().time,
+        )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
-        """A role process on the machine that ``place`` asks for; chosen anew for each start."""
+        """A role process on the machine that ``place`` asks for (``Nodes.choose``); chosen anew for each start."""
         args = RoleArgs(
             role=role,
             name=name,
@@ -283,6 +316,9 @@ class JobRun:
         self._stopped = True
         for part in ("rollout", "services", "core"):
             name = f"{part}.{self.job.name}"
+        if self._pool is not None:
+            self._pool.stop()
+        self._stop_counting()
             if name in self._system.actors():
                 await self._system.stop_actor(name)
         remove_segments(self.run_dir)
@@ -307,7 +343,8 @@ class JobRun:
     async def scale(self, workers: int) -> None:
         """Set the number of rollout workers. Those that leave hand their samples back first."""
         rollout = self._supervisors["rollout"]
-        present = {info.name for info in rollout.snapshot()}
+        of_pool = self._pool.workers if self._pool is not None else set[str]()
+        present = {info.name for info in rollout.snapshot()} - of_pool
         self.workers_wanted = workers
         self._say(workers=workers)
         for index in range(workers):
@@ -398,6 +435,8 @@ class JobRun:
             self._tell_end(event)
         if event.kind in ("restarting", "gave_up", "start_failed"):
             self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
+        if event.kind == "ended" and self._pool is not None and event.cause is not None:
+            self._pool.worker_ended(event.child, event.cause)
 
     def _tell_end(self, event: SupervisionEvent) -> None:
         """To the scheduler, which sees a link break and cannot know why."""

@@ -162,6 +162,11 @@ class MachineProcess:
         await self._system.spawn("agent", NodeAgent("head", options))
         await self._system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
 
+    @property
+    def endpoint(self) -> str:
+        """Where every life of the head listens, and nodes join."""
+        return self._listen
+
     def _own_endpoint(self) -> str:
         """Beside the head's."""
         scheme = self._listen.partition("://")[0]

@@ -34,8 +34,8 @@ CLUSTER = "headrace"
 class Membership(Actor):
     """Keeps this node in the head's register. Crashes with HeadLost when the head stays away."""
 
-    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int) -> None:
-        self._offer = JoinCluster(node=node, agent=agent, slots=slots)
+    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
         self._first = head
 
     async def on_start(self) -> None:
@@ -80,6 +80,7 @@ class NodeProcess:
         name: str | None,
         slots: int | None,
         keys: Path | None,
+        kind: str = "reserved",
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
     ) -> None:
@@ -88,6 +89,7 @@ class NodeProcess:
         self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
         self._slots = slots or self._machine.slots
         self._keys_directory = keys
+        self._kind = kind
         self._limits = limits
         self._membership: Membership | None = None
         self.system: ActorSystem
@@ -119,7 +121,8 @@ class NodeProcess:
         options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
         agent = await self.system.spawn("agent", NodeAgent(self.name, options))
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
-        self._membership = Membership(self.name, ActorAddress("nodes", head, self._join), agent.address, self._slots)
+        there = ActorAddress("nodes", head, self._join)
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
         await self.system.spawn("membership", self._membership)
 
     async def wait(self, stopped: asyncio.Event) -> None:

@@ -9,6 +9,7 @@ The head's own node agent is a node like the others, marked local.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.core.actor import Actor, handles
@@ -26,6 +27,8 @@ class JoinCluster(Message):
     agent: ActorAddress
     slots: int
     """Rollout workers that it takes at most."""
+    kind: str = "reserved"
+    """What it is priced as: a key of ``cluster.prices``."""
 
 
 @message("nodes.joined")
@@ -48,6 +51,7 @@ class Node:
     agent: ActorAddress
     slots: int
     local: bool
+    kind: str = "reserved"
     placed: set[str] = field(default_factory=set[str])
     draining: bool = False
 
@@ -59,6 +63,12 @@ class Nodes(Actor):
         self._head = head
         self._nodes: dict[str, Node] = {}
         self._changed = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` whenever a node comes, goes, or begins to drain; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     def add_local(self, name: str, agent: ActorAddress, slots: int) -> None:
         """The head's own machine."""
@@ -76,8 +86,8 @@ class Nodes(Actor):
     async def join(self, message: JoinCluster) -> Joined:
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
-            self.ctx.log.info("node joined", node=message.node, slots=message.slots)
-            self._nodes[message.node] = Node(message.node, message.agent, message.slots, local=False)
+            self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
+            self._nodes[message.node] = Node(message.node, message.agent, message.slots, local=False, kind=message.kind)
             self.ctx.watch(message.agent)
         self._signal()
         return Joined(head=self._head)
@@ -92,6 +102,7 @@ class Nodes(Actor):
         node = self._nodes.get(name)
         if node is not None:
             node.draining = True
+            self._signal()
         return node is not None
 
     @handles(Down)
@@ -119,7 +130,7 @@ class Nodes(Actor):
             ) from error
 
     async def choose(self, process: str, kind: str, timeout_s: float) -> Node:
-        """The node on which ``process`` is to start: ``kind`` is local, remote or spread.
+        """The node on which ``process`` is to start: ``kind`` is local, remote, spread, or ``node:`` and a name.
 
         A remote node takes no more processes than it has slots; waits until one joins or has room. The head's own
         machine has no such bound: the job file says how many workers it wants there.
@@ -128,6 +139,8 @@ class Nodes(Actor):
             NoNode: none of that kind had room in time.
         """
         self.release(process)
+        if kind.startswith("node:"):
+            timeout_s = 0.0  # it is there, or there is no point in waiting: it never comes back under its name
         try:
             async with asyncio.timeout(timeout_s):
                 while (node := self._best(kind)) is None:
@@ -140,6 +153,9 @@ class Nodes(Actor):
         return node
 
     def _best(self, kind: str) -> Node | None:
+        if kind.startswith("node:"):
+            node = self._nodes.get(kind.removeprefix("node:"))
+            return node if node is not None and not node.draining else None
         open_ = [n for n in self._nodes.values() if not n.draining and (n.local or len(n.placed) < n.slots)]
         fitting = [n for n in open_ if kind == "spread" or n.local == (kind == "local")]
         remote = [n for n in fitting if not n.local]
@@ -165,3 +181,5 @@ class Nodes(Actor):
 
     def _signal(self) -> None:
         self._changed.set()
+        for listener in list(self._listeners):
+            listener()

@@ -2,7 +2,8 @@
 
     machine process             headrace run, headrace head (machine_process.py)
     ├── agent                   this machine's node agent: owns role processes (node_agent.py)
-    └── desk                    keeps one head process alive, and hears from it
+    ├── desk                    keeps one head process alive, and hears from it
+    └── provider                headrace run: brings up node processes and takes them away (providers/)
 
     head process                a child of the machine process; killed, it is started again (head_process.py)
     ├── nodes                   register of machines (nodes.py)
@@ -46,6 +47,7 @@ from supervisors.logs import configure_head_logging
 from supervisors.machine_process import MachineProcess, failed_summary
 from supervisors.node import NodeProcess
 from transport.address import ActorAddress, PeerId
+from supervisors.providers.job_provider import JobProvider
 
 
 async def run_job(
@@ -78,7 +80,8 @@ async def run_job(
         if job.cluster.nodes:
             on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
 
-    machine = MachineProcess(listen=listen, limits=job.limits, on_progress=on_progress, on_ready=on_ready, keys=keys)
+    provider = JobProvider(job, run_dir, on_progress, keys=keys)
+    machine = MachineProcess(listen=listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys)
     order = _order(run_dir.parent, control or default_endpoint(run_dir), run_dir / "logs" / "head.log", keys,
                    control_keys)  # fmt: skip
     order = msgspec.structs.replace(
@@ -89,7 +92,7 @@ async def run_job(
         faults=faults.model_dump_json() if faults is not None else "",
     )
     try:
-        async with _started(machine), interruptible() as interrupted:
+        async with _started(machine), provider.providing(machine.endpoint), interruptible() as interrupted:
             return await machine.lead(order, interrupted)
     except HeadGaveUp as error:
         return dict(failed_summary(job.name, machine.desk, str(error)))
@@ -142,9 +145,11 @@ def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_k
     )
 
 
-async def run_node(*, join: str, name: str | None, slots: int | None, keys: Path | None) -> None:
+async def run_node(
+    *, join: str, name: str | None, slots: int | None, keys: Path | None, kind: str = "reserved"
+) -> None:
     """Lend this machine to the head at ``join`` until a signal, or until the head stays away."""
-    node = NodeProcess(join=join, name=name, slots=slots, keys=keys)
+    node = NodeProcess(join=join, name=name, slots=slots, keys=keys, kind=kind)
     async with interruptible() as interrupted:
         try:
             await node.start()

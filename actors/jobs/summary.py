@@ -33,6 +33,15 @@ def row_of(metrics: dict[str, float]) -> Row:
     return {name: int(value) if name in _COUNTS else value for name, value in metrics.items()}
 
 
+def cost_of(row: Row, spent: float) -> Row:
+    """The columns of a step in which ``spent`` was spent; a step without tokens has no price for them."""
+    tokens = int(row.get("tokens_generated", 0))
+    columns: Row = {"cost": spent}
+    if tokens:
+        columns["cost_per_million_tokens"] = 1e6 * spent / tokens
+    return columns
+
+
 def read_rows(path: Path) -> list[Row]:
     """The rows of an earlier part of this run, one a step, the last one wins; a torn last line is passed over."""
     rows: dict[int, Row] = {}
@@ -54,7 +63,16 @@ class Summary:
         self.steps = 0
         self.samples = 0
         self.tokens = 0
+        self.spent = 0.0
         self.newest: Row = {}
+
+    def cost(self) -> dict[str, float | None]:
+        """Of all steps, and of a million generated tokens and a step on average."""
+        return {
+            "cost": self.spent,
+            "cost_per_million_tokens": 1e6 * self.spent / self.tokens if self.tokens else None,
+            "cost_per_step": self.spent / self.steps if self.steps else None,
+        }
 
     def add(self, row: Row) -> None:
         reward = float(row.get("reward_mean", 0.0))
@@ -64,6 +82,7 @@ class Summary:
         self.steps = max(self.steps, int(row["step"]) + 1)
         self.samples += int(row.get("samples", 0))
         self.tokens += int(row.get("tokens_generated", 0))
+        self.spent += float(row.get("cost", 0.0))
         self.newest = row
 
     @property

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 class SimulatedMachine:
     """See the module's docstring and ``supervisors.machine.Machine``."""
 
-    def __init__(self, world: World, name: str, directory: Path, slots: int) -> None:
+    def __init__(self, world: World, name: str, directory: Path, slots: int, kind: str = "reserved") -> None:
         self.world = world
         self.name = name
         self.slots = slots
+        self.kind = kind
         self.host = Host(name, directory / "shm")
         self.host.memory.mkdir(parents=True)
         self.children: dict[int, SimulatedChild] = {}

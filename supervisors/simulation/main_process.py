@@ -163,6 +163,7 @@ class NodeMain(MainProcess):
             name=self.name,
             slots=self.machine.slots,
             keys=None,
+            kind=self.machine.kind,
             limits=self.world.scenario.limits,
             machine=self.machine,
         )

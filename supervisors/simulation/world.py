@@ -25,6 +25,7 @@ from configs.schema import JobConfig
 from supervisors.simulation.body import Body
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
+from supervisors.simulation.grid import replay_in
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import PublishedWeights
@@ -131,6 +132,8 @@ class World:
         self._start_main("head")
         for name in names[1:]:
             self._start_main(name)
+        if self.scenario.spot.trace is not None:
+            self.in_background(replay_in(self), "replay of the spot trace")
 
     def _start_main(self, name: str, *, resume: bool = False) -> None:
         machine = self.machines[name]

@@ -1,0 +1,103 @@
+"""What kinds of providers share: the book of nodes, so that each end is told once and each name is used once.
+
+    starting kind ─▶ begun ─▶ [notice: asked, and a timer] ─▶ ended ─▶ on_end(node, how)
+
+A kind says how a machine is made, told to go, and taken away; the three ``_…`` methods below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from supervisors.errors import ProviderError
+from supervisors.providers.provider import How, OnEnd
+
+log = structlog.get_logger("headrace.provider")
+
+
+@dataclass
+class _Booked:
+    kind: str
+    asked: How = "failed"
+    timer: asyncio.TimerHandle | None = None
+
+
+class BookedProvider:
+    """Base of the kinds. ``on_end`` may be replaced at any time."""
+
+    def __init__(self) -> None:
+        self.on_end: OnEnd = lambda node, how: None
+        self._nodes: dict[str, _Booked] = {}
+        self._used: set[str] = set()
+        self._closed = False
+        self._changed = asyncio.Event()
+
+    @property
+    def running(self) -> Mapping[str, str]:
+        return {name: node.kind for name, node in self._nodes.items()}
+
+    def start(self, node: str, kind: str) -> None:
+        if self._closed:
+            raise ProviderError(f"{node} cannot be started: the provider is closed")
+        if node in self._used:
+            raise ProviderError(f"the name {node} has been used: give each life of a machine a name of its own")
+        self._begin(node, kind)
+        self._used.add(node)
+        self._nodes[node] = _Booked(kind)
+
+    def notice(self, node: str, window_s: float) -> None:
+        booked = self._nodes.get(node)
+        if booked is None or booked.asked == "kill":
+            return
+        booked.asked = "notice"
+        self._tell_to_go(node)
+        if booked.timer is not None:
+            booked.timer.cancel()
+        booked.timer = asyncio.get_running_loop().call_later(window_s, self._take_away, node)
+
+    def kill(self, node: str) -> None:
+        booked = self._nodes.get(node)
+        if booked is not None:
+            booked.asked = "kill"
+            self._take_away(node)
+
+    async def close(self) -> None:
+        self._closed = True
+        for node in list(self._nodes):
+            self.notice(node, self._close_window_s)
+        try:
+            async with asyncio.timeout(2 * self._close_window_s):
+                while self._nodes:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            log.warning("machines do not end", nodes=sorted(self._nodes))
+
+    def _ended(self, node: str) -> None:
+        """A kind has seen the end of ``node``; called once for each that began."""
+        booked = self._nodes.pop(node)
+        if booked.timer is not None:
+            booked.timer.cancel()
+        self._changed.set()
+        self.on_end(node, booked.asked)
+
+    # ------------------------------------------------------------ what a kind does
+
+    _close_window_s: float
+
+    def _begin(self, node: str, kind: str) -> None:
+        """Raises:
+        ProviderError: there is no such machine to be had.
+        """
+        raise NotImplementedError
+
+    def _tell_to_go(self, node: str) -> None:
+        raise NotImplementedError
+
+    def _take_away(self, node: str) -> None:
+        """At once; harmless if it has gone."""
+        raise NotImplementedError

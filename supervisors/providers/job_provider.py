@@ -1,0 +1,67 @@
+"""The provider of one run, as its job file asks for it: from the moment the job runs until the run is over.
+
+It lives in the machine process (``machine_process.py``), beside the head, so that machines survive the head's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.schema import JobConfig
+from supervisors.providers.local import LocalProvider
+from supervisors.providers.replay import Replay, planned
+from supervisors.providers.traces import TraceEvent
+
+Say = Callable[[Mapping[str, Any]], None]
+
+
+class JobProvider:
+    """Let it ``hear`` the job's progress, and keep it open with ``providing`` while the run lasts."""
+
+    def __init__(self, job: JobConfig, run_dir: Path, say: Say, *, keys: Path | None) -> None:
+        self._job = job
+        self._logs = run_dir / "logs"
+        self._say = say
+        self._keys = keys
+        self._running = asyncio.Event()
+
+    def hear(self, progress: Mapping[str, Any]) -> None:
+        """The trace's time begins with the job's, not with the making of its model."""
+        if progress.get("state") == "running":
+            self._running.set()
+        self._say(progress)
+
+    @contextlib.asynccontextmanager
+    async def providing(self, join: str) -> AsyncIterator[None]:
+        """Machines come and go meanwhile; they join the head at ``join``.
+
+        Raises:
+            ConfigError: the trace cannot be read or does not fit.
+        """
+        spot = self._job.provider
+        if spot.kind == "none":
+            yield
+            return
+        provider = LocalProvider(join=join, slots=spot.slots, logs=self._logs, limits=self._job.limits, keys=self._keys)
+        replay = Replay(planned(spot), provider, target=spot.nodes_max, on_event=self._tell)
+        task = asyncio.create_task(self._follow(replay), name="replay of the trace")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await provider.close()
+
+    async def _follow(self, replay: Replay) -> None:
+        await self._running.wait()  # the end of the run cancels this
+        try:
+            await replay.run()
+        except Exception as error:
+            self._say({"message": f"provider: the trace is not replayed to its end: {error!r}"})
+            raise
+
+    def _tell(self, event: TraceEvent) -> None:
+        self._say({"message": f"provider: {event.node} ({event.kind}) {event.what}"})

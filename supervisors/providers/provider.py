@@ -1,0 +1,56 @@
+"""Where machines come from: whatever brings up a node process that joins the head, and takes it away again.
+
+    start ─▶ a machine that runs ``headrace node --join HEAD --name NODE --kind KIND`` ─▶ it joins
+    notice ─▶ SIGTERM ─▶ it leaves in good order ─▶ gone, after ``window_s`` at the latest
+    kill ─▶ gone, without a word
+
+Kinds: ``local`` (processes on this machine), ``simulated`` (machines of a simulated cluster). A new one implements
+``Provider`` and passes ``tests/contracts/test_provider_contract.py``.
+
+Invariants
+- A node's name is used once: a machine that comes back has another one. So nothing meant for a former life reaches it.
+- The end of each started node is told once to ``on_end``, with how it came: ``notice``, ``kill``, or ``failed`` if
+  nobody had asked for it. After that it is not among ``running``.
+- Orders for a node that is gone already do nothing: a provider is told of ends no earlier than anybody else.
+- After ``close`` nothing runs any more, and nothing can be started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, Protocol
+
+How = Literal["notice", "kill", "failed"]
+OnEnd = Callable[[str, How], None]
+"""Told the node and how it ended."""
+
+
+class Provider(Protocol):
+    """See the module's docstring."""
+
+    on_end: OnEnd
+
+    @property
+    def running(self) -> Mapping[str, str]:
+        """Node → kind of those that were started and have not ended."""
+        ...
+
+    def start(self, node: str, kind: str) -> None:
+        """Bring up a machine of ``kind`` that will join as ``node``.
+
+        Raises:
+            ProviderError: the name has been used, the provider is closed, or the machine cannot be had.
+        """
+        ...
+
+    def notice(self, node: str, window_s: float) -> None:
+        """Tell ``node`` to go; after ``window_s`` it is gone, whatever it does."""
+        ...
+
+    def kill(self, node: str) -> None:
+        """Take ``node`` away at once."""
+        ...
+
+    async def close(self) -> None:
+        """Give everything back, in good order where there is time. Idempotent."""
+        ...

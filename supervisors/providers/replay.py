@@ -1,0 +1,120 @@
+"""Replays a spot trace on a provider: machines come, are given notice, and are taken away when the trace says so.
+
+    trace ─▶ offered ──(below the target)──▶ provider.start ─▶ running ──notice, kill──▶ gone
+                ▲                                                 │
+                └── the trace still has it, and it was not wanted ┘ a free place: the next one that is offered
+
+Invariants
+- Never more machines than the target; what is offered beyond it waits, and may be gone before it is wanted.
+- A machine that was given notice is not started; it counts no longer, so that its replacement can come at once.
+- Equal traces and targets give equal orders; time is the running loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.scheduler.policies.offload import Offload, to_start
+from configs.schema import SpotConfig
+from supervisors.errors import ProviderError
+from supervisors.providers.base import log
+from supervisors.providers.provider import How, Provider
+from supervisors.providers.trace_files import read_trace
+from supervisors.providers.traces import Trace, TraceEvent
+
+
+def planned(spot: SpotConfig) -> Trace:
+    """The trace that ``spot`` names, at its speed and with its notices.
+
+    Raises:
+        ConfigError: the file cannot be read or does not fit.
+    """
+    assert spot.trace is not None, "the checks of the job file ask for a trace"
+    trace = read_trace(spot.trace).faster(spot.speed)
+    return trace.with_notice(spot.notice_s) if spot.notice_s else trace
+
+
+class Replay:
+    """One pass over ``trace``, from the call of ``run``.
+
+    Args:
+        target: machines wanted at most; None: all that are offered.
+        on_event: told of each order: node, what, kind.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        provider: Provider,
+        *,
+        target: int | None = None,
+        on_event: Callable[[TraceEvent], None] | None = None,
+    ) -> None:
+        self._trace = trace
+        self._provider = provider
+        self._target = target
+        self._on_event = on_event or (lambda event: None)
+        self._offered: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._ends_s = {event.node: event.at_s for event in trace.events if event.what == "kill"}
+        self.started = self.noticed = self.killed = self.failed = 0
+        provider.on_end = self._ended
+
+    async def run(self) -> None:
+        """To the end of the trace. What runs then goes on running."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for event in self._trace.events:
+            await asyncio.sleep(max(0.0, began_s + event.at_s - loop.time()))
+            self._follow(event)
+
+    def aim(self, target: int) -> None:
+        """Another target: more are started at once; fewer are reached as machines go."""
+        self._target = target
+        self._fill(0.0)
+
+    def counts(self) -> dict[str, int]:
+        """What has been done so far."""
+        return {"started": self.started, "noticed": self.noticed, "killed": self.killed, "failed": self.failed}
+
+    def _follow(self, event: TraceEvent) -> None:
+        node = event.node
+        if event.what == "up":
+            self._offered[node] = event.kind
+        elif self._offered.pop(node, None) is not None:
+            return  # nobody had wanted it
+        elif node in self._provider.running and event.what == "notice":
+            self.noticed += 1
+            self._leaving.add(node)
+            self._on_event(event)
+            self._provider.notice(node, self._ends_s.get(node, self._trace.length_s) - event.at_s)
+        elif node in self._provider.running:
+            self.killed += node not in self._leaving
+            self._on_event(event)
+            self._provider.kill(node)
+        self._fill(event.at_s)
+
+    def _fill(self, at_s: float) -> None:
+        """Start what is wanted and offered, the longest offered first."""
+        staying = sum(node not in self._leaving for node in self._provider.running)
+        available = len(self._offered)
+        wanted = available if self._target is None else to_start(
+            Offload(0.0, self._target), available=available, running=staying
+        )  # fmt: skip
+        for node in list(self._offered)[:wanted]:
+            kind = self._offered.pop(node)
+            try:
+                self._provider.start(node, kind)
+            except ProviderError as error:
+                self.failed += 1
+                log.warning("a machine of the trace was not started", node=node, why=str(error))
+                continue
+            self.started += 1
+            self._on_event(TraceEvent(at_s, node, "up", kind))
+
+    def _ended(self, node: str, how: How) -> None:
+        self._leaving.discard(node)
+        if how == "failed":
+            self.failed += 1
+            log.warning("a machine has ended although the trace still has it", node=node)

@@ -1,0 +1,144 @@
+"""What every provider promises (``supervisors/providers/provider.py``), asserted for all kinds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from configs.limits import Limits
+from supervisors.errors import ProviderError
+from supervisors.head import Head
+from supervisors.nodes import Nodes
+from supervisors.providers.local import LocalProvider
+from supervisors.providers.provider import Provider
+from supervisors.providers.simulated import SimulatedProvider
+from supervisors.simulation.grid import SpotGrid
+from supervisors.simulation.runner import _dismantle
+from supervisors.simulation.world import World
+from tests.supervisors.simulation.scenarios import scenario
+from transport.sim.loop import SimulatedLoop
+
+LIMITS = Limits(stop_timeout_s=10.0)
+
+
+class Place:
+    """A provider, the head that its machines join, and what it told."""
+
+    def __init__(self, provider: Provider, nodes: Callable[[], Nodes], dies: Callable[[str], None]) -> None:
+        self.provider = provider
+        self.dies = dies
+        """A machine ends, and nobody had asked for it."""
+        self.ends: list[tuple[str, str]] = []
+        self._nodes = nodes
+        provider.on_end = lambda node, how: self.ends.append((node, how))
+
+    def joined(self) -> dict[str, str]:
+        return {node.name: node.kind for node in self._nodes().present if not node.local and not node.draining}
+
+    async def until(self, holds: Callable[[], object]) -> None:
+        async with asyncio.timeout(60):
+            while not holds():
+                await asyncio.sleep(0.02)
+
+
+Scene = Callable[[Place], Awaitable[None]]
+
+
+def on_this_machine(scene: Scene, directory: Path) -> None:
+    async def main() -> None:
+        head = Head(run_root=directory, listen=f"ipc://{directory}/head", limits=LIMITS)
+        await head.start()
+        provider = LocalProvider(join=head.endpoint, slots=1, logs=directory, limits=LIMITS)
+        try:
+            await scene(Place(provider, lambda: head.nodes, lambda node: provider._children[node].send_signal(9)))
+        finally:
+            await provider.close()
+            await head.stop()
+
+    asyncio.run(main())
+
+
+def in_a_simulated_world(scene: Scene, directory: Path) -> None:
+    loop = SimulatedLoop(1)
+    world = World(scenario(jobs=[{"name": "a", "steps": 5000}]), 1, directory, loop)
+
+    def nodes() -> Nodes:
+        assert world.head is not None
+        assert world.head.head is not None
+        return world.head.head.nodes
+
+    async def main() -> None:
+        world.start()
+        await world.until(world.is_ready)
+        provider = SimulatedProvider(SpotGrid(world), close_window_s=LIMITS.stop_timeout_s)
+        try:
+            await scene(Place(provider, nodes, lambda node: world.mains[node].kill()))
+            await provider.close()
+        finally:
+            world.stop()
+
+    try:
+        loop.run_until_complete(loop.create_task(main()))
+    finally:
+        _dismantle(world, loop)
+
+
+WORLDS = {"local": on_this_machine, "simulated": in_a_simulated_world}
+
+
+@pytest.fixture(params=sorted(WORLDS))
+def play(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Scene], None]:
+    return lambda scene: WORLDS[request.param](scene, tmp_path)
+
+
+def test_machines_join_with_their_kind_and_each_end_is_told_once_with_how_it_came(
+    play: Callable[[Scene], None],
+) -> None:
+    async def scene(place: Place) -> None:
+        provider = place.provider
+        kinds = {"a": "spot", "b": "spot", "c": "h20", "d": "spot"}
+        for node, kind in kinds.items():
+            provider.start(node, kind)
+        assert dict(provider.running) == kinds
+        await place.until(lambda: place.joined() == kinds)
+
+        provider.notice("a", 30.0)
+        await place.until(lambda: place.ends == [("a", "notice")])
+        provider.kill("b")
+        await place.until(lambda: place.ends[1:] == [("b", "kill")])
+        place.dies("c")
+        await place.until(lambda: place.ends[2:] == [("c", "failed")])
+        await place.until(lambda: place.joined() == {"d": "spot"})
+        assert dict(provider.running) == {"d": "spot"}
+
+        for node in ("a", "b", "c"):
+            provider.kill(node)
+            provider.notice(node, 0.0)
+        await provider.close()
+        await place.until(lambda: place.joined() == {})
+        assert place.ends[3:] == [("d", "notice")]
+        assert not provider.running
+
+    play(scene)
+
+
+def test_a_name_is_used_once_a_window_ends_and_nothing_starts_after_the_close(play: Callable[[Scene], None]) -> None:
+    async def scene(place: Place) -> None:
+        provider = place.provider
+        provider.start("a", "spot")
+        with pytest.raises(ProviderError, match="has been used"):
+            provider.start("a", "spot")
+        provider.notice("a", 0.0)
+        await place.until(lambda: place.ends)
+        with pytest.raises(ProviderError, match="has been used"):
+            provider.start("a", "spot")
+        await provider.close()
+        await provider.close()
+        with pytest.raises(ProviderError, match="is closed"):
+            provider.start("b", "spot")
+        assert place.ends == [("a", "notice")]
+
+    play(scene)
