@@ -160,10 +160,10 @@ class Scenario(Section):
     """A machine whose agent has ended is started again after this long; unset: never."""
     head_returns_s: PositiveFloat | None = 2.0
     """The same for the machine of the head, whose jobs are then resumed."""
-    costs: Costs = Costs()
-    network: NetworkConfig = NetworkConfig()
     spot: SpotConfig = SpotConfig()
     """Further machines that come and go as a trace says; for jobs with ``place_rollout: elastic``."""
+    costs: Costs = Costs()
+    network: NetworkConfig = NetworkConfig()
     faults: FaultsConfig = FaultsConfig()
     limits: Limits = Limits()
     """Of all jobs and processes."""

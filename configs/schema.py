@@ -186,19 +186,6 @@ class ClusterConfig(Section):
     """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
     wait_s: PositiveFloat = 120.0
     """How long to wait for those nodes, and for a place for a worker that lost its own."""
-
-
-class MetricsConfig(Section):
-    tensorboard: bool = True
-    """Write TensorBoard files into the run directory."""
-    wandb_project: str | None = None
-    """Also report to this Weights & Biases project."""
-    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    """Also serve gauges at this port of the loopback interface; 0: any free port."""
-
-
-class JobConfig(Section):
-    """One RL job."""
     prices: dict[str, Annotated[float, Field(ge=0)]] = {}
     """What a machine costs an hour, by kind: ``{reserved: 83.79, spot: 5.32}``. ``reserved`` is the head's machine and
     every node that says nothing else (``headrace node --kind``). With prices, each step tells what it has cost."""
@@ -225,6 +212,19 @@ class ProviderConfig(SpotConfig):
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
 
+
+class MetricsConfig(Section):
+    tensorboard: bool = True
+    """Write TensorBoard files into the run directory."""
+    wandb_project: str | None = None
+    """Also report to this Weights & Biases project."""
+    prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Also serve gauges at this port of the loopback interface; 0: any free port."""
+
+
+class JobConfig(Section):
+    """One RL job."""
+
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
     """What the job is called: its run directory and its actors carry it."""
     seed: NonNegativeInt = 0
@@ -240,6 +240,7 @@ class ProviderConfig(SpotConfig):
     sync: SyncConfig = SyncConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
+    provider: ProviderConfig = ProviderConfig()
     metrics: MetricsConfig = MetricsConfig()
     limits: Limits = Limits()
 
@@ -253,6 +254,5 @@ def run_directory(root: Path, name: str) -> Path:
     """The directory of a new run: ``root/name``, or ``root/name-2`` and so on if that is taken."""
     candidate, n = root / name, 2
     while candidate.exists():
-    provider: ProviderConfig = ProviderConfig()
         candidate, n = root / f"{name}-{n}", n + 1
     return candidate

@@ -276,8 +276,8 @@ def node(
         int | None,
         typer.Option(min=1, help="Rollout workers at most. Default: cores or GPUs."),
     ] = None,
-    keys: Keys = None,
     kind: Annotated[str, typer.Option(help="What it is priced as: a key of cluster.prices.")] = "reserved",
+    keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
     from supervisors.trees import run_node

@@ -190,17 +190,17 @@ class JobRun:
             self._supervise("services", Strategy.ONE_FOR_ONE, services),
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
-
-    async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         if self._pool is not None:
             self._pool.start()
+
+    async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self.job.name}"
         supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision)
         self._supervisors[part] = supervisor
-        await self._system.spawn(name, supervisor)
-        await supervisor.ready(self.job.limits.ready_timeout_s * self.job.limits.start_attempts_max)
         if part == "rollout" and self.job.cluster.place_rollout == "elastic":
             self._pool = self._elastic_pool(supervisor)
+        await self._system.spawn(name, supervisor)
+        await supervisor.ready(self.job.limits.ready_timeout_s * self.job.limits.start_attempts_max)
 
     def _worker(self, index: int) -> ChildSpec:
         place = self.job.cluster.place_rollout
@@ -314,11 +314,11 @@ class JobRun:
         if self._stopped:
             return
         self._stopped = True
-        for part in ("rollout", "services", "core"):
-            name = f"{part}.{self.job.name}"
         if self._pool is not None:
             self._pool.stop()
         self._stop_counting()
+        for part in ("rollout", "services", "core"):
+            name = f"{part}.{self.job.name}"
             if name in self._system.actors():
                 await self._system.stop_actor(name)
         remove_segments(self.run_dir)
@@ -433,10 +433,10 @@ class JobRun:
         self._record(f"child_{event.kind}", **fields)
         if event.kind == "exited" and event.supervisor == f"rollout.{self.job.name}":
             self._tell_end(event)
-        if event.kind in ("restarting", "gave_up", "start_failed"):
-            self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
         if event.kind == "ended" and self._pool is not None and event.cause is not None:
             self._pool.worker_ended(event.child, event.cause)
+        if event.kind in ("restarting", "gave_up", "start_failed"):
+            self._say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
 
     def _tell_end(self, event: SupervisionEvent) -> None:
         """To the scheduler, which sees a link break and cannot know why."""

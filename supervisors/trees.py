@@ -46,8 +46,8 @@ from supervisors.job_register import JobRegister
 from supervisors.logs import configure_head_logging
 from supervisors.machine_process import MachineProcess, failed_summary
 from supervisors.node import NodeProcess
-from transport.address import ActorAddress, PeerId
 from supervisors.providers.job_provider import JobProvider
+from transport.address import ActorAddress, PeerId
 
 
 async def run_job(
