@@ -103,7 +103,13 @@ class Limits(BaseModel):
         default=2.0, description="how long a cut-off process may come back before it is fenced"
     )
     # scheduler
-    lease_s: float = Field(default=10.0, description="told to workers; the fencing lease itself is not wired yet")
+    lease_s: float = Field(
+        default=15.0,
+        description="a worker that its scheduler does not confirm for this long fences itself; a head restarts sooner",
+    )
+    lease_margin_s: float = Field(
+        default=1.0, description="the holder's term is shorter by this: it stops before its scheduler gives it up"
+    )
     assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
     infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")

@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,12 +107,13 @@ class Lookout:
             return Silent(window.peer.name, loop.time() - began_s, f"gives no answer: {type(error).__name__}")
 
     async def _jobs(self, longer_than_s: float) -> list[Row]:
-        asked: list[Coroutine[Any, Any, Row | None]] = [
-            self._job(run, longer_than_s)
+        living = [
+            run
             for run in self._head.jobs.values()
             if not run.state.over and f"job.{run.job.name}" in self._head.system.actors()
         ]
-        return [row for row in await asyncio.gather(*asked) if row is not None]
+        rows = await asyncio.gather(*(self._job(run, longer_than_s) for run in living))
+        return [row for row in rows if row is not None]
 
     async def _job(self, run: JobRun, longer_than_s: float) -> Row | None:
         address = run.address("job")

@@ -44,6 +44,10 @@ class Outbox:
                 return
             self._waiting.popleft()
 
+    def waiting(self, kind: type[Message]) -> int:
+        """How many messages of ``kind`` have not been sent."""
+        return sum(isinstance(message, kind) for message in self._waiting)
+
     def retain(self, kind: type[Message]) -> None:
         """Forget all that waits but messages of ``kind``: nobody would read the rest."""
         self._waiting = deque(message for message in self._waiting if isinstance(message, kind))

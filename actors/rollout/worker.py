@@ -12,6 +12,8 @@ Invariants
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
 - Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
   has lost us (Down), or a newer epoch, has given its samples to others, so nothing more is said about it.
+- It acts under a lease that its scheduler renews (``actors/core/tenure.py``). When that lapses it fences itself: it
+  stops generating, forgets what it has not told, registers again and pulls.
 - Without its scheduler the worker offers itself again, with backoff, to whoever has its name and place now; after
   ``orphan_grace_s`` it stops. A link that is merely full fills the outbox, and a full outbox stops the engine.
 - An exception of the engine crashes the worker; a request that the engine refuses fails alone, as DATA.
@@ -29,6 +31,7 @@ from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
 from actors.core.leader import Leader
+from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
 from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
@@ -98,6 +101,7 @@ class RolloutWorker(Actor):
     async def on_start(self) -> None:
         self._puller = VersionPuller(self.ctx, self._job.name, self._version_ready)
         self._leader = Leader(self.ctx, self._args.scheduler)
+        self._tenure = Tenure(self.ctx, self._lease_lapsed)
         self._outbox = Outbox(self.ctx.ref(self._leader.address), self.ctx.limits.outbox_messages)
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._registering = True
@@ -128,6 +132,7 @@ class RolloutWorker(Actor):
         while True:
             try:
                 scheduler = self.ctx.ref(await self._leader.find())
+                asked_at_s = self.ctx.now()
                 answer = await scheduler.ask(question, Registered)
                 break
             except AskError as error:
@@ -137,6 +142,8 @@ class RolloutWorker(Actor):
             await self.ctx.sleep(delay_s * self.ctx.rng("backoff").uniform(0.5, 1.0))
             delay_s = min(2 * delay_s, limits.backoff_max_s)
         self._registering, self._known = False, True
+        renewal = RenewLease(job=self._job.name, holder=self._args.name, lease=answer.lease)
+        self._tenure.begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
         self.ctx.watch(scheduler.address)
         self._outbox.target = scheduler
         if self._epochs.admit(answer.epoch):
@@ -158,9 +165,30 @@ class RolloutWorker(Actor):
         if self._registering or self._draining or message.address != self._leader.address:
             return
         self.ctx.log.warning("the scheduler is gone; offering again", reason=message.reason)
-        self._registering = self._outbox.held_back = True
+        self._fence()
+        self._offer_again()
+
+    def _lease_lapsed(self) -> None:
+        """Not confirmed for too long, or given up: what we hold is with others by now."""
+        if self._registering:
+            return  # the Down of our scheduler has fenced us already; what comes now belongs to the next lease
+        self.ctx.log.warning("the lease has lapsed; what is held is let go", samples=len(self._held))
+        self._fence()
+        if not self._draining:
+            self._offer_again()
+
+    def _fence(self) -> None:
+        """Stop generating what was assigned, and forget what has not been told."""
         self._void_all()
+
+    def _offer_again(self) -> None:
+        self._registering = self._outbox.held_back = True
         self.ctx.start_task(self._register_or_stop(), "register")
+
+    @property
+    def holds(self) -> int:
+        """Samples and untold tokens, for those who look from outside whether it has fenced itself."""
+        return len(self._held) + self._outbox.waiting(TokenDelta)
 
     async def _register_or_stop(self) -> None:
         try:

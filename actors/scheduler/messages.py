@@ -135,6 +135,9 @@ class RegisterWorker(Message):
 class Registered(Message):
     epoch: int
     lease_s: float
+    """The term of its lease: see actors/core/tenure.py."""
+    lease: int
+    """The lease's own epoch; RenewLease names it."""
     policy_version: int
     """The newest published version, -1 if none yet."""
     weights: ActorAddress | None

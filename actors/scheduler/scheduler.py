@@ -24,11 +24,13 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.message import Message, message
+from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down, Gone
 from actors.metrics.messages import Event
 from actors.rollout.messages import Drain, PullVersion, Revoke
@@ -50,6 +52,9 @@ from actors.scheduler.workers import Worker, WorkerTable
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 from transport.transport import SendOutcome
+
+_LEASE_BITS: Final = 32
+"""Leases of a later life of the scheduler have higher numbers than all of this one."""
 
 
 @message("scheduler.tick")
@@ -131,6 +136,7 @@ class Scheduler(Actor):
         if self._ledger.epoch:
             self._recoveries.lost("head", self.ctx.now())
         self._books.apply(ev.Opened(self._ledger.epoch + 1))
+        self._worker_leases = self._ledger.epoch << _LEASE_BITS
         await journal.durable()
         self._secured_step = newest_whole_step(self._ledger)
         self._scoring.add(restored(self._books))
@@ -147,6 +153,7 @@ class Scheduler(Actor):
         self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
         if self._moved[0] != self._books.events:
             self._moved = (self._books.events, now)
+        self._end_lapsed(now)
         for worker in self._workers.by_name.values():
             if now - worker.told_at_s > self.ctx.limits.pull_timeout_s:
                 self._tell_to_pull(worker)
@@ -288,14 +295,43 @@ class Scheduler(Actor):
         self._count_restart(worker.name, again=before is not None and before.address.peer != worker.address.peer)
         self.ctx.watch(worker.address)
         worker.pulls(self._newest_version, now)
+        self._worker_leases += 1
+        worker.grant(self.ctx.limits.lease_s, self._worker_leases, now)
         self._event("worker_registered", worker=worker.name, node=worker.node, slots=worker.slots)
         self._assign()
         return m.Registered(
             epoch=self._ledger.epoch,
             lease_s=self.ctx.limits.lease_s,
+            lease=self._worker_leases,
             policy_version=self._newest_version,
             weights=self._weights,
         )
+
+    @handles(RenewLease)
+    async def renew_lease(self, question: RenewLease) -> LeaseRenewed:
+        if self._is_trainer(question.holder):
+            return LeaseRenewed(lease=question.lease, lease_s=self.ctx.limits.lease_s)
+        worker = self._speaker(question.holder)
+        grant = None if worker is None else worker.renew(question.lease, self.ctx.now())
+        if grant is None:
+            raise NotAccepted(f"{question.holder} holds no such lease here: register anew")
+        return LeaseRenewed(lease=grant.epoch, lease_s=grant.term_s)
+
+    def _is_trainer(self, name: str) -> bool:
+        """Whether whoever speaks is the trainer that serves now: it rules as long as no other one has registered."""
+        trainer, sender = self._services.get("trainer"), self.ctx.sender
+        return trainer is not None and sender is not None and (trainer.name, trainer.peer) == (name, sender.peer)
+
+    def _end_lapsed(self, now: float) -> None:
+        """Their links are up, and they have not been able to renew: what they hold goes on elsewhere."""
+        for worker in [worker for worker in self._workers.by_name.values() if worker.has_lapsed(now)]:
+            self._event("worker_lease_lapsed", worker=worker.name, node=worker.node)
+            self.ctx.unwatch(worker.address)
+            self._lose(worker, "its lease has lapsed")
+
+    def leases(self) -> list[tuple[PeerId, float]]:
+        """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
+        return [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
 
     def _replace(self, before: Worker, offer: m.RegisterWorker) -> None:
         """Raises:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actors.core.lease import Grant, LeaseGranter
 from actors.rollout.messages import EngineStats
 from actors.scheduler.messages import RegisterWorker
 from actors.scheduler.view import WorkerView
@@ -37,10 +38,25 @@ class Worker:
     failures: int = 0
     """Refusals in a row."""
     heard_s: float = 0.0
+    lease: LeaseGranter | None = None
+    """None until it is registered: then it runs out by itself."""
     """Its last delta, or when it got work after it had none: since then it should have had something to say."""
     stats: EngineStats | None = None
     again: bool = False
     """It had been registered before it registered this time."""
+
+    def grant(self, term_s: float, lease: int, now: float) -> None:
+        """It may act for ``term_s`` from now on."""
+        self.lease = LeaseGranter(term_s=term_s, first_epoch=lease)
+        self.lease.grant(str(self.address.peer), now)
+
+    def renew(self, lease: int, now: float) -> Grant | None:
+        """The same lease for another term; None if it is another one, or has lapsed."""
+        return None if self.lease is None else self.lease.renew(str(self.address.peer), lease, now)
+
+    def has_lapsed(self, now: float) -> bool:
+        """It has not renewed its lease in time, and has fenced itself by now."""
+        return self.lease is not None and self.lease.holder(now) is None
 
     def view(self, now: float, *, has_suspect: bool = False) -> WorkerView:
         """What policies see; a resting worker has no room."""

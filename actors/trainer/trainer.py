@@ -36,6 +36,7 @@ from actors.core.actor import Actor, handles
 from actors.core.errors import RemoteError
 from actors.core.leader import Leader
 from actors.core.message import Message
+from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
 from actors.roles import RoleArgs
 from actors.scheduler.messages import (
@@ -89,6 +90,7 @@ class Trainer(Actor):
         ctx, args = self.ctx, self._args
         self._scheduler = scheduler = Leader(ctx, args.scheduler)
         self._known_to: ActorAddress | None = None
+        self._tenure = Tenure(ctx, self._lease_lapsed)
         self._spans = SpanRecorder(
             ctx, job=self._job.name, track=args.name, metrics=lambda: scheduler.beside(args.metrics)
         )
@@ -166,6 +168,7 @@ class Trainer(Actor):
         result = await self._bounded(self._backend.step(weight=weight))
         self._check_finite(result)
         self.step += 1
+        await self._may_publish()
         await self._publisher.publish(self.step)
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
@@ -219,14 +222,30 @@ class Trainer(Actor):
             raise LeaseChanged(f"step {inbox.step}: prompt {inbox.changed} was trained with other samples")
         if self._weights_moved:
             self._weights_moved = False
+            await self._may_publish()
             await self._publisher.sync(self.step)
 
     async def _introduce(self) -> None:
         """Watch the scheduler and say who trains. Repeated to a scheduler that restarted."""
         service = RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address)
+        asked_at_s = self.ctx.now()
         await self._ask(service, Acknowledged)
+        asked_at_s = max(asked_at_s, self.ctx.now() - self.ctx.limits.ask_timeout_s)  # it may have been asked again
         self._known_to = self._scheduler.address
         self.ctx.watch(self._known_to)
+        renewal = RenewLease(job=self._job.name, holder=self.ctx.self_address.name, lease=1)
+        self._tenure.begin(self.ctx.ref(self._known_to), renewal, self.ctx.limits.lease_s, asked_at_s=asked_at_s)
+
+    def _lease_lapsed(self) -> None:
+        """Cut off for too long: nothing is published until the scheduler has confirmed that it is us who train."""
+        self.ctx.log.warning("the lease has lapsed; nothing is published until it is granted anew")
+        self._known_to = None
+        self._news.set()
+
+    async def _may_publish(self) -> None:
+        """Wait until the scheduler confirms us. It fails as every question does, and takes the process with it."""
+        if not self._tenure.is_held:
+            await self._introduce()
 
     @property
     def _is_unknown(self) -> bool:

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from actors.core.system import ActorSystem
+from actors.rollout.worker import RolloutWorker
 from actors.scheduler.scheduler import Scheduler
+from transport.address import PeerId
 
 if TYPE_CHECKING:
     from supervisors.simulation.world import World
 
 _UNKNOWN_S: Final = 30.0
 """How long a worker that runs may be unknown to its scheduler while no fault is in force."""
+_FENCE_S: Final = 1.0
+"""How long after the end of its lease a worker that runs may take to have let go of what it held."""
 
 
 class Probes:
@@ -21,9 +26,14 @@ class Probes:
         self._world = world
         self._unknown_s: dict[tuple[str, str], float] = {}
         """Job and worker, since when."""
+        self._leases: dict[PeerId, float] = {}
+        """When the newest lease ends that each worker's process was granted."""
+        self._overdue: dict[PeerId, float] = {}
+        """Since when a process is seen to act without a lease."""
 
     def look(self, *, disturbed: bool) -> Iterator[str]:
         """One sentence for each promise that is broken now."""
+        yield from self._fences()
         head = self._world.head
         if head is None or head.head is None or head.body.halted:
             self._unknown_s.clear()
@@ -36,6 +46,22 @@ class Probes:
                 yield from _credit(job.name, scheduler)
                 yield from _tokens(job.name, scheduler)
                 yield from self._fleet(job.name, scheduler)
+                self._leases.update(scheduler.leases())
+
+    def _fences(self) -> Iterator[str]:
+        """Whoever is cut off holds nothing any more once its lease is over, whatever it has heard."""
+        now_s = self._world.loop.time()
+        for body in self._world.bodies.values():
+            if body.system is None:
+                continue
+            peer = body.system.peer
+            holds = 0 if body.halted else sum(worker.holds for worker in _workers_of(body.system))
+            if not holds or now_s <= self._leases.get(peer, now_s):
+                self._overdue.pop(peer, None)
+            elif now_s - self._overdue.setdefault(peer, now_s) > _FENCE_S:
+                self._overdue[peer] = float("inf")  # said once
+                late_s = now_s - self._leases[peer]
+                yield f"fence: {peer} still holds {holds} samples, {late_s:.1f} s after the end of its lease"
 
     def _fleet(self, job: str, scheduler: Scheduler) -> Iterator[str]:
         """The workers that the supervisor runs are those that the scheduler gives work to."""
@@ -50,6 +76,13 @@ class Probes:
                 self._unknown_s.pop((job, info.name), None)
             elif now_s - self._unknown_s.setdefault((job, info.name), now_s) > _UNKNOWN_S:
                 yield f"{job}: fleet: {info.name} runs at {running.address.peer}, and its scheduler does not know it"
+
+
+def _workers_of(system: ActorSystem) -> Iterator[RolloutWorker]:
+    for name in system.actors():
+        actor = system.hosted(name)
+        if isinstance(actor, RolloutWorker):
+            yield actor
 
 
 def _credit(job: str, scheduler: Scheduler) -> Iterator[str]:

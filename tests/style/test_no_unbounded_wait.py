@@ -59,6 +59,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/head.py", "Head.interrupt_jobs", "task"),
         ("supervisors/job_run.py", "JobRun.wait", "finished.wait()"),
         ("supervisors/fault_schedule.py", "FaultSchedule._trigger", "self._moved.wait()"),
+        ("supervisors/providers/job_provider.py", "JobProvider._follow", "self._running.wait()"),
     ],
     "a watcher waits for what happens next; its stream ends with the job, and with the watcher": [
         ("actors/jobs/job.py", "Job.watch", "news.wait()"),
@@ -72,6 +73,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
         ("supervisors/children.py", "_choose", "chosen"),
         ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
+        ("supervisors/elastic_pool.py", "ElasticPool._later.run", "work"),
+        ("supervisors/elastic_pool.py", "ElasticPool._remove", "self._drain(worker)"),
         ("supervisors/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
     ],

@@ -13,11 +13,13 @@ import pytest
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.system import ActorSystem
+from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Span, Spans
 from actors.roles import RoleArgs
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.messages import Assign, Drain, PromptWork, PullVersion, Revoke, SampleWork, SamplingParams
 from actors.rollout.worker import RolloutWorker
+from actors.scheduler.errors import NotAccepted
 from actors.scheduler.messages import (
     AssignmentsFailed,
     FailureKind,
@@ -45,6 +47,7 @@ class FakeScheduler(Actor):
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.epoch, self.version = 1, -1
+        self.leases, self.mute = 0, False
         self.weights: ActorAddress | None = None
         self._changed = asyncio.Condition()
 
@@ -52,7 +55,19 @@ class FakeScheduler(Actor):
     @idempotent
     async def register(self, message: RegisterWorker) -> Registered:
         await self.note(message)
-        return Registered(epoch=self.epoch, lease_s=10, policy_version=self.version, weights=self.weights)
+        self.leases += 1
+        return Registered(
+            epoch=self.epoch, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights
+        )
+
+    @handles(RenewLease)
+    @concurrent
+    async def renew(self, message: RenewLease) -> LeaseRenewed:
+        if self.mute:
+            await self.ctx.sleep(60.0)
+        if message.lease != self.leases:
+            raise NotAccepted("another lease")
+        return LeaseRenewed(lease=message.lease, lease_s=10)
 
     @handles(TokenDelta, WorkerVersion, AssignmentsFailed, Leaving)
     async def note(self, message: Any) -> None:
@@ -470,3 +485,48 @@ async def test_an_engine_whose_step_never_ends_crashes_the_worker(stage: Stage) 
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
     assert isinstance(ended.error, TimeoutError)
     assert asyncio.get_running_loop().time() - began_s == pytest.approx(30.0, abs=2.0)
+
+
+@in_virtual_time
+async def test_a_worker_whose_lease_is_not_renewed_fences_itself_registers_anew_and_pulls(stage: Stage) -> None:
+    """The link is up and nobody renews: as behind a partition that lets heartbeats through."""
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.assign(1, tokens=10_000)
+    await asyncio.sleep(1.0)
+    stage.scheduler.mute = True
+    muted_s = asyncio.get_running_loop().time()
+    stage.weights.publish(2)
+    stage.scheduler.version = 2
+    registered = len(stage.scheduler.all(RegisterWorker))
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) > registered)
+    lapsed_after_s = asyncio.get_running_loop().time() - muted_s
+    assert (
+        10 - 10 / 4 - DEFAULT_LIMITS.lease_margin_s - 0.5 < lapsed_after_s <= 10 - DEFAULT_LIMITS.lease_margin_s + 0.1
+    )
+    assert stage.worker.holds == 0
+    tokens = len(stage.scheduler.samples()[1][0])
+    await stage.scheduler.until(lambda: any(v.policy_version == 2 for v in stage.scheduler.all(WorkerVersion)))
+    await asyncio.sleep(2.0)
+    assert len(stage.scheduler.samples()[1][0]) == tokens, "nothing more is said of what was let go"
+
+
+@in_virtual_time
+async def test_a_worker_whose_lease_is_renewed_goes_on_for_as_long_as_it_takes(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.assign(1, tokens=500)
+    assert len((await stage.scheduler.finished(1))[1][0]) == 500
+    assert len(stage.scheduler.all(RegisterWorker)) == 1
+
+
+@in_virtual_time
+async def test_a_worker_that_its_scheduler_does_not_know_any_more_registers_at_once(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.assign(1, tokens=10_000)
+    stage.scheduler.leases += 1
+    began_s = asyncio.get_running_loop().time()
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
+    assert asyncio.get_running_loop().time() - began_s < 10 / 4 + 0.5
+    assert stage.worker.holds == 0

@@ -16,6 +16,7 @@ import pytest
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from actors.core.tenure import RenewLease, Tenure
 from actors.jobs.job import Job
 from actors.rewards.messages import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
 from actors.rollout.messages import Assign, EngineStats, PullVersion, Revoke
@@ -86,8 +87,11 @@ class FakeWorker(Actor):
         offer = m.RegisterWorker(
             job="j", worker=self.ctx.self_address, node="n", engine="fake", slots=self.slots, policy_version=-1
         )
-        answer = await self.ctx.ref(self.scheduler).ask(offer, m.Registered)
+        asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self.scheduler)
+        answer = await scheduler.ask(offer, m.Registered)
         self.epoch = answer.epoch
+        renewal = RenewLease(job="j", holder=self.ctx.self_address.name, lease=answer.lease)
+        Tenure(self.ctx, lambda: None).begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
         if answer.policy_version >= 0:
             self.ctx.start_task(self._pull(answer.policy_version), "pull")
         self.ctx.send_after(self.step_s, Turn())

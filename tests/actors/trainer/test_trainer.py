@@ -469,3 +469,24 @@ def test_in_async_mode_a_later_window_is_trained_while_an_earlier_one_waits(tmp_
         await world.finish()
 
     run_simulated(main())
+
+
+def test_a_trainer_whose_lease_has_lapsed_publishes_nothing_until_it_is_confirmed(tmp_path: Path) -> None:
+    """It is cut off in the middle of a long step, and back long after the end of it."""
+    world = World(tmp_path, backend=NotingBackend(TrainCost(step_s=30.0)))
+    before: list[int] = []
+
+    async def main() -> ActorExit:
+        await world.start()
+        await asyncio.sleep(10.0)
+        world.scheduler.back.clear()
+        await asyncio.sleep(45.0)
+        before.extend(world.weights.published)
+        world.scheduler.back.set()
+        return await world.finish()
+
+    end = run_simulated(main())
+    assert (end.gone, end.reason) == (Gone.STOPPED, "completed")
+    assert before == [0], "the first step was over, and what it had trained was kept back"
+    assert world.weights.published == [0, 1, 2, 3]
+    assert world.scheduler.registered >= 2

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.core.actor import Actor, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.errors import ReplyError
 from actors.core.system import ActorSystem
+from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
 from actors.scheduler.messages import (
@@ -38,7 +39,7 @@ from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepRe
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
 from actors.weights.messages import Manifest, Publish, Published, QueryVersions, Versions
-from configs.limits import Limits
+from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -101,6 +102,10 @@ class ScriptedScheduler(Actor):
         self.commit_times: list[float] = []
         self.checkpoints: list[CheckpointTaken] = []
         self.services: dict[str, ActorAddress] = {}
+        self.registered = 0
+        self.back = asyncio.Event()
+        """Clear it, and nobody is registered and no lease renewed."""
+        self.back.set()
         self.checkpoint_after: set[int] = set()
         self.stop_after: int | None = None
         self.refuse: ReplyError | None = None
@@ -111,8 +116,16 @@ class ScriptedScheduler(Actor):
 
     @handles(RegisterService)
     async def register(self, message: RegisterService) -> Acknowledged:
+        await self.back.wait()
         self.services[message.role] = message.address
+        self.registered += 1
         return Acknowledged()
+
+    @handles(RenewLease)
+    @concurrent
+    async def renew(self, message: RenewLease) -> LeaseRenewed:
+        await self.back.wait()
+        return LeaseRenewed(lease=message.lease, lease_s=DEFAULT_LIMITS.lease_s)
 
     @handles(LookupService)
     async def lookup(self, message: LookupService) -> ServiceFound:

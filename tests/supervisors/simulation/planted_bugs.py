@@ -43,9 +43,14 @@ class Replace(Protocol):
 
 PLANTED: dict[str, Callable[[Replace], None]] = {}
 FOCUS: dict[str, dict[str, Any]] = {
+    "a_worker_that_is_cut_off_does_not_fence_itself": {"kinds": ["partition"], "roles": ["rollout"], "faults": (6, 10)},
     "the_loss_of_a_node_is_nobody_s_business": {"kinds": ["kill"], "roles": ["node"], "faults": (4, 8)},
 }
 """Faults to draw, where those of the chaos scenario would take many seeds."""
+LIMITS: dict[str, dict[str, float]] = {
+    "a_worker_that_is_cut_off_does_not_fence_itself": {"lease_s": 3.0, "lease_margin_s": 0.5},
+}
+"""Limits of the system, where a fault would have to last long under those of the chaos scenario."""
 
 
 def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
@@ -59,6 +64,11 @@ def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
 @planted
 def samples_of_a_lost_worker_are_forgotten(replace: Replace) -> None:
     replace(Scheduler, "_lose", lambda self, worker, *_, **__: self._workers.by_name.pop(worker.name, None))
+
+
+@planted
+def a_worker_that_is_cut_off_does_not_fence_itself(replace: Replace) -> None:
+    replace(RolloutWorker, "_fence", lambda self: None)
 
 
 @planted

@@ -6,7 +6,7 @@ import pytest
 
 from configs.scenario import Scenario
 from supervisors.simulation.runner import simulate
-from tests.supervisors.simulation.planted_bugs import FOCUS, PLANTED
+from tests.supervisors.simulation.planted_bugs import FOCUS, LIMITS, PLANTED
 from tests.supervisors.simulation.scenarios import chaos
 
 SEEDS_MAX = 60
@@ -14,6 +14,7 @@ SEEDS_MAX = 60
 
 def scenario_for(name: str) -> Scenario:
     scenario = chaos()
+    scenario = scenario.model_copy(update={"limits": scenario.limits.model_copy(update=LIMITS.get(name, {}))})
     if name not in FOCUS:
         return scenario
     assert scenario.faults.random is not None

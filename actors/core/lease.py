@@ -58,6 +58,11 @@ class LeaseGranter:
             self._grant = None
             self._expires_s = float("-inf")
 
+    @property
+    def expires_s(self) -> float:
+        """When the running or the last grant ends; -inf before the first and after a release."""
+        return self._expires_s
+
     def holder(self, now_s: float) -> Grant | None:
         """The running grant, or None."""
         return self._grant if self._grant is not None and now_s < self._expires_s else None

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisors.lease import HeldLease, LeaseGranter
+from actors.core.lease import HeldLease, LeaseGranter
 
 
 def test_the_holder_stops_before_the_granter_may_grant_again():
