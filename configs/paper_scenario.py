@@ -15,11 +15,32 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.schema import NonNegativeInt, Section
-from configs.studies.streamrl import LengthsStudy, RankerStudy
+from configs.studies.streamrl import (
+    CostStudy,
+    DecodeStudy,
+    GrowthStudy,
+    LadderStudy,
+    LengthsStudy,
+    RankerStudy,
+    RankingStudy,
+    SplitStudy,
+    ThroughputStudy,
+)
 from configs.validation import validate
 from configs.yaml_source import read_yaml
 
-Study = Annotated[LengthsStudy | RankerStudy, Field(discriminator="kind")]
+Study = Annotated[
+    LengthsStudy
+    | RankerStudy
+    | DecodeStudy
+    | ThroughputStudy
+    | LadderStudy
+    | RankingStudy
+    | SplitStudy
+    | GrowthStudy
+    | CostStudy,
+    Field(discriminator="kind"),
+]
 """Every kind there is; a new one is added here and to ``supervisors/simulation/studies/registry.py``."""
 
 

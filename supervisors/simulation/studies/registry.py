@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from supervisors.simulation.studies import streamrl_lengths
+from supervisors.simulation.studies import streamrl_lengths, streamrl_stages, streamrl_throughput
 
 Measures = Mapping[str, float]
 """Name → what came out; a name says its unit, or is a ratio."""
@@ -16,5 +16,12 @@ Measures = Mapping[str, float]
 STUDIES: dict[str, Callable[[Any, int], Measures]] = {
     "streamrl_lengths": streamrl_lengths.length_statistics,
     "streamrl_ranker": streamrl_lengths.ranker_recall,
+    "streamrl_decode": streamrl_stages.decode,
+    "streamrl_throughput": streamrl_throughput.throughput,
+    "streamrl_ladder": streamrl_throughput.ladder,
+    "streamrl_ranking": streamrl_stages.ranking,
+    "streamrl_split": streamrl_stages.split,
+    "streamrl_growth": streamrl_stages.growth,
+    "streamrl_cost": streamrl_throughput.cost,
 }
 """By ``study.kind``."""

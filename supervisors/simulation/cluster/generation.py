@@ -1,0 +1,50 @@
+"""One batch through a pool of instances: who gets what, and when each sample is finished.
+
+    lengths, estimates ─▶ dispatch (random, or policies.dispatch_long) ─▶ policies.generation_time, per instance
+
+Every instance is replayed on its own, since a batch is dispatched once, as StreamRL and colocated trainers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from actors.scheduler.policies import dispatch_long
+from actors.scheduler.policies.generation_time import Instance, finish_times_s
+
+Dispatching = Literal["random", "longest_first", "simulated", "closed_form"]
+"""``random``: equal counts in any order, first come first served; the others: see ``dispatch_long``."""
+
+
+def generate(
+    instances: Sequence[Instance],
+    lengths: np.ndarray,
+    prompt_tokens: int,
+    *,
+    dispatching: Dispatching,
+    estimates: np.ndarray,
+    rng: np.random.Generator,
+) -> np.ndarray:
+    """When each sample is finished after the batch's begin, float64[n]."""
+    finished = np.zeros(len(lengths))
+    for worker, samples in _hands(instances, lengths, prompt_tokens, dispatching, estimates, rng):
+        finished[samples] = finish_times_s(instances[worker], [prompt_tokens] * len(samples), lengths[samples].tolist())
+    return finished
+
+
+def _hands(
+    instances: Sequence[Instance],
+    lengths: np.ndarray,
+    prompt_tokens: int,
+    dispatching: Dispatching,
+    estimates: np.ndarray,
+    rng: np.random.Generator,
+) -> list[tuple[int, np.ndarray]]:
+    if dispatching == "random":
+        return list(enumerate(np.array_split(rng.permutation(len(lengths)), len(instances))))
+    choice = "none" if dispatching == "longest_first" else dispatching
+    chosen = dispatch_long.decide(estimates, instances, prompt_tokens=prompt_tokens, choice=choice)
+    return list(zip(chosen.workers, chosen.samples, strict=True))
