@@ -5,8 +5,8 @@ Invariants
 - The child leads its own process group. When it ends, what is left of the group is killed *before* the child is
   reaped, so the group id cannot have been reused.
 - The exit is seen through a pidfd on the loop (a waiting thread where there is none); nobody polls.
-- ``stop`` ends within its deadline plus ``kill_timeout_s``: a process that the kernel does not let go by then, because it
-  is stuck in a driver or a dead disk, is reported as gone and left to the kernel.
+- ``stop`` ends within its deadline plus ``kill_timeout_s``: a process that the kernel does not let go by then, stuck in
+  a driver or a dead disk, is reported as gone and left to the kernel.
 - The spec reaches the child as its stdin, from an unnamed file: no size limit, nothing in the process table.
 
     launch ─ exec ─▶ running ─ SIGTERM ─ deadline ─ SIGKILL ─▶ zombie ─ pidfd ─▶ group killed, reaped, ``exited`` set
