@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import urllib.request
 from collections.abc import AsyncIterator
@@ -11,7 +12,7 @@ import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
-from actors.metrics.messages import Event, Flush, Flushed, Span, Spans, StepRow
+from actors.metrics.messages import Event, Flush, Flushed, ProcessHealth, Span, Spans, StepRow
 from actors.metrics.recorder import Metrics
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
 from actors.metrics.trace import TraceFile
@@ -93,6 +94,30 @@ def test_prometheus_serves_the_newest_step() -> None:
             assert b'headrace_reward_mean{job="j"} 0.25' in reply.read()
     finally:
         sink.close()
+
+
+async def test_the_health_of_each_process_is_an_event_and_a_gauge(system: ActorSystem, tmp_path: Path) -> None:
+    config = MetricsConfig(tensorboard=False, prometheus_port=0)
+    metrics = Metrics("j", tmp_path, config)
+    ref = await system.spawn("metrics", metrics)
+    for process, lag_s in (("head.j.trainer", 0.25), ("head.j.rollout-0", 0.5), ("head.j.trainer", 0.125)):
+        ref.tell(
+            ProcessHealth(
+                job="j", process=process, loop_lag_p50_s=0.0, loop_lag_p99_s=lag_s, loop_lag_max_s=lag_s,
+                dead_letters=3, oldest_wait_s=0.0,
+            )
+        )  # fmt: skip
+    await ref.ask(Flush(job="j"), Flushed)
+    (sink,) = metrics._sinks  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(sink, PrometheusSink)
+    page = await asyncio.to_thread(lambda: urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics").read())
+    assert b'headrace_process_loop_lag_p99_s{job="j",process="head.j.trainer"} 0.125' in page
+    assert b'headrace_process_loop_lag_p99_s{job="j",process="head.j.rollout-0"} 0.5' in page
+    assert b'headrace_process_dead_letters{job="j",process="head.j.trainer"} 3.0' in page
+    await system.stop_actor("metrics")
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    health = [line for line in lines if line["event"] == "process_health"]
+    assert [line["loop_lag_p99_s"] for line in health] == [0.25, 0.5, 0.125]
 
 
 async def test_a_sink_that_cannot_be_had_is_named_with_its_remedy(
