@@ -55,6 +55,7 @@ ROLES: dict[str, str] = {
     "trainer": "actors.trainer.trainer:build",
     "weights": "actors.weights.server:build",
     "rewards": "actors.rewards.worker:build",
+    "ranker": "actors.ranker.ranker:build",
 }
 
 

@@ -59,6 +59,13 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     if job.sync.mode == "async" and job.sync.max_staleness == 0:
         fix = "Set max_staleness to 1 or more, or mode to sync"
         found.append(("sync.max_staleness", "0 with mode: async is what mode: sync does", fix))
+    mode = job.sync.mode
+    if job.trainer.window_prompts and mode in ("colocated", "dynamic", "one_step_barrier"):
+        fix = "Remove it, or set sync.mode to minibatch or async"
+        found.append(("trainer.window_prompts", f"is set, but sync.mode: {mode} has no windows of prompts", fix))
+    if job.trainer.saturation_tokens and mode != "dynamic":
+        fix = "Remove it, or set sync.mode to dynamic"
+        found.append(("trainer.saturation_tokens", f"is set, but sync.mode is {mode}", fix))
     if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))

@@ -146,6 +146,17 @@ class Limits(BaseModel):
     )
     health_interval_s: float = Field(default=5.0, description="how often a process tells metrics of its loop's lag")
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
+    length_prompts: int = Field(
+        default=262_144, description="prompts whose lengths or scores are remembered; about 100 bytes each"
+    )
+    # ranker
+    ranker_pairs: int = Field(
+        default=4096, description="newest (prompt, length) pairs that it learns from; older ones are of an older policy"
+    )
+    ranker_refresh_pairs: int = Field(default=256, description="new pairs after which it is fine-tuned again")
+    ranker_refresh_slices: int = Field(
+        default=10, description="slices of gradient steps in one refresh; questions are answered between them"
+    )
     # rollout
     outbox_messages: int = Field(
         default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"

@@ -32,8 +32,10 @@ class SimulatedJob(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
     """What the job is called."""
-    mode: Literal["sync", "async"] = "sync"
+    mode: Literal["sync", "colocated", "minibatch", "dynamic", "one_step_barrier", "async"] = "sync"
     """As ``sync.mode``."""
+    length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
+    """As ``rollout.length_ranking``."""
     max_staleness: NonNegativeInt = 1
     """``async`` only."""
     steps: PositiveInt = 4
@@ -198,6 +200,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "rollout": {
             "engine": "simulated", "workers": job.workers, "max_tokens": job.max_tokens, "threads": 1,
             "max_running": job.max_running, "in_flight": job.in_flight, "engine_options": engine_options,
+            "length_ranking": job.length_ranking,
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},

@@ -132,6 +132,12 @@ class RolloutConfig(Section):
     """Torch threads per worker; 0: cores (in async mode half of them) divided by workers."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """What a weight update does to running sequences: keep their KV cache, or prefill it anew."""
+    length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
+    """Who predicts how long responses get, so that the longest are begun first. ``history``: the same prompt in earlier
+    epochs; ``siblings``: its own group so far; ``learned``: a small model, fine-tuned beside the run."""
+    dedicated_workers: Literal["none", "simulated", "closed_form"] = "simulated"
+    """With ``length_ranking``: how many workers get long samples only. ``simulated``: as a replay over their measured
+    latencies says, none included; ``closed_form``: StreamRL's formula, at least one."""
     engine_options: dict[str, Any] = {}
     """Passed to the engine (vLLM arguments such as ``gpu_memory_utilization``)."""
 
@@ -156,6 +162,9 @@ class TrainerConfig(Section):
     window_prompts: NonNegativeInt = 0
     """Groups that are cut into micro-batches together, in prompt order, as soon as all of them have arrived.
     0: chosen from ``sync.mode``. Smaller streams earlier; larger pads less."""
+    saturation_tokens: NonNegativeInt = 0
+    """``dynamic``: train on what has arrived as soon as it holds this many tokens, prompts included.
+    0: as many as ``micro_batch_tokens``, but at most a quarter of the step before."""
     threads: NonNegativeInt = 0
     """Torch threads; 0: all cores, but for a tiny model all but one of them, in async mode half."""
     gradient_checkpointing: bool = False
@@ -163,8 +172,12 @@ class TrainerConfig(Section):
 
 
 class SyncConfig(Section):
-    mode: Literal["sync", "async"] = "sync"
-    """``sync``: strictly on-policy. ``async``: generation runs ahead by at most ``max_staleness`` versions."""
+    mode: Literal["sync", "colocated", "minibatch", "dynamic", "one_step_barrier", "async"] = "sync"
+    """How the trainer consumes what is generated. On-policy: ``colocated``: all of a step is generated, then trained;
+    ``minibatch``: in fixed chunks of ``trainer.window_prompts``, in order; ``dynamic``: whatever has arrived, once it
+    saturates the trainer; ``sync``: ``colocated``, or ``minibatch`` where ``trainer.window_prompts`` is set.
+    Off-policy: ``one_step_barrier``: the next step is generated while this one is trained, and both wait for the
+    weights; ``async``: generation runs ahead by at most ``max_staleness`` versions, and nobody waits."""
     max_staleness: NonNegativeInt = 1
     """``async``: how many versions older than the trained one a sample's tokens may be."""
 
@@ -246,8 +259,8 @@ class JobConfig(Section):
 
     @property
     def staleness(self) -> int:
-        """The staleness bound in versions: 0 in sync mode."""
-        return 0 if self.sync.mode == "sync" else self.sync.max_staleness
+        """The staleness bound in versions: 0 in the on-policy modes."""
+        return {"async": self.sync.max_staleness, "one_step_barrier": 1}.get(self.sync.mode, 0)
 
 
 def run_directory(root: Path, name: str) -> Path:

@@ -23,6 +23,7 @@ from rich.console import Console
 from actors.control.commands import ctl
 from configs.errors import ConfigError, Problem
 from supervisors import keys_command
+from supervisors.plot.command import plot
 from supervisors.simulation.command import simulate
 from transport.errors import HeadraceError
 
@@ -348,6 +349,7 @@ keys_command.register(app)
 
 
 app.command()(simulate)
+app.command()(plot)
 
 
 @app.command(hidden=True)

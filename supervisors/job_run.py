@@ -185,6 +185,8 @@ class JobRun:
             self._process("rewards", "rewards", "local"),
             self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
         ]
+        if self.job.rollout.length_ranking == "learned":
+            services.append(self._process("ranker", "ranker", "local"))
         workers = [self._worker(index) for index in range(self.workers_wanted)]
         await asyncio.gather(
             self._supervise("services", Strategy.ONE_FOR_ONE, services),

@@ -10,7 +10,7 @@
     ├── control server          the scriptable socket (actors/control)
     └── per job (job_run.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
-        ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer        a process each
+        ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
         └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n        a process each
 
     node process (node.py)

@@ -47,6 +47,7 @@ def test_the_command_line_is_frozen() -> None:
         "doctor": ["--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
+        "plot": ["--json", "--out", "run_dir"],
         "simulate": ["--json", "--log", "--processes", "--seed", "--seeds", "scenario"],
         "actor": [],
         "lead": [],

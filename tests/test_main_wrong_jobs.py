@@ -103,6 +103,16 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "at least 536",
     ),
     "greedy": ({"rollout.temperature": 0}, "rollout.temperature", "above 0"),
+    "windows without a mode that has them": (
+        {"sync": {"mode": "dynamic"}, "trainer.window_prompts": 4},
+        "trainer.window_prompts",
+        "minibatch or async",
+    ),
+    "a threshold without a mode that has one": (
+        {"trainer.saturation_tokens": 4},
+        "trainer.saturation_tokens",
+        "sync.mode to dynamic",
+    ),
     "async without staleness": ({"sync": {"mode": "async", "max_staleness": 0}}, "sync.max_staleness", "1 or more"),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),

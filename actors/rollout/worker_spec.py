@@ -12,8 +12,8 @@ from configs.schema import JobConfig
 def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
     """The spec of one worker's engine.
 
-    Threads default to this machine's cores, in async mode half of them, since the trainer computes at the same time,
-    divided by the job's workers.
+    Threads default to this machine's cores, in off-policy modes half of them, since the trainer computes at the same
+    time, divided by the job's workers.
     """
     rollout = job.rollout
     return EngineSpec(
@@ -29,7 +29,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
 
 
 def _threads(job: JobConfig) -> int:
-    cores = _cores() if job.sync.mode == "sync" else _cores() // 2
+    cores = _cores() if job.staleness == 0 else _cores() // 2
     return max(1, cores // max(1, job.rollout.workers))
 
 

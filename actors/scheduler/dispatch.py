@@ -1,12 +1,15 @@
 """Queued samples to workers: asks the policy, sends Assign, writes Assigned.
 
-ledger's queued rows ──▶ GroupView ─┐
+ledger's queued rows ─┬▶ GroupView ─┐
+length ranking ───────┘             │
 worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ Assign ──▶ worker
                                                              └──▶ Assigned ─▶ ledger, journal
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -17,8 +20,10 @@ from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
 from actors.scheduler.decisions import AssignSamples
+from actors.scheduler.length_ranking import LengthRanking
+from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.policies import assign
-from actors.scheduler.view import AssignView, GroupView
+from actors.scheduler.view import AssignView, GroupView, WorkerView
 from actors.scheduler.workers import WorkerTable
 from configs.limits import Limits
 from transport.address import ActorAddress
@@ -33,14 +38,28 @@ class Dispatcher:
     """Hands out as much as credit allows each time it is asked to."""
 
     def __init__(
-        self, job: str, books: Books, workers: WorkerTable, max_staleness: int, limits: Limits, tell: Tell
+        self,
+        job: str,
+        books: Books,
+        workers: WorkerTable,
+        max_staleness: int,
+        limits: Limits,
+        tell: Tell,
+        ranking: LengthRanking | None = None,
+        *,
+        one_step: bool = False,
+        lanes: LongLanes | None = None,
     ) -> None:
+        """``one_step``: no sample of a step is handed out before all of the steps before it are generated."""
         self._job = job
         self._books = books
         self._workers = workers
         self._max_staleness = max_staleness
         self._limits = limits
         self._tell = tell
+        self._ranking = ranking or LengthRanking(job, None)
+        self._one_step = one_step
+        self._lanes = lanes or LongLanes("none")
         self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
         """Step → rows that are queued and not to be handed out yet."""
 
@@ -51,9 +70,11 @@ class Dispatcher:
         if not any(w.slots > w.in_flight for w in workers):
             return 0
         newest = max(max(w.policy_version, w.pulling_version) for w in workers)
-        groups = [view for step in self._open_steps(newest) for view in self._queued(step)]
+        groups = [view for step in self._open_steps(newest) for view in self._in_lanes(step, workers)]
         if not groups:
             return 0
+        if self._ranking.probes and sum(len(g.rows) for g in groups) > sum(w.slots - w.in_flight for w in workers):
+            groups = [part for group in groups for part in self._with_probes(group)]
         limits = self._limits
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
         return sum(self._send(decision, now) for decision in assign.decide(view, now))
@@ -74,7 +95,27 @@ class Dispatcher:
         """Steps that are not committed and that somebody's version is, or will be, new enough for."""
         ledger = self._books.ledger
         last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
-        return [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
+        steps = [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
+        if self._one_step:
+            return [step for step in steps if ledger.batches[step].generating][:1]
+        return steps
+
+    def _in_lanes(self, step: int, workers: list[WorkerView]) -> list[GroupView]:
+        """What is queued of ``step``, with whom it is kept for."""
+        groups = self._queued(step)
+        if not groups or not self._ranking.active:
+            return groups
+        batch = self._books.ledger.batches[step]
+        prompt_tokens = sum(map(len, batch.prompt_ids)) / len(batch.prompt_ids)
+        return self._lanes.mark(step, groups, workers, prompt_tokens, begun=bool(batch.attempts.any()))
+
+    def _with_probes(self, group: GroupView) -> list[GroupView]:
+        """A group that nobody has begun, in two: those that go before everybody else, and the rest."""
+        n, whole = self._ranking.probes, self._books.ledger.batches[group.step].group_size
+        if len(group.rows) < whole or whole <= n or group.moved:
+            return [group]
+        first = dataclasses.replace(group, rows=group.rows[:n], expected_tokens=math.inf)
+        return [first, dataclasses.replace(group, rows=group.rows[n:])]
 
     def _queued(self, step: int) -> list[GroupView]:
         batch = self._books.ledger.batches[step]
@@ -89,6 +130,7 @@ class Dispatcher:
         with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
         crashed = batch.crashes[rows] > 0
         suspects = set(index[crashed].tolist()) if crashed.any() else set[int]()
+        expected = self._ranking.expected(batch, np.array([part[0] for part in parts]) // batch.group_size)
         return [
             GroupView(
                 step,
@@ -97,8 +139,9 @@ class Dispatcher:
                 moved=i in with_moved,
                 suspect=i in suspects,
                 version=batch.newest_version(part) if i in with_moved else -1,
+                expected_tokens=tokens,
             )
-            for part in parts
+            for part, tokens in zip(parts, expected.tolist(), strict=True)
             for i in (int(part[0]) // batch.group_size,)
         ]
 
@@ -117,6 +160,7 @@ class Dispatcher:
         if self._tell(worker.address, message) is not SendOutcome.QUEUED:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
             return 0
+        self._ranking.note(batch, decision.rows)
         self._books.apply(ev.Assigned(worker.name, decision.step, first, decision.rows))
         if not worker.in_flight:
             worker.heard_s = now

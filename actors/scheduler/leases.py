@@ -12,6 +12,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from actors.scheduler import events as ev
@@ -32,10 +34,12 @@ MESSAGE_TOKENS = 1 << 18
 class Leases:
     """The one step that the trainer consumes now."""
 
-    def __init__(self, job: str, books: Books, tell: Tell) -> None:
+    def __init__(self, job: str, books: Books, tell: Tell, may_begin: Callable[[StepBatch], bool]) -> None:
+        """``may_begin``: whether the first group of a step may be sent yet."""
         self._job = job
         self._books = books
         self._tell = tell
+        self._may_begin = may_begin
         self.trainer: ActorAddress | None = None
         self.step = -1
         self.all_sent = False
@@ -66,6 +70,8 @@ class Leases:
         if self.trainer is None or batch is None or self.all_sent:
             return
         if not len(self._sent):
+            if not self._may_begin(batch):
+                return
             self._sent = np.zeros(len(batch.prompts), np.bool_)
         ready = np.nonzero(_complete(batch) & ~self._sent)[0]
         if len(ready):
@@ -114,9 +120,14 @@ class Leases:
 def newest_whole_step(ledger: Ledger) -> int:
     """The newest step up to which every sample is committed, scored or dropped; -1 if the first one is not."""
     step = ledger.committed_steps - 1
-    while (batch := ledger.batches.get(step + 1)) is not None and bool(_complete(batch).all()):
+    while (batch := ledger.batches.get(step + 1)) is not None and whole(batch):
         step += 1
     return step
+
+
+def whole(batch: StepBatch) -> bool:
+    """Every sample of it is committed, scored or dropped."""
+    return bool(_complete(batch).all())
 
 
 def _complete(batch: StepBatch) -> np.ndarray:

@@ -435,8 +435,8 @@ class CheckpointStored(Message):
 class RegisterService(Message):
     """A service of the job is ready at ``address``. Reply: Acknowledged.
 
-    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer`` or ``job``. A newer incarnation replaces the older one;
-    the trainer is told of new ``weights`` by ServiceChanged, the workers by PullVersion.
+    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker`` or ``job``. A newer incarnation replaces
+    the older one; the trainer is told of new ``weights`` by ServiceChanged, the workers by PullVersion.
     """
 
     job: str

@@ -33,6 +33,7 @@ from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down, Gone
 from actors.metrics.messages import Event
+from actors.ranker.messages import LengthScores
 from actors.rollout.messages import Drain, PullVersion, Revoke
 from actors.scheduler import events as ev
 from actors.scheduler import messages as m
@@ -41,8 +42,10 @@ from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Dispatcher
 from actors.scheduler.errors import IllegalTransition, NotAccepted
 from actors.scheduler.journal import Journal, SqliteJournal
-from actors.scheduler.leases import Leases, newest_whole_step
+from actors.scheduler.leases import Leases, newest_whole_step, whole
 from actors.scheduler.ledger import Counters, Ledger, Outcome
+from actors.scheduler.length_ranking import LengthRanking, make_predictor
+from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring, restored
@@ -109,6 +112,8 @@ class Scheduler(Actor):
         """The newest committed step whose row this life has told the job."""
         self._untold: list[m.StepCommitted] = []
         """What the job is told as soon as it has registered."""
+        self._prompt_tokens = 0.0
+        """Mean length of the prompts of the batch that was issued last."""
         self.stale_deltas = 0
         self.refused_deltas = 0
 
@@ -126,10 +131,15 @@ class Scheduler(Actor):
         self._journal = journal
         self._meter = StepMeter(self._ledger, self._workers, self.ctx.now())
         self._recoveries = Recoveries(self._ledger)
-        self._leases = Leases(self._job.name, self._books, self._tell)
+        self._leases = Leases(self._job.name, self._books, self._tell, self._may_begin)
+        predictor = make_predictor(self._job.rollout.length_ranking, self.ctx.limits)
+        self._ranking = LengthRanking(self._job.name, predictor)
+        self._ranking.restore(self._ledger)
         self._dispatcher = Dispatcher(
-            self._job.name, self._books, self._workers, self._job.staleness, self.ctx.limits, self._tell
-        )
+            self._job.name, self._books, self._workers, self._job.staleness, self.ctx.limits, self._tell, self._ranking,
+            one_step=self._job.sync.mode == "one_step_barrier",
+            lanes=LongLanes(self._job.rollout.dedicated_workers),
+        )  # fmt: skip
         self._unexplained = Unexplained(self._ledger)
         self._dispatcher.kept_back = self._unexplained.kept_back
         self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
@@ -191,10 +201,23 @@ class Scheduler(Actor):
             if waited_for:
                 self._meter.begin(self.ctx.now())
             self._next_known.set()
+            self._prompt_tokens = sum(len(p.token_ids) for p in batch.prompts) / max(1, len(batch.prompts))
+            self._ask_ranker([self._ledger.batches[batch.step]])
             self._assign()
             self._lease()
             self._need_batch()
         return m.BatchIssued(job=self._job.name, step=batch.step)
+
+    def _ask_ranker(self, batches: list[StepBatch]) -> None:
+        """How long the responses to these will be. Nobody waits for the answer."""
+        if (ranker := self._services.get("ranker")) is not None:
+            for question in (self._ranking.question(batch) for batch in batches if not batch.committed):
+                if question is not None:
+                    self._tell(ranker, question)
+
+    @handles(LengthScores)
+    async def length_scores(self, news: LengthScores) -> None:
+        self._ranking.scored(news)
 
     def _need_batch(self) -> None:
         """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead.
@@ -359,6 +382,7 @@ class Scheduler(Actor):
             worker.serves(news.policy_version)
             self._record("worker_version", worker=worker.name, version=news.policy_version)
             self._assign()
+            self._lease()
 
     @handles(m.TokenDelta)
     async def token_delta(self, delta: m.TokenDelta) -> None:
@@ -379,6 +403,7 @@ class Scheduler(Actor):
             self._event("delta_refused", worker=worker.name, why=str(error))
             self._revoke(worker, self._ledger.in_flight(worker.name), "its delta could not be read")
             return
+        worker.latency.add(delta.stats.step_s, delta.offsets, delta.counts, self._prompt_tokens)
         self._after(worker, outcome)
         if len(outcome.broken):
             self._event("assignments_broken", worker=worker.name, samples=len(outcome.broken))
@@ -531,6 +556,17 @@ class Scheduler(Actor):
                 self._securing_step = self._leases.step
                 self.ctx.start_task(self._secure(self._leases.step), f"secure step {self._leases.step}")
 
+    def _may_begin(self, batch: StepBatch) -> bool:
+        """With a barrier, training waits for all of its step, and for every worker to have loaded what was trained."""
+        if self._job.sync.mode != "one_step_barrier" or batch.committed:
+            return True
+        patience_s, now = self.ctx.limits.pull_patience_s, self.ctx.now()
+        loaded = (
+            worker.policy_version >= batch.step or now - worker.pulling_since_s >= patience_s
+            for worker in self._workers.by_name.values()
+        )
+        return self._newest_version >= batch.step and whole(batch) and all(loaded)
+
     async def _secure(self, step: int) -> None:
         """Have the step's samples on disk while the trainer trains on them.
 
@@ -568,6 +604,8 @@ class Scheduler(Actor):
             self._need_batch()
         elif role in ("weights", "trainer") and before != offer.address:
             self._introduce_weights()
+        elif role == "ranker" and before != offer.address:
+            self._ask_ranker(list(self._ledger.batches.values()))
         return m.Acknowledged()
 
     def _introduce_weights(self) -> None:
@@ -696,6 +734,11 @@ class Scheduler(Actor):
 
     def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self.ctx.now())
+        if not replay:
+            metrics |= self._ranking.committed(batch)
+            ranker, lesson = self._services.get("ranker"), self._ranking.lesson(batch)
+            if ranker is not None and lesson is not None:
+                self._tell(ranker, lesson)
         metrics |= self._recoveries.metrics()
         news = m.StepCommitted(job=self._job.name, step=batch.step, replay=replay, metrics=metrics)
         self._told_step = max(self._told_step, batch.step)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.scheduler.policies.latency_table import EMPTY, LatencyTable
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
@@ -23,6 +25,8 @@ class WorkerView:
     pulling_since_s: float = 0.0
     has_suspect: bool = False
     """It holds samples of a prompt that may be what kills engines."""
+    latency: LatencyTable = EMPTY
+    """How long a token takes there, as measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,12 @@ class GroupView:
     """An engine crashed while it held some of them."""
     version: int = -1
     """The newest that any of their tokens is of; they go on with it or with a newer one. -1: they hold none."""
+    expected_tokens: float = float("nan")
+    """Of one response, as predicted; NaN: nobody knows, which counts as the median of those that are known."""
+    kept_for: frozenset[str] = frozenset()
+    """Workers that are dedicated to groups such as this one; empty: any."""
+    not_for: frozenset[str] = frozenset()
+    """Workers that are dedicated to other groups."""
 
 
 @dataclass(frozen=True, slots=True)

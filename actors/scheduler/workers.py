@@ -8,11 +8,12 @@ Invariants
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actors.core.lease import Grant, LeaseGranter
 from actors.rollout.messages import EngineStats
 from actors.scheduler.messages import RegisterWorker
+from actors.scheduler.policies.latency_table import LatencyMeter
 from actors.scheduler.view import WorkerView
 from transport.address import ActorAddress
 
@@ -44,6 +45,8 @@ class Worker:
     stats: EngineStats | None = None
     again: bool = False
     """It had been registered before it registered this time."""
+    latency: LatencyMeter = field(default_factory=LatencyMeter)
+    """Of this life: the next one may be on another device."""
 
     def grant(self, term_s: float, lease: int, now: float) -> None:
         """It may act for ``term_s`` from now on."""
@@ -69,6 +72,7 @@ class Worker:
             self.pulling_version,
             self.pulling_since_s,
             has_suspect,
+            self.latency.table,
         )
 
     def pulls(self, policy_version: int, now: float) -> None:

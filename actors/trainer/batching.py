@@ -5,8 +5,8 @@
 Always true
 - With ``in_order`` a window is a fixed range of prompt ordinals, handed out in prompt order: what is cut together, and
   so the gradient sums, are the same, bit for bit, whatever arrived first.
-- Without, a window is whatever has come, once that is ``window_prompts`` or all that is missing: a trainer that lags
-  behind finds more and computes it together, one that waits begins with the first window.
+- Without, a window is whatever has come, once that is enough (``window_prompts``, or ``saturation_tokens`` where they
+  are given) or all that is missing: a trainer that lags behind finds more and computes it together.
 - Prompts that were dropped never come, and prompts outside the expected range may: both are settled when
   ``StepLeased`` says that nothing more will come.
 - Samples of advantage 0 are counted but not computed, unless a KL term gives them a gradient.
@@ -22,10 +22,8 @@ import numpy as np
 from actors.scheduler.messages import LeaseGroup, LeaseGroups
 from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
+from actors.trainer.consumption import Consumption
 from actors.trainer.errors import BadLease
-
-ASYNC_WINDOWS = 4
-"""Each micro-batch costs a few milliseconds beside its tokens: a handful of windows streams, many would crawl."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,39 +146,31 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
     )
 
 
-def window_size(*, configured: int, prompts_per_step: int, sync: bool) -> int:
-    """Prompts per window. 0 means: the whole step in sync mode, a quarter of it in async mode.
-
-    In sync mode generation waits for the step anyway, and one cut of everything pads least; where the tail of
-    generation is long and the trainer has a device of its own, smaller windows are worth configuring. In async mode
-    the groups of a step trickle in while the trainer works, so it should not wait for the last of them; whatever more
-    has come by then is taken along.
-    """
-    if configured > 0:
-        return configured
-    return prompts_per_step if sync else -(-prompts_per_step // ASYNC_WINDOWS)
+def tokens_of(groups: Iterable[LeaseGroup]) -> int:
+    """Prompt and response tokens of all their samples."""
+    return sum(int(group.lengths.sum()) + group.prompt_ids.size * group.siblings.size for group in groups)
 
 
 class Inbox:
     """The groups of one step: what came, what may be trained now, what is still missing.
 
-    >>> inbox = Inbox(step=0, expected=range(0, 4), window_prompts=2, in_order=True)
+    >>> inbox = Inbox(step=0, expected=range(0, 4), plan=Consumption(window_prompts=2, in_order=True))
 
     ``add`` takes groups in any order and says whether a group was new; ``ready`` hands out windows as lists of
     groups in prompt order, each group exactly once; ``close`` says how many groups the scheduler has sent.
     """
 
-    def __init__(self, *, step: int, expected: range, window_prompts: int, in_order: bool) -> None:
+    def __init__(self, *, step: int, expected: range, plan: Consumption) -> None:
         self.step = step
         self.groups: dict[int, LeaseGroup] = {}
         self.duplicates = 0
         self.wrong_step = 0
         self.changed: int | None = None
         """A prompt that has been handed out and was leased again with other samples: the step is void."""
-        self._windows = {w: self._members(w, expected, window_prompts) for w in self._range(expected, window_prompts)}
+        size = plan.window_prompts
+        self._windows = {w: self._members(w, expected, size) for w in self._range(expected, size)}
         self._expected = expected
-        self._window_prompts = window_prompts
-        self._in_order = in_order
+        self._plan = plan
         self._handed_out: set[int] = set()
         self._sent: int | None = None
 
@@ -241,7 +231,7 @@ class Inbox:
 
     def ready(self) -> list[list[LeaseGroup]]:
         """The windows that can be trained now and were not handed out before."""
-        windows = self._ranges() if self._in_order else self._lump()
+        windows = self._ranges() if self._plan.in_order else self._lump()
         if self.complete:
             extra = sorted(prompt for prompt in self.groups if prompt not in self._expected)
             windows.append([self.groups[prompt] for prompt in extra if prompt not in self._handed_out])
@@ -264,9 +254,14 @@ class Inbox:
         """Everything that is here, if it is enough for a window or the last that is expected."""
         here = sorted(prompt for prompt in self.groups if prompt in self._expected and prompt not in self._handed_out)
         left = len(self._expected) - sum(prompt in self._expected for prompt in self._handed_out)
-        if not here or not (self.complete or len(here) >= min(self._window_prompts, left)):
+        groups = [self.groups[prompt] for prompt in here]
+        if not here or not (self.complete or len(here) >= left or self._is_enough(groups)):
             return []
-        return [[self.groups[prompt] for prompt in here]]
+        return [groups]
+
+    def _is_enough(self, groups: list[LeaseGroup]) -> bool:
+        enough_tokens = self._plan.saturation_tokens
+        return tokens_of(groups) >= enough_tokens if enough_tokens else len(groups) >= self._plan.window_prompts
 
 
 def _same_samples(one: LeaseGroup, other: LeaseGroup) -> bool:

@@ -5,7 +5,7 @@
 
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
-      LeaseGroups* (any order) ◀── scheduler     each window of prompts, once whole: accumulate its micro-batches
+      LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
       StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
       backend.step                               the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
@@ -55,7 +55,8 @@ from actors.trainer import checkpoint
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
-from actors.trainer.batching import Inbox, cut, group_samples, split, window_size
+from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
+from actors.trainer.consumption import consumption
 from actors.trainer.errors import LeaseChanged, TrainingDiverged
 from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
@@ -83,6 +84,7 @@ class Trainer(Actor):
         self._skipped_in_a_row = 0
         self._storing: asyncio.Task[object] | None = None
         self._step_began_s = 0.0
+        self._tokens_before = 0
         self.step = 0
         self.ignored_leases = 0
 
@@ -168,6 +170,7 @@ class Trainer(Actor):
         result = await self._bounded(self._backend.step(weight=weight))
         self._check_finite(result)
         self.step += 1
+        self._tokens_before = tokens_of(inbox.groups.values())
         await self._may_publish()
         await self._publisher.publish(self.step)
         committed = await self._commit(inbox, accounts, result, weight)
@@ -178,13 +181,9 @@ class Trainer(Actor):
 
     async def _open(self) -> Inbox:
         job, step = self._job, self.step
-        per_step, sync = job.algorithm.prompts_per_step, job.sync.mode == "sync"
-        self._inbox = Inbox(
-            step=step,
-            expected=range(step * per_step, (step + 1) * per_step),
-            window_prompts=window_size(configured=job.trainer.window_prompts, prompts_per_step=per_step, sync=sync),
-            in_order=sync,
-        )
+        per_step = job.algorithm.prompts_per_step
+        expected = range(step * per_step, (step + 1) * per_step)
+        self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
         if self._is_unknown:
             await self._introduce()
         await self._ask_open(self._inbox)

@@ -2,6 +2,7 @@
 
 rollout ─ RolloutWorker on PacedEngine        rewards ─ RewardWorker, PromptSource on SimulatedPool
 trainer ─ Trainer on PacedBackend             weights ─ WeightServer as it is
+ranker  ─ Ranker on a model that remembers
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import numpy as np
 import xxhash
 
 from actors.core.actor import Actor
+from actors.ranker.ranker import Ranker
+from actors.ranker.simulated import SimulatedLengthModel
 from actors.rewards.prompt_source import PromptSource
 from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
 from actors.rewards.tokenizer import TextCodec
@@ -57,6 +60,8 @@ def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, 
         pool = cast(ScorerPool, SimulatedPool(args, world, life))
         codec = cast(TextCodec, _Numbers())
         return {args.name: RewardWorker(args, pool, codec), "prompts": PromptSource(args, pool)}
+    if args.role == "ranker":
+        return {args.name: Ranker(args, model=SimulatedLengthModel())}
     return build_role(args)
 
 

@@ -74,7 +74,7 @@ class World:
         self._published = {
             job.name: PublishedWeights(
                 lambda sentence, name=job.name: self.finding(f"{name}: {sentence}"),
-                repeats_exactly=job.sync.mode == "sync",
+                repeats_exactly=job.sync.mode in ("sync", "colocated", "minibatch"),
             )
             for job in self.jobs
         }

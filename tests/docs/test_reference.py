@@ -14,6 +14,7 @@ import pytest
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.ledger import Ledger
+from actors.scheduler.length_ranking import FRACTIONS
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.workers import WorkerTable
@@ -63,5 +64,6 @@ def test_the_page_of_metrics_names_every_column() -> None:
     ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.zeros(1, np.int64), one, one, [b""]))
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
     row |= Recoveries(ledger).metrics()
+    row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)

@@ -3,9 +3,12 @@
 Invariants
 - A worker never holds more samples than it has slots, nor generates a sample of step s with a version < s - k.
 - A sample never goes on with an older version than its tokens are of.
-- Moved samples go first, then older steps, then prompts in order: what others wait for comes before what can wait.
+- Moved samples go first, then older steps, then the longest as predicted, then prompts in order: what others wait for
+  comes before what can wait.
 - A suspect, a prompt that an engine held when it crashed, is given whole to a worker that holds no other suspect: when
   that one crashes too, it is known why.
+- Groups that are kept for certain workers (``dispatch_long``) go to those, and to others only when those are gone or
+  when the others have nothing else to do.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 
 A worker that is loading the version that a step needs gets its share ahead, for ``pull_patience_s``: it holds the work
@@ -15,37 +18,94 @@ serves already, where there is one.
 
 from __future__ import annotations
 
+import dataclasses
 import heapq
 
 import numpy as np
 
 from actors.scheduler.decisions import AssignSamples, Decision
+from actors.scheduler.policies.longest_first import longest_first
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 
 
 def decide(view: AssignView, now: float) -> list[Decision]:
     """Assign as many queued samples as credit allows."""
-    room = {w.name: w.slots - w.in_flight for w in view.workers}
-    load = {w.name: w.in_flight for w in view.workers}
-    picks: dict[tuple[str, int], list[np.ndarray]] = {}
-    taken = {w.name for w in view.workers if w.has_suspect}
+    hands = _Hands(view)
     for step in _steps(view):
         groups = [g for g in view.groups if g.step == step]
         ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
         able = ready + _soon_ready(view, step, now)
-        if not able:
-            continue
-        share = _share(groups, load, able)
-        for group in sorted(groups, key=lambda g: not g.moved):
+        if able:
+            left = [_place_lane(lane, ready, able, hands) for lane in _lanes(groups)]
+            _place_left(left, able, hands)
+    return _cut(hands.picks, view.message_samples)
+
+
+class _Hands:
+    """What has been given so far."""
+
+    def __init__(self, view: AssignView) -> None:
+        self.room = {w.name: w.slots - w.in_flight for w in view.workers}
+        self.load = {w.name: w.in_flight for w in view.workers}
+        self.picks: dict[tuple[str, int], list[np.ndarray]] = {}
+        self.taken = {w.name for w in view.workers if w.has_suspect}
+
+    def give(self, worker: str, step: int, rows: np.ndarray) -> None:
+        self.picks.setdefault((worker, step), []).append(rows)
+        self.room[worker] -= len(rows)
+        self.load[worker] += len(rows)
+
+
+def _lanes(groups: list[GroupView]) -> list[list[GroupView]]:
+    """Groups that are kept for certain workers, then the others, each in the order in which they are placed."""
+    kept = [g for g in groups if g.kept_for]
+    return [_in_order(lane) for lane in (kept, [g for g in groups if not g.kept_for]) if lane]
+
+
+def _in_order(groups: list[GroupView]) -> list[GroupView]:
+    """Moved ones, then the longest; what nobody knows counts as the median. Ties keep the order of prompts."""
+    expected = np.array([g.expected_tokens for g in groups])
+    known = expected[np.isfinite(expected)]
+    filled = np.where(np.isnan(expected), np.median(known) if len(known) else 0.0, expected)
+    return sorted((groups[i] for i in longest_first(filled)), key=lambda g: not g.moved)
+
+
+def _place_lane(
+    groups: list[GroupView], ready: list[WorkerView], able: list[WorkerView], hands: _Hands
+) -> list[GroupView]:
+    """Place what may be placed among the lane's own workers; returns what is left of its groups."""
+    own = groups[0].kept_for or frozenset(w.name for w in able) - groups[0].not_for
+    if any(w.name in own for w in able):  # else all of them are gone: anybody may
+        ready, able = [w for w in ready if w.name in own], [w for w in able if w.name in own]
+    share = _share(groups, hands.load, able)
+    anybody, at_once = _Shortest(able, share, hands), _Shortest(ready or able, share, hands)
+    left: list[GroupView] = []
+    for group in groups:
+        if group.suspect or group.version >= 0:
             serving = [w for w in ready if w.policy_version >= group.version]
             if group.suspect:
-                _place_alone(group, serving, room, load, picks, taken)
-            elif group.version >= 0:
-                level = _share([group], load, serving) if serving else 0  # among those alone who may have it
-                _place(group, serving, room, load, level, picks)
-            else:
-                _place(group, ready if group.moved and ready else able, room, load, share, picks)
-    return _cut(picks, view.message_samples)
+                _place_alone(group, serving, hands)
+            elif serving:
+                level = _share([group], hands.load, serving)  # among those alone who may have it
+                _Shortest(serving, level, hands).place(group)
+            continue
+        rows = (at_once if group.moved else anybody).place(group)
+        if len(rows):
+            left.append(group if len(rows) == len(group.rows) else dataclasses.replace(group, rows=rows))
+    return left
+
+
+def _place_left(lanes: list[list[GroupView]], able: list[WorkerView], hands: _Hands) -> None:
+    """Of two lanes: workers without work of their own lane help out, dedicated ones only when they would idle."""
+    if len(lanes) < 2:
+        return
+    long, others = lanes
+    helpers = [w for w in able if hands.load[w.name] == 0] if others else [w for w in able if hands.room[w.name] > 0]
+    left = others or long
+    if left and helpers:
+        shortest = _Shortest(helpers, _share(left, hands.load, helpers), hands)
+        for group in left:
+            shortest.place(group)
 
 
 def _steps(view: AssignView) -> list[int]:
@@ -76,48 +136,42 @@ def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerVi
     return low
 
 
-def _place(
-    group: GroupView,
-    workers: list[WorkerView],
-    room: dict[str, int],
-    load: dict[str, int],
-    share: int,
-    picks: dict[tuple[str, int], list[np.ndarray]],
-) -> None:
-    """Give the group to the least loaded worker with room, and what exceeds its share to the next."""
-    rows = group.rows
-    queue = [
-        (load[w.name] / w.slots, i, w.name) for i, w in enumerate(workers) if room[w.name] > 0 and load[w.name] < share
-    ]
-    heapq.heapify(queue)
-    while len(rows) and queue:
-        _, _, name = heapq.heappop(queue)
-        n = min(len(rows), room[name], share - load[name])
-        picks.setdefault((name, group.step), []).append(rows[:n])
-        rows = rows[n:]
-        room[name] -= n
-        load[name] += n
+class _Shortest:
+    """Workers with room below a level, the least loaded first. Made once for many groups: a group costs O(log workers).
+
+    Loads only rise while a decision is made, so an entry that is out of date stands too far in front, and is put back
+    where it belongs when it gets to the top.
+    """
+
+    def __init__(self, workers: list[WorkerView], share: int, hands: _Hands) -> None:
+        self._share, self._hands = share, hands
+        self._queue = [(hands.load[w.name] / w.slots, i, w.slots, w.name) for i, w in enumerate(workers)]
+        heapq.heapify(self._queue)
+
+    def place(self, group: GroupView) -> np.ndarray:
+        """Give the group to the first, and what exceeds its share to the next; returns the rest."""
+        rows, queue, room, load = group.rows, self._queue, self._hands.room, self._hands.load
+        while len(rows) and queue:
+            fullness, i, slots, name = queue[0]
+            n = min(len(rows), room[name], self._share - load[name])
+            if n <= 0:
+                heapq.heappop(queue)
+            elif load[name] / slots > fullness:
+                heapq.heapreplace(queue, (load[name] / slots, i, slots, name))
+            else:
+                self._hands.give(name, group.step, rows[:n])
+                rows = rows[n:]
+        return rows
 
 
-def _place_alone(
-    group: GroupView,
-    workers: list[WorkerView],
-    room: dict[str, int],
-    load: dict[str, int],
-    picks: dict[tuple[str, int], list[np.ndarray]],
-    taken: set[str],
-) -> None:
+def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> None:
     """Give a suspect to the least loaded worker that has none, or to nobody yet."""
-    n = len(group.rows)
-    fitting = [w for w in workers if w.name not in taken and (room[w.name] >= n or room[w.name] == w.slots)]
-    if not fitting:
-        return
-    name = min(fitting, key=lambda w: load[w.name] / w.slots).name
-    n = min(n, room[name])
-    picks.setdefault((name, group.step), []).append(group.rows[:n])
-    room[name] -= n
-    load[name] += n
-    taken.add(name)
+    n, room = len(group.rows), hands.room
+    fitting = [w for w in workers if w.name not in hands.taken and (room[w.name] >= n or room[w.name] == w.slots)]
+    if fitting:
+        name = min(fitting, key=lambda w: hands.load[w.name] / w.slots).name
+        hands.give(name, group.step, group.rows[: min(n, room[name])])
+        hands.taken.add(name)
 
 
 def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from actors.scheduler.messages import LeaseGroup
 from actors.trainer.algorithms import algorithm_named
-from actors.trainer.batching import Inbox, TrainSample, cut, group_samples, window_size
+from actors.trainer.batching import Inbox, TrainSample, cut, group_samples
+from actors.trainer.consumption import Consumption
 from actors.trainer.errors import BadLease
 
 GRPO = algorithm_named("grpo")
@@ -32,9 +33,8 @@ def lease(
 
 
 def inbox(*, in_order: bool = True, prompts: int = 8, window: int = 2, step: int = 0) -> Inbox:
-    return Inbox(
-        step=step, expected=range(step * prompts, (step + 1) * prompts), window_prompts=window, in_order=in_order
-    )
+    plan = Consumption(window, in_order=in_order)
+    return Inbox(step=step, expected=range(step * prompts, (step + 1) * prompts), plan=plan)
 
 
 def prompts_of(windows: list[list[LeaseGroup]]) -> list[list[int]]:
@@ -208,16 +208,6 @@ def test_the_cut_does_not_depend_on_the_order_of_the_samples() -> None:
     random.Random(1).shuffle(shuffled)
     one, two = cut(samples, budget_tokens=30, keep_zero=False), cut(shuffled, budget_tokens=30, keep_zero=False)
     assert [b.input_ids.tolist() for b in one] == [b.input_ids.tolist() for b in two]
-
-
-@pytest.mark.parametrize(
-    ("configured", "prompts", "sync", "expected"),
-    [(0, 32, True, 32), (0, 32, False, 8), (0, 3, False, 1), (5, 32, True, 5)],
-)
-def test_the_window_is_as_configured_or_follows_from_the_mode(
-    configured: int, prompts: int, sync: bool, expected: int
-) -> None:
-    assert window_size(configured=configured, prompts_per_step=prompts, sync=sync) == expected
 
 
 def test_siblings_stay_together_where_prompts_are_most_of_the_tokens() -> None:

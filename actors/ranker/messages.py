@@ -1,0 +1,46 @@
+"""What the ranker hears and says. All of it by tell: nobody waits for it, and what is lost is a score that is missing.
+
+    scheduler ──ScorePrompts──▶ ranker ──LengthScores──▶ scheduler        a batch was issued
+    scheduler ──ObserveLengths─▶ ranker                                   a batch was committed
+
+Prompts travel end to end in columns: prompt i owns the next ``prompt_lengths[i]`` entries of ``prompt_ids``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.core.message import Message, message
+
+
+@message("ranker.score_prompts")
+class ScorePrompts(Message):
+    """How long will the responses to these be? ``keys`` name prompts by their tokens."""
+
+    job: str
+    step: int
+    keys: np.ndarray  # uint64[p]
+    prompt_lengths: np.ndarray  # int32[p]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+
+
+@message("ranker.observe_lengths")
+class ObserveLengths(Message):
+    """This long have the responses been: the mean over each prompt's samples."""
+
+    job: str
+    step: int
+    keys: np.ndarray  # uint64[p]
+    prompt_lengths: np.ndarray  # int32[p]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    response_tokens: np.ndarray  # float64[p]
+
+
+@message("scheduler.length_scores")
+class LengthScores(Message):
+    """Expected response tokens by prompt, as of the ranker's ``refresh``-th fine-tuning."""
+
+    job: str
+    refresh: int
+    keys: np.ndarray  # uint64[p]
+    scores: np.ndarray  # float64[p]

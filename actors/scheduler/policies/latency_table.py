@@ -1,0 +1,102 @@
+"""How long one token takes on a worker, by how many sequences it decodes and how long they are (StreamRL 1.6, PTL).
+
+    TokenDelta.stats.step_s ─▶ LatencyMeter (one per worker life) ─▶ LatencyTable in the worker's view ─▶ policies
+
+              context ≤ 256    ≤ 512    ≤ 1024 …
+    batch 1      8.4 ms
+    batch 2      8.8 ms        8.9 ms
+    batch 4                    9.3 ms                    cells that nobody has been in stay empty
+
+Captured from each worker's own step times, so a pool of different devices needs no other code.
+
+Invariants
+- A cell is a running mean of the newest steps; one slow step moves it by a bounded factor.
+- Steps that prefill are left out: their time is mostly not that of decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+BATCHES: Final = 11
+"""Rows: 1, 2, 4 … 1024 sequences; the last one takes all above."""
+CONTEXTS: Final = 9
+"""Columns: up to 256, 512 … 32768 tokens, and all above."""
+_FIRST_CONTEXT: Final = 256
+_WEIGHT: Final = 0.05
+"""Of the newest step in a cell that has seen many."""
+_SURPRISE: Final = 4.0
+"""A step counts as at most this many times as slow, or as fast, as its cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyTable:
+    """Seconds of one decode step, float64[BATCHES, CONTEXTS]; NaN where nothing was measured."""
+
+    seconds: np.ndarray
+
+    @property
+    def empty(self) -> bool:
+        return bool(np.isnan(self.seconds).all())
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        """Expected time of one token for each of ``batch`` sequences; NaN while the table is empty.
+
+        Between measured batches it is interpolated, beyond them it stays at the nearest; a context that has not been
+        measured is taken as the nearest one that has.
+        """
+        known = ~np.isnan(self.seconds)
+        columns = np.flatnonzero(known.any(axis=0))
+        if not len(columns):
+            return float("nan")
+        column = int(columns[np.abs(columns - _column(context_tokens)).argmin()])
+        rows = np.flatnonzero(known[:, column])
+        return float(np.interp(np.log2(max(batch, 1.0)), rows, self.seconds[rows, column]))
+
+
+class LatencyMeter:
+    """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
+
+    def __init__(self) -> None:
+        self._seconds = np.full((BATCHES, CONTEXTS), np.nan)
+        self._steps = np.zeros((BATCHES, CONTEXTS), np.int64)
+        self._table: LatencyTable | None = None
+
+    def add(self, step_s: float, offsets: np.ndarray, counts: np.ndarray, prompt_tokens: float) -> None:
+        """A worker's delta: int32[n] first positions and token counts of its rows, of prompts of about that length."""
+        moved = counts > 0
+        n = int(np.count_nonzero(moved))
+        if n == 0 or step_s <= 0.0 or not offsets[moved].all():  # offset 0: a prompt was prefilled in this step
+            return
+        context = prompt_tokens + float(offsets[moved].mean())
+        cell = _row(n), _column(context)
+        per_token_s = step_s * n / int(counts.sum())
+        before = self._seconds[cell]
+        if not np.isnan(before):
+            per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
+            weight = max(_WEIGHT, 1.0 / (self._steps[cell] + 1))
+            per_token_s = before + weight * (per_token_s - before)
+        self._seconds[cell] = per_token_s
+        self._steps[cell] += 1
+        self._table = None
+
+    @property
+    def table(self) -> LatencyTable:
+        if self._table is None:
+            self._table = LatencyTable(self._seconds.copy())
+        return self._table
+
+
+EMPTY: Final = LatencyTable(np.full((BATCHES, CONTEXTS), np.nan))
+
+
+def _row(batch: int) -> int:
+    """Nearest power of two."""
+    return min(round(float(np.log2(batch))), BATCHES - 1)
+
+
+def _column(context_tokens: float) -> int:
+    return min(max(int(np.ceil(np.log2(max(context_tokens, 1.0) / _FIRST_CONTEXT))), 0), CONTEXTS - 1)

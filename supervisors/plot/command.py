@@ -1,0 +1,46 @@
+"""``headrace plot RUN_DIR``: pictures of a run, and one page that holds them all.
+
+RUN_DIR ─▶ read_run ─▶ draw ─▶ RUN_DIR/plots/*.png, RUN_DIR/plots/index.html
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from configs.errors import ConfigError
+from transport.errors import HeadraceError
+
+EXIT_FAILED: Final = 1
+EXIT_BAD_CONFIG: Final = 2
+
+
+def plot(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that is over, or that still goes on.")],
+    out: Annotated[Path | None, typer.Option(help="Where to write. Default: plots in the run directory.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")] = False,
+) -> None:
+    """Draw a run: how busy each process was, response lengths, reward and throughput, as PNG and one HTML page."""
+    from supervisors.plot.page import draw
+    from supervisors.plot.run_data import read_run
+
+    try:
+        data = read_run(run_dir)
+        folder = out or run_dir / "plots"
+        folder.mkdir(parents=True, exist_ok=True)
+        pictures = draw(data, folder)
+    except ConfigError as error:
+        print(f"headrace: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(EXIT_BAD_CONFIG) from error
+    except (HeadraceError, OSError) as error:
+        print(f"headrace: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(EXIT_FAILED) from error
+    page = folder / "index.html"
+    if json_:
+        print(json.dumps({"page": str(page), "pictures": [str(path) for path in pictures]}), flush=True)
+    else:
+        print(f"{page}, and {len(pictures)} pictures beside it")

@@ -1,0 +1,61 @@
+"""``headrace bench modes`` on a job of a few steps, with a learned length ranking, and pictures of what it leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import modes
+from benchmarks._jobs import ROOT
+from configs.loader import load_job
+from supervisors.model_preparation import prepare_model
+from supervisors.plot.page import draw
+from supervisors.plot.run_data import read_run
+
+SMALL = [
+    "model.hidden=32",
+    "model.layers=1",
+    "model.warm_start_steps=30",
+    "algorithm.prompts_per_step=4",
+    "algorithm.group_size=4",
+    "rollout.max_running=4",
+    "rollout.threads=1",
+    "rollout.length_ranking=learned",
+    "trainer.threads=1",
+    "metrics.tensorboard=false",
+    "limits.ranker_refresh_pairs=4",
+    "limits.ranker_refresh_slices=1",
+]
+
+
+def test_ratios_are_of_the_baselines_that_were_run() -> None:
+    speeds = {"colocated": 10.0, "minibatch": 20.0, "async": 30.0}
+    found = modes.ratios({mode: {"samples_per_second": speed} for mode, speed in speeds.items()})
+    assert found["async"] == {"colocated": 3.0, "minibatch": 1.5}
+    assert modes.ratios({"async": {"samples_per_second": 1.0}}) == {"async": {}}
+
+
+@pytest.mark.slow
+def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = ROOT / "configs" / "quickstart.yaml"
+    model = asyncio.run(prepare_model(load_job(file, SMALL), tmp_path / "model"))
+    sets = [part for override in SMALL for part in ("--set", override)]
+    short = ["--job", str(file), "--modes", "colocated,dynamic,one_step_barrier", "--steps", "12", "--skip", "1"]
+    places = ["--cores", "64", "--model", str(model), "--keep", str(tmp_path)]
+    assert modes.main(["--json", *short, *places, *sets]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["ratios"]["colocated"] == {"colocated": 1.0}
+    for mode in ("colocated", "dynamic", "one_step_barrier"):
+        row = found["modes"][mode]
+        assert (row["prompts_lost"], row["samples_trained_twice"]) == (0, 0)
+        assert 0.0 <= row["length_recall_20"] <= 1.0
+        data = read_run(tmp_path / f"{mode}-0")
+        assert {"trainer", "rollout-0"} <= data.lanes.keys()
+        assert len(draw(data, tmp_path / mode)) == 4
+    events = (tmp_path / "dynamic-0" / "events.jsonl").read_text()
+    assert '"ranker_refreshed"' in events
