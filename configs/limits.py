@@ -145,6 +145,9 @@ class Limits(BaseModel):
         default=2.0, description="a process that is asked who waits in it; one that hangs is shown as silent"
     )
     health_interval_s: float = Field(default=5.0, description="how often a process tells metrics of its loop's lag")
+    reattach_s: float = Field(
+        default=2.0, description="samples wait this long, after a restart of the head, for who generates them already"
+    )
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
     length_prompts: int = Field(
         default=262_144, description="prompts whose lengths or scores are remembered; about 100 bytes each"
@@ -163,6 +166,13 @@ class Limits(BaseModel):
     )
     engine_step_s: float = Field(
         default=900.0, description="one step of an engine; a first compile takes minutes, a device that hangs for ever"
+    )
+    replay_tokens: int = Field(
+        default=65536,
+        description="newest tokens that a worker remembers: more than journal_flush_s of them; 12 bytes each",
+    )
+    orphan_tokens: int = Field(
+        default=1 << 20, description="generated without a scheduler, while the lease lasts; then the engine waits"
     )
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards

@@ -314,7 +314,15 @@ class NodeAgent(Actor):
 
     @handles(ListProcesses)
     async def list(self, message: ListProcesses) -> ProcessList:
+        if (asker := self.ctx.sender) is not None:
+            self._is_back(asker)
         return self._list()
+
+    def _is_back(self, asker: ActorAddress) -> None:
+        """An owner that was only cut off, and asks what is left of its processes."""
+        for owner in list(self._orphaned_s):
+            if (owner.name, owner.peer) == (asker.name, asker.peer):
+                self._watch(owner)
 
     def _list(self) -> ProcessList:
         now_s = self.ctx.now()

@@ -11,11 +11,14 @@ Invariants
 - Commands of an older epoch are refused.
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
 - Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
-  has lost us (Down), or a newer epoch, has given its samples to others, so nothing more is said about it.
+  has lost us has given its samples to others, so nothing more is said about it.
 - It acts under a lease that its scheduler renews (``actors/core/tenure.py``). When that lapses it fences itself: it
   stops generating, forgets what it has not told, registers again and pulls.
-- Without its scheduler the worker offers itself again, with backoff, to whoever has its name and place now; after
-  ``orphan_grace_s`` it stops. A link that is merely full fills the outbox, and a full outbox stops the engine.
+- Without its scheduler the worker goes on, until its lease lapses, with what it holds, and remembers what comes of it
+  (``delta_log``, bounded). It offers itself again, with backoff, to whoever has its name and place now, and after
+  ``orphan_grace_s`` it stops. The answer says with which samples it goes on, from where, and under which numbers; all
+  others are void.
+- A link that is merely full fills the outbox, and a full outbox stops the engine.
 - An exception of the engine crashes the worker; a request that the engine refuses fails alone, as DATA.
 """
 
@@ -33,8 +36,9 @@ from actors.core.errors import AskError
 from actors.core.leader import Leader
 from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
-from actors.metrics.messages import Spans
+from actors.metrics.messages import Event, Spans
 from actors.roles import RoleArgs
+from actors.rollout.delta_log import DeltaLog, Kept
 from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.engines.step_columns import without_requests
@@ -81,6 +85,10 @@ class RolloutWorker(Actor):
         """Requests that wait for a version that is not loaded yet, under that version."""
         self._void: set[int] = set()
         """Assignments that nobody waits for any more; the engine has yet to end them."""
+        self._numbers: dict[int, int] = {}
+        """The engine's name of an assignment → its present number, of those that have outlived their scheduler."""
+        self._early: list[Assign | Revoke | PullVersion] = []
+        """Commands of a scheduler whose answer to our offer is still on its way."""
         self._wake = asyncio.Event()
         self._policy_version = -1
         self._draining = ""
@@ -102,6 +110,8 @@ class RolloutWorker(Actor):
         self._puller = VersionPuller(self.ctx, self._job.name, self._version_ready)
         self._leader = Leader(self.ctx, self._args.scheduler)
         self._tenure = Tenure(self.ctx, self._lease_lapsed)
+        limits = self.ctx.limits
+        self._log = DeltaLog(limits.replay_tokens, limits.orphan_tokens)
         self._outbox = Outbox(self.ctx.ref(self._leader.address), self.ctx.limits.outbox_messages)
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._registering = True
@@ -120,20 +130,12 @@ class RolloutWorker(Actor):
         """
         limits, delay_s = self.ctx.limits, self.ctx.limits.backoff_first_s
         give_up_at = self.ctx.now() + limits.orphan_grace_s
-        question = RegisterWorker(
-            job=self._job.name,
-            worker=self.ctx.self_address,
-            node=self._args.node,
-            engine=self._engine.kind,
-            slots=self._slots,
-            policy_version=self._policy_version,
-            again=self._known,
-        )
         while True:
+            self._early.clear()
             try:
                 scheduler = self.ctx.ref(await self._leader.find())
                 asked_at_s = self.ctx.now()
-                answer = await scheduler.ask(question, Registered)
+                answer = await scheduler.ask(self._offer(), Registered)
                 break
             except AskError as error:
                 if self.ctx.now() + delay_s > give_up_at:
@@ -146,40 +148,103 @@ class RolloutWorker(Actor):
         self._tenure.begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
         self.ctx.watch(scheduler.address)
         self._outbox.target = scheduler
-        if self._epochs.admit(answer.epoch):
-            self._void_all()
         self._outbox.held_back = False
+        self._epochs.admit(answer.epoch)
+        self._go_on(answer)
         self._puller.want(answer.policy_version, answer.weights)
+        for command in self._early:
+            await self._obey(command)
+        self._early.clear()
         self._wake.set()
 
-    def _void_all(self) -> None:
-        """Nobody waits for what we hold: it has been given to others, or will be."""
-        self._outbox.retain(WorkerVersion)
-        self._void |= self._held
-        self._commands.append(([], sorted(self._held), 0))
-        self._held.clear()
+    def _offer(self) -> RegisterWorker:
+        holds = self._log.assignments().union(self._numbers.get(name, name) for name in self._held)
+        return RegisterWorker(
+            job=self._job.name,
+            worker=self.ctx.self_address,
+            node=self._args.node,
+            engine=self._engine.kind,
+            slots=self._slots,
+            policy_version=self._policy_version,
+            again=self._known,
+            holds=np.array(sorted(holds), np.int64),
+        )
+
+    def _go_on(self, answer: Registered) -> None:
+        """With what the scheduler has taken up; say what it lacks of that, and forget the rest."""
+        columns = (answer.kept.tolist(), answer.numbers.tolist(), answer.lengths.tolist())
+        kept = {former: Kept(number, length) for former, number, length in zip(*columns, strict=True)}
+        former = {name: self._numbers.get(name, name) for name in self._held}
+        self._void_some({name for name, number in former.items() if number not in kept})
+        self._numbers = {name: kept[former[name]].number for name in self._held}
+        deltas = self._log.continuation(kept, answer.epoch)
+        unheard = self._log.unheard_tokens
+        self._log.clear()
+        open_ = {has.number: has.length for has in kept.values()}
+        for delta in deltas:
+            columns = (delta.assignments.tolist(), (delta.offsets + delta.counts).tolist(), delta.finished.tolist())
+            for number, end, finished in zip(*columns, strict=True):
+                open_[number] = end
+                if finished:
+                    del open_[number]
+        if lost := {number: at for number, at in open_.items() if number not in self._numbers.values()}:
+            deltas.append(self._handed_back(lost))
+        for delta in deltas:
+            self._say(msgspec.structs.replace(delta, sequence=self._sequence))
+        if kept or unheard:
+            tokens = sum(len(delta.tokens) for delta in deltas)
+            fields = {"worker": self._args.name, "samples": len(kept), "tokens": tokens, "generated_alone": unheard}
+            event = Event(job=self._job.name, name="worker_went_on", fields=fields)
+            self.ctx.ref(self._leader.beside(self._args.metrics)).tell(event)
+
+    def _handed_back(self, lost: dict[int, int]) -> TokenDelta:
+        """These numbers, each with its length, have ended here, and how is not remembered."""
+        n = len(lost)
+        return self._delta(
+            StepOutput(
+                policy_version=self._policy_version,
+                requests=np.array(list(lost), np.int64),
+                offsets=np.array(list(lost.values()), np.int32),
+                counts=np.zeros(n, np.int32),
+                finished=np.full(n, FinishReason.ABORTED, np.uint8),
+                tokens=np.empty(0, np.int32),
+                logprobs=np.empty(0, np.float32),
+                step_s=0.0,
+            )
+        )
+
+    def _void_some(self, names: set[int]) -> None:
+        """Nobody waits for these: they have been given to others, or will be."""
+        self._void |= names
+        self._held -= names
+        self._commands.append(([], sorted(names), 0))
         self._wake.set()
 
     @handles(Down)
     async def scheduler_down(self, message: Down) -> None:
         if self._registering or self._draining or message.address != self._leader.address:
             return
-        self.ctx.log.warning("the scheduler is gone; offering again", reason=message.reason)
-        self._fence()
+        self.ctx.log.warning("the scheduler is gone; going on without it", reason=message.reason, held=len(self._held))
+        self._outbox.retain(WorkerVersion)
+        self._log.lose()
         self._offer_again()
 
     def _lease_lapsed(self) -> None:
         """Not confirmed for too long, or given up: what we hold is with others by now."""
-        if self._registering:
-            return  # the Down of our scheduler has fenced us already; what comes now belongs to the next lease
         self.ctx.log.warning("the lease has lapsed; what is held is let go", samples=len(self._held))
         self._fence()
-        if not self._draining:
+        if not self._registering and not self._draining:
             self._offer_again()
 
     def _fence(self) -> None:
         """Stop generating what was assigned, and forget what has not been told."""
-        self._void_all()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._outbox.retain(WorkerVersion)
+        self._log.clear()
+        self._void_some(set(self._held))
+        self._numbers.clear()
 
     def _offer_again(self) -> None:
         self._registering = self._outbox.held_back = True
@@ -188,7 +253,8 @@ class RolloutWorker(Actor):
     @property
     def holds(self) -> int:
         """Samples and untold tokens, for those who look from outside whether it has fenced itself."""
-        return len(self._held) + self._outbox.waiting(TokenDelta)
+        unheard = self._log.unheard_tokens if self._log.orphaned else 0
+        return len(self._held) + self._outbox.waiting(TokenDelta) + unheard
 
     async def _register_or_stop(self) -> None:
         try:
@@ -199,22 +265,33 @@ class RolloutWorker(Actor):
 
     # ------------------------------------------------------------------ commands
 
-    def _admit(self, job: str, epoch: int) -> bool:
-        """Whether a command is for us.
+    def _admit(self, command: Assign | Revoke | PullVersion) -> bool:
+        """Whether a command is for us, and for now.
 
         Raises:
             StaleEpoch: a newer scheduler rules; the command is dropped and counted.
         """
-        if job != self._job.name:
-            self.ctx.log.warning("a command of another job", job=job)
+        if command.job != self._job.name:
+            self.ctx.log.warning("a command of another job", job=command.job)
             return False
-        if self._epochs.admit(epoch):
-            self._void_all()
+        if self._registering and not self._epochs.is_stale(command.epoch):
+            self._early.append(command)
+            return False
+        if self._epochs.admit(command.epoch):
+            self._let_go()
         return True
+
+    async def _obey(self, command: Assign | Revoke | PullVersion) -> None:
+        if isinstance(command, Assign):
+            await self.assign(command)
+        elif isinstance(command, Revoke):
+            await self.revoke(command)
+        else:
+            await self.pull_version(command)
 
     @handles(Assign)
     async def assign(self, message: Assign) -> None:
-        if not self._admit(message.job, message.epoch):
+        if not self._admit(message):
             return
         requests = [
             GenerationRequest(
@@ -246,13 +323,15 @@ class RolloutWorker(Actor):
 
     @handles(Revoke)
     async def revoke(self, message: Revoke) -> None:
-        if self._admit(message.job, message.epoch):
-            self._commands.append(([], message.assignments.tolist(), 0))
+        if self._admit(message):
+            names = {number: name for name, number in self._numbers.items()}
+            numbers: list[int] = message.assignments.tolist()
+            self._commands.append(([], [names.get(number, number) for number in numbers], 0))
             self._wake.set()
 
     @handles(PullVersion)
     async def pull_version(self, message: PullVersion) -> None:
-        if self._admit(message.job, message.epoch):
+        if self._admit(message):
             self._puller.want(message.policy_version, message.weights)
 
     @handles(Drain)
@@ -272,7 +351,10 @@ class RolloutWorker(Actor):
     def _fail(self, assignments: list[int], kind: FailureKind, why: str) -> None:
         failure = Failure(kind=kind, message=why, where=self._args.name)
         message = AssignmentsFailed(
-            job=self._job.name, worker=self._args.name, assignments=np.array(assignments, np.int64), failure=failure
+            job=self._job.name,
+            worker=self._args.name,
+            assignments=self._numbered(np.array(assignments, np.int64)),
+            failure=failure,
         )
         self._held.difference_update(assignments)
         self._outbox.send(message)
@@ -285,7 +367,7 @@ class RolloutWorker(Actor):
             if (pulled := self._puller.take()) is not None:
                 await self._load(pulled)
             self._outbox.flush()
-            if self._engine.has_work and not self._outbox.full:
+            if self._engine.has_work and not self._outbox.full and not self._log.full:
                 self._activity.begin("generate")
                 async with asyncio.timeout(self.ctx.limits.engine_step_s):
                     output = await self._engine.step()
@@ -342,25 +424,40 @@ class RolloutWorker(Actor):
             self._void.difference_update(ended)
         if not len(output.requests):
             return
-        self._held.difference_update(output.requests[output.finished != FinishReason.RUNNING].tolist())
-        stats = msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
-        self._outbox.send(
-            TokenDelta(
-                job=self._job.name,
-                worker=self._args.name,
-                epoch=self._epochs.ruling,
-                sequence=self._sequence,
-                policy_version=output.policy_version,
-                assignments=output.requests,
-                offsets=output.offsets,
-                counts=output.counts,
-                finished=output.finished,
-                tokens=output.tokens,
-                logprobs=output.logprobs,
-                stats=stats,
-            )
+        self._say(self._delta(output))
+        over = output.requests[output.finished != FinishReason.RUNNING].tolist()
+        self._held.difference_update(over)
+        for name in over if self._numbers else ():
+            self._numbers.pop(name, None)
+
+    def _delta(self, output: StepOutput) -> TokenDelta:
+        return TokenDelta(
+            job=self._job.name,
+            worker=self._args.name,
+            epoch=self._epochs.ruling,
+            sequence=self._sequence,
+            policy_version=output.policy_version,
+            assignments=self._numbered(output.requests),
+            offsets=output.offsets,
+            counts=output.counts,
+            finished=output.finished,
+            tokens=output.tokens,
+            logprobs=output.logprobs,
+            stats=msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s),
         )
-        self._sequence += 1
+
+    def _numbered(self, names: np.ndarray) -> np.ndarray:
+        """The present numbers of assignments that the engine calls ``names``."""
+        if not self._numbers:
+            return names
+        return np.array([self._numbers.get(name, name) for name in names.tolist()], np.int64)
+
+    def _say(self, delta: TokenDelta) -> None:
+        """Now, or when there is a scheduler again."""
+        self._log.add(delta)
+        if not self._log.orphaned:
+            self._sequence += 1
+            self._outbox.send(delta)
 
     async def _rest(self) -> None:
         """Wait for something to do; at most until the next spans are due or a held-back delta is worth another try."""

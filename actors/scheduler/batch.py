@@ -73,6 +73,9 @@ class StepBatch:
         self.finish = np.zeros(n, np.uint8)
         self.reward = np.full(n, np.nan)
         self.assignment = np.full(n, -1, np.int64)
+        self.former = np.full(n, -1, np.int64)
+        """Assignment that a former life of the scheduler gave to ``holder``; -1 if another one was given since."""
+        self.holder = np.full(n, -1, np.int32)
         self.attempts = np.zeros(n, np.int32)
         self.failures = np.zeros(n, np.int32)
         self.crashes = np.zeros(n, np.int32)
@@ -148,6 +151,11 @@ class StepBatch:
         """Of any token of ``rows``, which are not committed; -1 if they have none."""
         rows = rows[self.length[rows] > 0]
         return int(self._versions[rows, self.length[rows] - 1].max(initial=-1))
+
+    def newest_versions(self, rows: np.ndarray) -> np.ndarray:
+        """int32[n] of the last token of each of ``rows``, which are not committed; -1 where there is none."""
+        length = self.length[rows]
+        return np.where(length > 0, self._versions[rows, np.maximum(length - 1, 0)], -1)
 
     def ended(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which rows hold a stop token at their end, and which of the others have spent their budget; bool[n] each."""

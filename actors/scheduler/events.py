@@ -46,6 +46,8 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     step: int
     first: int
     rows: np.ndarray  # int32[n]
+    again: bool = False
+    """It has them already, from a former life of the scheduler, and goes on."""
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):

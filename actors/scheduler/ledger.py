@@ -160,6 +160,20 @@ class Ledger:
             among |= (steps == step) & np.isin(held, wanted)
         return numbers[among]
 
+    def former_holders(self) -> set[str]:
+        """Workers whose samples a former life of the scheduler gave them, and nobody since."""
+        held = {int(i) for step, batch in self.batches.items() for i in np.unique(batch.holder[self._former(step)])}
+        return {name for name, index in self._workers.items() if index in held}
+
+    def formerly_with(self, workers: set[str], step: int) -> np.ndarray:
+        """int32[n] queued rows of ``step`` that a former life of the scheduler gave to one of ``workers``."""
+        rows = self._former(step)
+        return rows[np.isin(self.batches[step].holder[rows], [self._workers.get(name, -2) for name in workers])]
+
+    def _former(self, step: int) -> np.ndarray:
+        batch = self.batches[step]
+        return np.nonzero((batch.state == S.QUEUED) & (batch.former >= 0))[0].astype(np.int32)
+
     def count_states(self) -> dict[str, int]:
         counts = np.zeros(len(SampleState), np.int64)
         for batch in self.batches.values():
@@ -179,11 +193,13 @@ class Ledger:
             raise IllegalTransition(f"epoch {event.epoch} is not above {self.epoch}")
         outcome = Outcome()
         self.epoch = event.epoch
-        self._slots.reset(event.epoch)
         for batch in self.batches.values():
             rows = np.nonzero(one_of(*IN_FLIGHT)[batch.state])[0].astype(np.int32)
+            batch.former[rows] = batch.assignment[rows]
+            batch.holder[rows] = self._slots.workers_of(batch.assignment[rows])
             self._settle_returned(batch, rows, outcome)
             batch.state[batch.state == S.LEASED] = S.SCORED
+        self._slots.reset(event.epoch)
         return outcome
 
     def _issued(self, event: ev.BatchIssued) -> Outcome:
@@ -211,8 +227,10 @@ class Ledger:
         batch.assignment[event.rows] = event.first + np.arange(len(event.rows))
         self._slots.give(event.step, event.rows, worker)
         batch.state[event.rows] = S.ASSIGNED
-        self.counters.samples_migrated += int(np.count_nonzero(batch.attempts[event.rows]))
-        batch.attempts[event.rows] += 1
+        batch.former[event.rows] = -1
+        if not event.again:
+            self.counters.samples_migrated += int(np.count_nonzero(batch.attempts[event.rows]))
+            batch.attempts[event.rows] += 1
         return Outcome()
 
     def _appended(self, event: ev.TokensAppended) -> Outcome:

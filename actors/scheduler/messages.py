@@ -129,6 +129,8 @@ class RegisterWorker(Message):
     """-1 before the first pull."""
     again: bool = False
     """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
+    holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """Assignments of which it has something to tell: those that it generates, and those that have ended lately."""
 
 
 @message("scheduler.registered")
@@ -142,6 +144,12 @@ class Registered(Message):
     """The newest published version, -1 if none yet."""
     weights: ActorAddress | None
     """Who serves it."""
+    kept: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """Those of ``RegisterWorker.holds`` with which it is to go on; all others are void."""
+    numbers: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """What they are called from now on."""
+    lengths: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
+    """Response tokens that the ledger has of each: the first that it lacks is to come next."""
 
 
 @message("scheduler.worker_version")

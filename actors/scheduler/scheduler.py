@@ -47,6 +47,7 @@ from actors.scheduler.ledger import Counters, Ledger, Outcome
 from actors.scheduler.length_ranking import LengthRanking, make_predictor
 from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.meter import StepMeter
+from actors.scheduler.reattachment import Reattachment, TakenUp
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.stall import StallView, waiting_for
@@ -70,6 +71,11 @@ class NoWord(Message):
     """To oneself: nobody has said in time how that life of a worker ended."""
 
     incarnation: int
+
+
+@message("scheduler.end_of_grace")
+class EndOfGrace(Message):
+    """To oneself: whoever went on while there was no scheduler has had the time to come back."""
 
 
 class Scheduler(Actor):
@@ -141,17 +147,29 @@ class Scheduler(Actor):
             lanes=LongLanes(self._job.rollout.dedicated_workers),
         )  # fmt: skip
         self._unexplained = Unexplained(self._ledger)
-        self._dispatcher.kept_back = self._unexplained.kept_back
         self._scoring = Scoring(self.ctx, self._job.name, self._job.reward.timeout_s, self._books, self._on_settled)
         if self._ledger.epoch:
             self._recoveries.lost("head", self.ctx.now())
         self._books.apply(ev.Opened(self._ledger.epoch + 1))
         self._worker_leases = self._ledger.epoch << _LEASE_BITS
+        self._reattachment = Reattachment(self._books, self._job.staleness)
+        self._dispatcher.kept_back = self._kept_back
         await journal.durable()
         self._secured_step = newest_whole_step(self._ledger)
         self._scoring.add(restored(self._books))
         self._event("scheduler_opened", epoch=self._ledger.epoch, committed_steps=self._ledger.committed_steps)
         self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
+        if self._reattachment.awaited:
+            self.ctx.send_after(self.ctx.limits.reattach_s, EndOfGrace())
+
+    def _kept_back(self, step: int) -> np.ndarray:
+        return np.concatenate([self._unexplained.kept_back(step), self._reattachment.kept_back(step)])
+
+    @handles(EndOfGrace)
+    async def end_of_grace(self, _: EndOfGrace) -> None:
+        """Who has not come back by now goes on with nothing."""
+        self._reattachment.release()
+        self._assign()
 
     async def on_stop(self) -> None:
         await self._journal.close()
@@ -321,6 +339,7 @@ class Scheduler(Actor):
         self._worker_leases += 1
         worker.grant(self.ctx.limits.lease_s, self._worker_leases, now)
         self._event("worker_registered", worker=worker.name, node=worker.node, slots=worker.slots)
+        taken = self._take_up(worker, offer)
         self._assign()
         return m.Registered(
             epoch=self._ledger.epoch,
@@ -328,6 +347,9 @@ class Scheduler(Actor):
             lease=self._worker_leases,
             policy_version=self._newest_version,
             weights=self._weights,
+            kept=np.array(taken.former, np.int64),
+            numbers=np.array(taken.numbers, np.int64),
+            lengths=np.array(taken.lengths, np.int32),
         )
 
     @handles(RenewLease)
@@ -355,6 +377,15 @@ class Scheduler(Actor):
     def leases(self) -> list[tuple[PeerId, float]]:
         """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
         return [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
+
+    def _take_up(self, worker: Worker, offer: m.RegisterWorker) -> TakenUp:
+        """Let it go on with what it has generated while there was no scheduler; the rest is for everybody."""
+        taken = self._reattachment.take_up(offer)
+        self._reattachment.release(worker.name)
+        if taken.numbers:
+            worker.in_flight += len(taken.numbers)
+            self._event("samples_taken_up", worker=worker.name, samples=len(taken.numbers), claimed=len(offer.holds))
+        return taken
 
     def _replace(self, before: Worker, offer: m.RegisterWorker) -> None:
         """Raises:
@@ -493,6 +524,7 @@ class Scheduler(Actor):
         if worker is not None and worker.address.peer.incarnation == news.incarnation:
             self._unexplained.note_end(news.incarnation, crashed=news.crashed)  # its Down is on its way
             return
+        self._reattachment.release(news.worker)
         held = self._unexplained.explain(news.incarnation)
         if held and news.crashed:
             self._event("worker_crashed", worker=news.worker, detail=news.detail)

@@ -219,7 +219,12 @@ class Replay:
             else:
                 self._move(sample, (QUEUED,), IN_FLIGHT, f"{event.worker} was handed")
             sample.state, sample.assignment = IN_FLIGHT, number
-            sample.workers.append(event.worker)
+            if event.again and sample.workers[-1:] != [event.worker]:
+                before = sample.workers[-1] if sample.workers else "nobody"
+                what = f"{event.worker} went on with {sample.name}, which {before} had last"
+                self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=event.worker)
+            if not event.again:
+                sample.workers.append(event.worker)
             self._live[number] = (sample, event.worker)
             held = self.workers.setdefault(event.worker, Held())
             held.now += 1

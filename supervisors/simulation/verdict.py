@@ -8,9 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import xxhash
 
-from actors.scheduler.events import decode_event
+from actors.rollout.engine import GenerationRequest
+from actors.rollout.engines.simulated_engine import whole_response
+from actors.rollout.worker_spec import engine_spec
+from actors.scheduler.events import BatchIssued, decode_event
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
@@ -29,6 +33,7 @@ def judge(world: World) -> list[str]:
         if summary.get("error"):
             wrong.append(f"{job.name}: {summary['error']}")
         wrong += [f"{job.name}: rewards: {sentence}" for sentence in _rewards(world, job)]
+        wrong += [f"{job.name}: responses: {sentence}" for sentence in _responses(world, job)]
         report = check(history_of(world, job), must_finish=True)
         wrong += [f"{job.name}: {violation.checker}: {violation.what}" for violation in report.violations]
     return wrong
@@ -40,6 +45,29 @@ def _rewards(world: World, job: JobConfig) -> Iterator[str]:
     for sample in world.machines["head"].journal_file(job.name).samples:
         if sample.state == "committed" and (sample.prompt, sample.tokens_hash, sample.reward) not in given:
             yield f"step {sample.step} prompt {sample.prompt} sibling {sample.sibling} has {sample.reward} from nobody"
+
+
+def _responses(world: World, job: JobConfig) -> Iterator[str]:
+    """However often a sample moved, or went on without its head: they are its tokens."""
+    file, spec = world.machines["head"].journal_file(job.name), engine_spec(job, "")
+    batches = {
+        event.step: (event, np.split(event.prompt_ids, np.cumsum(event.prompt_lengths)[:-1]))
+        for kind, body in file.history
+        if kind == "batch_issued" and isinstance(event := decode_event(body), BatchIssued)
+    }
+    for sample in file.samples:
+        if sample.state != "committed":
+            continue
+        issued, prompts = batches[sample.step]
+        prompt_ids = prompts[int(np.searchsorted(issued.prompts, sample.prompt))]
+        request = GenerationRequest(
+            request=0, prompt=sample.prompt, sibling=sample.sibling, prompt_ids=prompt_ids,
+            generated=np.empty(0, np.int32), sampling=issued.sampling,
+        )  # fmt: skip
+        tokens = whole_response(request, spec.options, spec.max_context_tokens)
+        if xxhash.xxh3_128_hexdigest(np.array(tokens, "<i4").tobytes()) != sample.tokens_hash:
+            name = f"step {sample.step} prompt {sample.prompt} sibling {sample.sibling}"
+            yield f"{name} has {sample.n_tokens} tokens that are not the {len(tokens)} that its engine would have given"
 
 
 def learned(world: World, job: JobConfig) -> str:

@@ -65,6 +65,18 @@ class _Running:
         return token, FinishReason.LENGTH if self.offset >= self.budget else FinishReason.RUNNING
 
 
+def whole_response(request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> list[int]:
+    """The tokens that every simulated engine with these ``options`` gives to ``request``, whatever happens to it."""
+    costs = _DEFAULTS | dict(options)
+    running = _Running(request, int(costs["vocab"]), costs["mean_tokens"], max_context_tokens)
+    tokens: list[int] = []
+    finished = FinishReason.RUNNING
+    while finished is FinishReason.RUNNING:
+        token, finished = running.next_token()
+        tokens.append(token)
+    return tokens
+
+
 class SimulatedEngine:
     """See the module's docstring and ``actors.rollout.engine.RolloutEngine``."""
 

@@ -14,7 +14,7 @@ import pytest
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
-from actors.metrics.messages import Span, Spans
+from actors.metrics.messages import Event, Span, Spans
 from actors.roles import RoleArgs
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.messages import Assign, Drain, PromptWork, PullVersion, Revoke, SampleWork, SamplingParams
@@ -49,16 +49,23 @@ class FakeScheduler(Actor):
         self.epoch, self.version = 1, -1
         self.leases, self.mute = 0, False
         self.weights: ActorAddress | None = None
+        self.takes_up: dict[int, tuple[int, int]] = {}
+        """Former number → the number under which it goes on, and how many of its tokens are known."""
+        self.on_offer: Callable[[RegisterWorker], None] = lambda _: None
         self._changed = asyncio.Condition()
 
     @handles(RegisterWorker)
     @idempotent
     async def register(self, message: RegisterWorker) -> Registered:
         await self.note(message)
+        self.on_offer(message)
         self.leases += 1
+        kept = [number for number in message.holds.tolist() if number in self.takes_up]
+        columns = np.array([self.takes_up[number] for number in kept], np.int64).reshape(-1, 2)
         return Registered(
-            epoch=self.epoch, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights
-        )
+            epoch=self.epoch, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights,
+            kept=np.array(kept, np.int64), numbers=columns[:, 0], lengths=columns[:, 1].astype(np.int32),
+        )  # fmt: skip
 
     @handles(RenewLease)
     @concurrent
@@ -89,8 +96,11 @@ class FakeScheduler(Actor):
 
     def samples(self) -> dict[int, tuple[list[int], FinishReason]]:
         samples: dict[int, tuple[list[int], FinishReason]] = {}
+        first = 0
         for number, delta in enumerate(self.all(TokenDelta)):
-            assert delta.sequence == number, "a delta is missing or out of order"
+            if number == 0:
+                first = delta.sequence
+            assert delta.sequence == first + number, "a delta is missing or out of order"
             start = 0
             for row, count, code in zip(
                 delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True
@@ -140,6 +150,11 @@ class FakeWeights(Actor):
 class FakeMetrics(Actor):
     def __init__(self) -> None:
         self.spans: list[Span] = []
+        self.events: list[Event] = []
+
+    @handles(Event)
+    async def event(self, message: Event) -> None:
+        self.events.append(message)
 
     @handles(Spans)
     async def take(self, message: Spans) -> None:
@@ -186,17 +201,19 @@ class Stage:
         address = (await self.host.spawn("rollout-0", self.worker)).address
         self.worker_ref = self.head.ref(address)
 
-    async def replace_head(self, epoch: int) -> None:
+    async def replace_head(
+        self, epoch: int, takes_up: dict[int, tuple[int, int]] | None = None, *, after_s: float = 3.0
+    ) -> None:
         """Kill the head and start another one at its place."""
         self.head_links.abort()
         self.scheduler, self.metrics = FakeScheduler(), FakeMetrics()
-        self.scheduler.epoch = epoch
-        await asyncio.sleep(3.0)
-        self.head = self._system("head", 7)
+        self.scheduler.epoch, self.scheduler.takes_up = epoch, takes_up or {}
+        await asyncio.sleep(after_s)
+        self.head = self._system("head", 5 + epoch)
         await self.head.start()
         await self.head.spawn("metrics", self.metrics)
-        await self.head.spawn("scheduler", self.scheduler)
         self.worker_ref = self.head.ref(self.worker_ref.address)
+        await self.head.spawn("scheduler", self.scheduler)
 
     async def __aexit__(self, *exception: object) -> None:
         await self.host.stop()
@@ -422,18 +439,112 @@ async def test_a_worker_finds_the_scheduler_of_a_head_that_was_started_again(sta
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
     await stage.replace_head(epoch=2)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 1)
+    assert stage.scheduler.all(RegisterWorker)[0].holds.tolist() == [1, 2]
     stage.assign(3, tokens=10, epoch=2)
     await stage.scheduler.until(lambda: any(d.finished.any() for d in stage.scheduler.all(TokenDelta)), within_s=5.0)
     deltas = stage.scheduler.all(TokenDelta)
     assert {delta.epoch for delta in deltas} == {2}
-    assert {n for delta in deltas for n in delta.assignments.tolist()} == {3}, "voided work is silent"
+    assert {n for delta in deltas for n in delta.assignments.tolist()} == {3}, "what it did not take up is silent"
     await asyncio.sleep(2.0)
     assert stage.metrics.spans, "the trace goes on in the new head's file"
 
 
+async def undisturbed(number: int, tokens: int) -> list[int]:
+    """What a worker makes of an assignment that nothing happens to."""
+    async with Stage() as stage:
+        await stage.start_worker()
+        stage.assign(number, tokens=tokens)
+        return (await stage.scheduler.finished(number))[number][0]
+
+
 @in_virtual_time
-async def test_without_its_scheduler_a_worker_ends_its_work_and_stops_after_the_grace(stage: Stage) -> None:
-    await stage.start_worker(orphan_grace_s=20.0, ask_timeout_s=1.0)
+async def test_what_is_generated_without_a_head_is_said_to_the_next_one_and_not_generated_again(stage: Stage) -> None:
+    """The next head knows 3 tokens of one sample, as many as the worker has said of the other, nothing of a third."""
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.assign(1, 2, 3, tokens=60)
+    stage.assign(4, tokens=20)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    said = {n: tokens for n, (tokens, _) in stage.scheduler.samples().items()}
+    await stage.replace_head(2, {1: (101, 3), 2: (102, len(said[2])), 4: (104, 5)})
+    ended = await stage.scheduler.finished(101, 102, 104)
+    for number, before, tokens in ((1, said[1][:3], 60), (2, said[2], 60), (4, said[4], 20)):
+        whole = before + ended[100 + number][0]
+        assert (whole, ended[100 + number][1]) == (await undisturbed(number, tokens), FinishReason.LENGTH)
+    assert {n for delta in stage.scheduler.all(TokenDelta) for n in delta.assignments.tolist()} == {101, 102, 104}
+    assert {delta.epoch for delta in stage.scheduler.all(TokenDelta)} == {2}
+    wasted = stage.engine.stats().tokens_total - (60 + 60 + 20)
+    assert wasted < 60, "of the sample that was not taken up, and only until that was known"
+    [event] = stage.metrics.events
+    assert event.fields["samples"] == 3 and int(event.fields["generated_alone"]) > 60
+    print(f"{event.fields['generated_alone']} tokens were generated without a head, {event.fields['tokens']} were told")
+
+
+@in_virtual_time
+async def test_a_worker_outlives_two_heads_in_a_row_and_obeys_the_third(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, 2, tokens=90)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    said = stage.scheduler.samples()[1][0]
+    await stage.replace_head(2, {1: (101, len(said)), 2: (102, 0)})
+    await stage.scheduler.until(lambda: len(stage.scheduler.samples().get(101, ([], 0))[0]) > 8)
+    said += stage.scheduler.samples()[101][0]
+    await stage.replace_head(3, {101: (201, len(said)), 102: (202, 0)})
+    await stage.scheduler.until(lambda: 202 in stage.scheduler.samples())
+    stage.worker_ref.tell(Revoke(job=JOB, epoch=3, assignments=np.array([202])))
+    ended = await stage.scheduler.finished(201, 202)
+    assert said + ended[201][0] == await undisturbed(1, 90)
+    assert ended[202][1] == FinishReason.ABORTED
+    assert ended[202][0] == (await undisturbed(2, 90))[: len(ended[202][0])]
+
+
+@in_virtual_time
+async def test_a_worker_whose_lease_lapses_without_a_head_lets_go_of_all_and_claims_nothing(stage: Stage) -> None:
+    await stage.start_worker(orphan_grace_s=60.0)
+    stage.assign(1, 2, tokens=500)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.replace_head(2, {1: (101, 0), 2: (102, 0)}, after_s=15.0)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 1, within_s=30.0)
+    assert stage.scheduler.all(RegisterWorker)[0].holds.tolist() == []
+    assert stage.worker.holds == 0
+    assert stage.engine.stats().tokens_total < 2 * 110, "10 s of 10 steps a second"
+
+
+@in_virtual_time
+async def test_what_a_next_head_wants_and_is_not_remembered_is_handed_back_to_it(stage: Stage) -> None:
+    """Its end has been said, but the new head has lost it, and the worker remembers the newest tokens only."""
+    await stage.start_worker(replay_tokens=4)
+    stage.assign(1, tokens=3)
+    stage.assign(2, tokens=60)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 4)
+    await stage.replace_head(2, {1: (101, 1), 2: (102, 0)})
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(TokenDelta)))
+    holds = stage.scheduler.all(RegisterWorker)[0].holds.tolist()
+    samples = stage.scheduler.samples()
+    assert 2 in holds
+    assert 1 not in holds or samples[101] == ([], FinishReason.ABORTED)
+    first = stage.scheduler.all(TokenDelta)[0]
+    assert 102 not in first.assignments or first.offsets[first.assignments.tolist().index(102)] > 0, "a gap is seen"
+
+
+@in_virtual_time
+async def test_commands_that_overtake_the_answer_of_a_new_head_void_nothing(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, tokens=60)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    said = stage.scheduler.samples()[1][0]
+    killed = asyncio.create_task(stage.replace_head(2, {1: (101, len(said))}))
+    await asyncio.sleep(1.0)
+    stage.scheduler.on_offer = lambda _: stage.assign(9, tokens=4, epoch=2)
+    await killed
+    ended = await stage.scheduler.finished(101, 9)
+    assert said + ended[101][0] == await undisturbed(1, 60)
+    assert len(ended[9][0]) == 4
+
+
+@in_virtual_time
+async def test_without_its_scheduler_a_worker_goes_on_up_to_its_bound_and_stops_after_the_grace(stage: Stage) -> None:
+    await stage.start_worker(orphan_grace_s=20.0, ask_timeout_s=1.0, orphan_tokens=50, replay_tokens=4)
     stage.assign(1, tokens=500)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
     cut_at_s = asyncio.get_running_loop().time()
@@ -441,7 +552,7 @@ async def test_without_its_scheduler_a_worker_ends_its_work_and_stops_after_the_
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
     assert ended.reason == "orphaned"
     assert 10 < asyncio.get_running_loop().time() - cut_at_s <= 25
-    assert stage.engine.stats().tokens_total <= 6
+    assert 50 <= stage.engine.stats().tokens_total <= 58, "20 s would have been 200"
 
 
 @in_virtual_time

@@ -98,7 +98,8 @@ def test_a_lost_head_is_timed_from_the_opening_of_the_next_one(in_world: InWorld
         told = heard_of(world)
         await asyncio.sleep(0.4)
         await world.start_rewards()
-        await world.start_worker("rollout-0")
+        for name in ("rollout-0", "rollout-1"):  # else the samples of the second one wait for it for a while
+            await world.start_worker(name)
         await world.start_trainer(step=world.scheduler._ledger.trainer_step)
         await finish(world)
         [event] = told["progress_resumed"]

@@ -16,6 +16,7 @@ from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
 from actors.jobs.job import Job
 from actors.rewards import worker as rewards_worker
+from actors.rollout.delta_log import DeltaLog
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler import dispatch
 from actors.scheduler import events as ev
@@ -23,6 +24,7 @@ from actors.scheduler.books import Books
 from actors.scheduler.leases import Leases
 from actors.scheduler.ledger import Ledger, Outcome
 from actors.scheduler.policies import assign
+from actors.scheduler.reattachment import Reattachment
 from actors.scheduler.scheduler import Scheduler
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.slots import Slots
@@ -45,6 +47,8 @@ PLANTED: dict[str, Callable[[Replace], None]] = {}
 FOCUS: dict[str, dict[str, Any]] = {
     "a_worker_that_is_cut_off_does_not_fence_itself": {"kinds": ["partition"], "roles": ["rollout"], "faults": (6, 10)},
     "the_loss_of_a_node_is_nobody_s_business": {"kinds": ["kill"], "roles": ["node"], "faults": (4, 8)},
+    "a_continuation_is_entered_wherever_the_sample_ends": {"kinds": ["kill"], "roles": ["head"], "faults": (4, 6)},
+    "a_continuation_is_entered_for_the_next_sample": {"kinds": ["kill"], "roles": ["head"], "faults": (4, 6)},
 }
 """Faults to draw, where those of the chaos scenario would take many seeds."""
 LIMITS: dict[str, dict[str, float]] = {
@@ -262,6 +266,42 @@ async def _ignores(self: object, message: object) -> None:
 @planted
 def epochs_are_never_taken_note_of(replace: Replace) -> None:
     replace(EpochGuard, "admit", lambda self, epoch: False)
+
+
+# ------------------------------------------------------------ a head that comes back
+
+
+@planted
+def a_continuation_is_entered_wherever_the_sample_ends(replace: Replace) -> None:
+    """Its first token is left out, and the rest is moved up so that it fits: misaligned, and accepted."""
+    right = DeltaLog.continuation
+
+    def continuation(self: DeltaLog, kept: Any, epoch: int) -> Any:
+        deltas = right(self, kept, epoch)
+        for i, delta in enumerate(deltas):
+            counts = delta.counts.tolist()
+            ends = np.cumsum(delta.counts)
+            first = [int(end) - n for end, n in zip(ends, counts, strict=True) if n > 1]
+            moved = np.array([n - (n > 1) for n in counts], np.int32)
+            deltas[i] = msgspec.structs.replace(
+                delta, counts=moved, tokens=np.delete(delta.tokens, first), logprobs=np.delete(delta.logprobs, first)
+            )
+        return deltas
+
+    replace(DeltaLog, "continuation", continuation)
+
+
+@planted
+def a_continuation_is_entered_for_the_next_sample(replace: Replace) -> None:
+    right = Reattachment.take_up
+
+    def take_up(self: Reattachment, offer: Any) -> Any:
+        taken = right(self, offer)
+        taken.numbers = taken.numbers[1:] + taken.numbers[:1]
+        taken.lengths = taken.lengths[1:] + taken.lengths[:1]
+        return taken
+
+    replace(Reattachment, "take_up", take_up)
 
 
 # ------------------------------------------------------------ trainer
