@@ -32,7 +32,7 @@ ALPHA = 0.2
 """Of the samples count as long; the paper's value."""
 _CANDIDATES = 24
 """Numbers of dedicated workers that are tried, evenly spread, where there are more workers."""
-_SEARCHED = 64
+_SEARCHED = 48
 """Workers on which the number is sought; larger pools are thinned out to so many."""
 
 

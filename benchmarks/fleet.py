@@ -1,0 +1,103 @@
+"""A thousand workers in simulation: what a round of the scheduler's rule takes, and how long a simulated hour.
+
+1,000 workers with 20 places, 20,000 samples in flight, lengths of StreamRL's Fig. 7, 7B on H800
+    ├─ policies.assign.decide: the round that fills them all, and a round that fills what a second has freed
+    ├─ policies.dispatch_long.decide for a step's 20,000 samples
+    └─ cluster/fleet.py for a virtual hour, a round every two seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from actors.scheduler.policies import assign, dispatch_long
+from actors.scheduler.policies.generation_time import Instance
+from actors.scheduler.view import AssignView, GroupView, WorkerView
+from benchmarks._jobs import hardware
+from configs.studies.hardware import DecodeCost
+from configs.studies.streamrl import H800, MODELS, LengthHistogram
+from supervisors.simulation.cluster.costs import decode_pace
+from supervisors.simulation.cluster.fleet import Fleet, FleetRules
+from supervisors.simulation.cluster.lengths import draw_lengths
+
+PLACES: Final = 20
+GROUP: Final = 4
+GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0}
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="headrace bench fleet", description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--workers", type=int, default=1000)
+    parser.add_argument("--virtual-s", type=float, default=3600.0, help="how long the fleet is simulated")
+    parser.add_argument("--json", action="store_true", help="one object as the last line")
+    options = parser.parse_args(arguments)
+    figures = rounds(options.workers) | hour(options.workers, options.virtual_s)
+    result: dict[str, Any] = {"benchmark": "fleet", "hardware": hardware(), "goals": GOALS} | figures
+    if options.json:
+        print(json.dumps(result), flush=True)
+    else:
+        for name, value in figures.items():
+            print(f"{name:24} {value:12.4g}" + (f"   goal {GOALS[name]:g}" if name in GOALS else ""))
+    return 0
+
+
+def rounds(workers: int) -> dict[str, float]:
+    """Milliseconds of a decision; ``round_ms`` is the larger of the two."""
+    samples = workers * PLACES
+    full = _view(workers, in_flight=0, queued=samples)
+    usual = _view(workers, in_flight=PLACES - 1, queued=max(GROUP, workers // 5))
+    estimates = draw_lengths(LengthHistogram(), samples, np.random.default_rng(0)).astype(float)
+    pool = [Instance(decode_pace(MODELS["7B"].transformer, H800, DecodeCost()), PLACES)] * workers
+    fill_ms = _best_ms(lambda: assign.decide(full, 0.0))
+    usual_ms = _best_ms(lambda: assign.decide(usual, 0.0))
+    return {
+        "round_ms": max(fill_ms, usual_ms),
+        "fill_round_ms": fill_ms,
+        "usual_round_ms": usual_ms,
+        "dispatch_long_ms": _best_ms(lambda: dispatch_long.decide(estimates, pool, prompt_tokens=400)),
+    }
+
+
+def hour(workers: int, virtual_s: float) -> dict[str, float]:
+    """Processor seconds of a simulated stretch of time."""
+    rules = FleetRules(
+        max_staleness=1, streaming=True, group_size=GROUP, prompt_tokens=400,
+        train_sample_s=lambda lengths: lengths * (100.0 / (workers * PLACES * 4975)), step_s=1.0, transfer_s=1.0,
+        round_s=2.0,
+    )  # fmt: skip
+    pace = decode_pace(MODELS["7B"].transformer, H800, DecodeCost())
+
+    def lengths(step: int) -> np.ndarray:
+        return draw_lengths(LengthHistogram(), workers * PLACES, np.random.default_rng(step))
+
+    fleet = Fleet([(pace, PLACES)] * workers, lengths, rules)
+    began_s = time.process_time()
+    fleet.run(until_s=virtual_s)
+    spent_s = time.process_time() - began_s
+    return {
+        "hour_s": spent_s * 3600.0 / virtual_s, "rounds": float(fleet.rounds),
+        "samples_finished": float(fleet.finished), "steps_trained": float(len(fleet.trained_s)),
+    }  # fmt: skip
+
+
+def _view(workers: int, *, in_flight: int, queued: int) -> AssignView:
+    views = [WorkerView(f"w{i}", 0, PLACES, in_flight) for i in range(workers)]
+    rows = np.arange(queued, dtype=np.int32)
+    groups = [GroupView(0, i, part) for i, part in enumerate(np.split(rows, range(GROUP, queued, GROUP)))]
+    return AssignView(views, groups, 0, 0.0, 4096)
+
+
+def _best_ms(act: Callable[[], object], times: int = 5) -> float:
+    taken: list[float] = []
+    for _ in range(times):
+        began_s = time.process_time()
+        act()
+        taken.append(1e3 * (time.process_time() - began_s))
+    return statistics.median(taken)
