@@ -22,10 +22,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.scheduler.decisions import Decision
 from actors.scheduler.policies import assign
 from actors.scheduler.policies.generation_time import StepTime
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 
+Decide = Callable[[AssignView, float], list[Decision]]
+"""An assignment policy; ``assign.decide`` is the live one."""
 _MESSAGE_SAMPLES = 4096
 
 
@@ -77,14 +80,18 @@ class _Step:
 
 
 class Fleet:
-    """See the module's docstring. ``lengths`` gives those of a step's samples, whole groups."""
+    """See the module's docstring. Workers are (pace, places); ``lengths`` gives those of a step's samples."""
 
     def __init__(
-        self, workers: list[tuple[StepTime, int]], lengths: Callable[[int], np.ndarray], rules: FleetRules
+        self,
+        workers: list[tuple[StepTime, int]],
+        lengths: Callable[[int], np.ndarray],
+        rules: FleetRules,
+        decide: Decide = assign.decide,
     ) -> None:
         self._workers = [_Worker(f"w{i}", pace, places) for i, (pace, places) in enumerate(workers)]
         self._index = {worker.name: i for i, worker in enumerate(self._workers)}
-        self._lengths, self._rules = lengths, rules
+        self._lengths, self._rules, self._decide = lengths, rules, decide
         self._steps: dict[int, _Step] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -117,7 +124,7 @@ class Fleet:
         workers = [WorkerView(w.name, self._version, w.places, len(w.running)) for w in self._workers]
         view = AssignView(workers, groups, self._rules.max_staleness, 0.0, _MESSAGE_SAMPLES)
         given: dict[int, list[np.ndarray]] = {}
-        for decision in assign.decide(view, self.now_s):
+        for decision in self._decide(view, self.now_s):
             self._hand(self._workers[self._index[decision.worker]], decision.step, decision.rows)
             given.setdefault(decision.step, []).append(decision.rows)
         for number, rows in given.items():
