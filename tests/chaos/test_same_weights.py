@@ -19,7 +19,7 @@ from supervisors.run_under_test import HeadraceRun
 def test_with_and_without_killed_rollout_workers_the_trained_weights_are_the_same_bit_for_bit(
     headrace_run: Callable[..., HeadraceRun], small_model: Path
 ) -> None:
-    """One seed, the torch engine on CPU, sync mode: three workers, of which one is killed four times in mid-step.
+    """One seed, the torch engine on CPU, sync mode: two workers, of which one is killed three times in mid-step.
 
     The samples that were moved, their tokens and rewards, the learned weights and the optimizer's state are compared by
     their hashes. What may differ are the last bits of the engines' log-probabilities: see ``losses.NUMERICS``.
@@ -27,11 +27,11 @@ def test_with_and_without_killed_rollout_workers_the_trained_weights_are_the_sam
     job = SMALL_JOB | {
         "steps": 14,
         "model": {"source": "hf", "path": str(small_model)},
-        "rollout": {"workers": 3, "max_tokens": 48, "threads": 1, "max_running": 16,
+        "rollout": {"workers": 2, "max_tokens": 48, "threads": 1, "max_running": 16,
                     "engine_options": {"tokens_per_step": 1}},
         "checkpoint": {"every": 0},
     }  # fmt: skip
-    kills = [{"kind": "kill", "target": {"role": "rollout"}, "after_step": step, "at_s": 0.02} for step in (2, 4, 6, 8)]
+    kills = [{"kind": "kill", "target": {"role": "rollout"}, "after_step": step, "at_s": 0.02} for step in (2, 5, 8)]
     alone = headrace_run(job, name="alone")
     alone_summary = alone.finish()
     harmed = headrace_run(job, name="harmed", faults=kills)
