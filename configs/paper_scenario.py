@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.schema import NonNegativeInt, Section
+from configs.studies.rlboost import MigrationStudy, SeedingStudy, SpotStudy, StaticStudy
 from configs.studies.streamrl import (
     CostStudy,
     DecodeStudy,
@@ -38,7 +39,11 @@ Study = Annotated[
     | RankingStudy
     | SplitStudy
     | GrowthStudy
-    | CostStudy,
+    | CostStudy
+    | StaticStudy
+    | SeedingStudy
+    | MigrationStudy
+    | SpotStudy,
     Field(discriminator="kind"),
 ]
 """Every kind there is; a new one is added here and to ``supervisors/simulation/studies/registry.py``."""

@@ -192,6 +192,7 @@ class JobRun:
             self._supervise("services", Strategy.ONE_FOR_ONE, services),
             self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
         )
+        self._say(message="every process is ready", processes="ready")
         if self._pool is not None:
             self._pool.start()
 

@@ -11,7 +11,8 @@
     └── per job (job_run.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
         ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
-        └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n        a process each
+        └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n, and   a process each
+                                by the nodes (elastic_pool.py): rollout-<node> …
 
     node process (node.py)
     ├── agent                   that machine's node agent

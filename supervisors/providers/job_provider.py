@@ -1,4 +1,4 @@
-"""The provider of one run, as its job file asks for it: from the moment the job runs until the run is over.
+"""The provider of one run, as its job file asks for it: from when the job's processes are up until the run is over.
 
 It lives in the machine process (``machine_process.py``), beside the head, so that machines survive the head's death.
 """
@@ -30,8 +30,8 @@ class JobProvider:
         self._running = asyncio.Event()
 
     def hear(self, progress: Mapping[str, Any]) -> None:
-        """The trace's time begins with the job's, not with the making of its model."""
-        if progress.get("state") == "running":
+        """The trace's time begins when the job's own processes are up, not while its model is made."""
+        if progress.get("processes") == "ready":
             self._running.set()
         self._say(progress)
 

@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from actors.jobs.summary import cost_of
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.ledger import Ledger
@@ -65,5 +66,6 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
     row |= Recoveries(ledger).metrics()
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
+    row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)

@@ -84,8 +84,11 @@ def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload
 
 
 def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
-    """How long the trainer's engines generate in a step that begins with ``remote`` workers."""
-    return max(rules.floor_s, now.seed_s) if remote else math.inf
+    """How long the trainer's engines generate in a step that begins with ``remote`` workers.
+
+    Who has come or gone since the last step was reported counts: the memory is asked for the number that is there.
+    """
+    return max(rules.floor_s, _recalled(rules, now, remote, now.seed_s)) if remote else math.inf
 
 
 def to_start(now: Offload, *, available: int, running: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from supervisors.simulation.studies import streamrl_lengths, streamrl_stages, streamrl_throughput
+from supervisors.simulation.studies import rlboost, streamrl_lengths, streamrl_stages, streamrl_throughput
 
 Measures = Mapping[str, float]
 """Name → what came out; a name says its unit, or is a ratio."""
@@ -23,5 +23,9 @@ STUDIES: dict[str, Callable[[Any, int], Measures]] = {
     "streamrl_split": streamrl_stages.split,
     "streamrl_growth": streamrl_stages.growth,
     "streamrl_cost": streamrl_throughput.cost,
+    "rlboost_static": rlboost.static,
+    "rlboost_seeding": rlboost.seeding,
+    "rlboost_migration": rlboost.migration,
+    "rlboost_spot": rlboost.spot,
 }
 """By ``study.kind``."""

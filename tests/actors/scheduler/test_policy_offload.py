@@ -43,6 +43,13 @@ def test_when_a_number_of_workers_comes_back_so_does_its_window() -> None:
     assert again.seed_s == 250
 
 
+def test_a_loss_after_the_last_report_is_met_with_the_window_of_those_who_are_left() -> None:
+    known = Offload(5, 6, {6: 5.0, 1: 340.0})
+    assert window_s(RULES, known, 1) == 340
+    assert window_s(RULES, known, 2) == 5, "nothing is known of two"
+    assert window_s(OffloadRules(local_engines=4, remember=False), known, 1) == 5
+
+
 def test_without_the_memory_the_window_goes_on_from_where_it_was() -> None:
     rules = OffloadRules(local_engines=4, remember=False)
     two = after_step(rules, first(rules), report(2, train_idle_s=300))
@@ -66,6 +73,7 @@ def test_workers_are_taken_up_to_the_target_and_never_above_it() -> None:
 
 def test_without_remote_workers_the_window_has_no_end_and_nothing_is_learned() -> None:
     assert window_s(RULES, first(RULES), 0) == math.inf
+    assert window_s(RULES, first(RULES), 2) == RULES.first_s
     known = Offload(200, 5, {3: 120.0})
     assert after_step(RULES, known, report(0, after=0, train_idle_s=500)) == known
     assert after_step(RULES, known, report(0, after=3, train_idle_s=500)).seed_s == 120
