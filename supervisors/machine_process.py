@@ -51,7 +51,7 @@ from supervisors.node_faults import NAME as NODE_FAULTS
 from supervisors.node_faults import NodeFaults
 from supervisors.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
 from supervisors.process_faults import faults_of
-from supervisors.process_log import last_lines
+from supervisors.process_log import LOG_TRIM_S, last_lines, trim
 from supervisors.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
 
 log = structlog.get_logger("headrace.machine")
@@ -220,6 +220,7 @@ class MachineProcess:
         helpers = [
             asyncio.create_task(self._watch_over(head, detector), name="watch over the head"),
             asyncio.create_task(self._forward(head, interrupted), name="forward the interruption"),
+            asyncio.create_task(self._trim(out), name="trim the head's output"),
         ]
         try:
             return await asyncio.shield(head.exited)
@@ -243,6 +244,13 @@ class MachineProcess:
                 done_s = done_s or now_s
                 if now_s - done_s > 2 * self._limits.stop_timeout_s:
                     head.kill(ExitCause.STOPPED)
+
+    async def _trim(self, out: Path) -> None:
+        """Keep its file within bounds, as a node agent does for its processes."""
+        while True:
+            await asyncio.sleep(LOG_TRIM_S)
+            with contextlib.suppress(OSError):
+                trim(out, self._limits.process_log_max_bytes)
 
     async def _forward(self, head: Child, interrupted: asyncio.Event) -> None:
         await interrupted.wait()

@@ -37,6 +37,8 @@ class Membership(Actor):
     def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
         self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
         self._first = head
+        self._joined = False
+        """There is a head that knows us."""
 
     async def on_start(self) -> None:
         self._head = Leader(self.ctx, self._first)
@@ -53,15 +55,19 @@ class Membership(Actor):
                 if self.ctx.now() > until_s:
                     raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
                 await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+        self._joined = True
         self.ctx.watch(head)
 
     @handles(Down)
     async def down(self, message: Down) -> None:
         self.ctx.log.warning("the head is gone", reason=str(message.reason))
-        await self._join()
+        self._joined = False
+        self.ctx.start_task(self._join(), "join")  # beside the handlers: whoever tells us to stop need not wait for it
 
     async def leave(self) -> None:
         """Take no further process; called before the agent stops."""
+        if not self._joined:
+            return
         try:
             await self.ctx.ref(self._head.address).ask(
                 LeaveCluster(node=self._offer.node), Joined, timeout_s=self.ctx.limits.close_timeout_s

@@ -43,14 +43,12 @@ from supervisors.messages import (
     StopReply,
 )
 from supervisors.process import Launch, ProcessExit
-from supervisors.process_log import last_lines, trim
+from supervisors.process_log import LOG_TRIM_S, last_lines, trim
 from supervisors.process_spec import ProcessSpec
 from supervisors.restart_budget import ExitCause
 from transport.address import ActorAddress
 
 __all__ = ["NodeAgent", "NodeOptions"]
-
-_LOG_TRIM_S = 5.0
 
 
 class NodeAgent(Actor):
@@ -349,7 +347,7 @@ class NodeAgent(Actor):
 
     async def _trim_logs(self) -> None:
         while True:
-            await self.ctx.sleep(_LOG_TRIM_S)
+            await self.ctx.sleep(LOG_TRIM_S)
             for managed in list(self._managed.values()):
                 with contextlib.suppress(OSError):
                     await self.ctx.run_blocking(trim, managed.log_path, self.ctx.limits.process_log_max_bytes)

@@ -135,6 +135,9 @@ class Job(Actor):
         service = sm.RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
         await self._scheduler.ask(service, sm.Acknowledged)
         self.ctx.watch(self._scheduler_at)
+        progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
+        if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
+            self._change(JobState.PAUSED)  # by the operator of the head before this one
 
     @handles(Down)
     async def scheduler_down(self, _: Down) -> None:

@@ -124,6 +124,12 @@ class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
     """The ledger's counters by now, by name."""
 
 
+class Paused(msgspec.Struct, frozen=True, tag="paused"):
+    """The operator has stopped the hand-outs, or lets them go on."""
+
+    paused: bool
+
+
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     """The trainer goes on at ``step``: leases are void, and committed steps from there on will be replayed."""
 
@@ -142,6 +148,7 @@ Event = (
     | Leased
     | Committed
     | Checkpointed
+    | Paused
     | Rewound
 )
 

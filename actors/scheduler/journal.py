@@ -39,8 +39,8 @@ CREATE TABLE IF NOT EXISTS samples (
     first_version INTEGER, last_version INTEGER, attempts INTEGER NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
-KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound")
-"""Small events that are never pruned: they say what was trained."""
+KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused")
+"""Small events that are never pruned: they say what was trained, and whether to go on."""
 
 
 class Journal(Protocol):
@@ -74,7 +74,11 @@ def prune_step(event: ev.Event, newest: int) -> int:
 
     A delta may hold tokens of several steps: it may go with the newest one that it can refer to.
     """
-    return newest if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected) else event.step
+    return (
+        newest
+        if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused)
+        else event.step
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +217,8 @@ def _insert(db: sqlite3.Connection, rows: list[tuple[int, str, str, int, bytes]]
 
 
 def _prune(db: sqlite3.Connection, below: int) -> None:
-    db.execute("DELETE FROM events WHERE step < ? AND kind NOT IN (?, ?, ?, ?)", (below, *KEPT_KINDS))
+    kept = ", ".join("?" * len(KEPT_KINDS))
+    db.execute(f"DELETE FROM events WHERE step < ? AND kind NOT IN ({kept})", (below, *KEPT_KINDS))  # noqa: S608
     db.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_below', ?)", (str(below),))
 
 

@@ -73,6 +73,8 @@ class Ledger:
         self.trainer_step = 0
         """The step that the trainer commits next; below ``committed_steps`` while it replays."""
         self.checkpoints: list[tuple[int, str]] = []
+        self.paused = False
+        """Nothing is to be handed out."""
         self.counters = Counters()
         self._slots = Slots()
         self._workers: dict[str, int] = {}
@@ -90,6 +92,7 @@ class Ledger:
             ev.Leased: self._leased,
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
+            ev.Paused: self._pause,
             ev.Rewound: self._rewound,
         }
 
@@ -449,6 +452,10 @@ class Ledger:
         for name, value in event.counters.items():  # what was counted before is not recounted from a pruned journal
             setattr(self.counters, name, max(value, getattr(self.counters, name)))
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
+        return Outcome()
+
+    def _pause(self, event: ev.Paused) -> Outcome:
+        self.paused = event.paused
         return Outcome()
 
     def _rewound(self, event: ev.Rewound) -> Outcome:

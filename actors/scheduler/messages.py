@@ -108,6 +108,7 @@ class Progress(Message):
     samples_migrated: int
     waiting_for: str
     """One sentence: what the job waits for now, empty when it moves."""
+    paused: bool = False
     quiet_s: float = 0.0
     """How long no sample has moved."""
 

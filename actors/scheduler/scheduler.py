@@ -105,7 +105,6 @@ class Scheduler(Actor):
         self._weights: ActorAddress | None = None
         self._secured_step = -1
         """All samples of this step and those before it are on disk; version s + 1 is made of those of step s."""
-        self._paused = False
         self._stop_requested = False
         self._checkpoint_requested = False
         self._committing = asyncio.Lock()
@@ -261,7 +260,8 @@ class Scheduler(Actor):
 
     @handles(m.SetPaused)
     async def set_paused(self, order: m.SetPaused) -> m.Acknowledged:
-        self._paused = order.paused
+        self._books.apply(ev.Paused(order.paused))
+        await self._journal.durable()
         self._assign()
         return m.Acknowledged()
 
@@ -285,6 +285,7 @@ class Scheduler(Actor):
             samples_trained_twice=counters.samples_trained_twice,
             samples_migrated=counters.samples_migrated,
             waiting_for=self._waiting_for(),
+            paused=self._ledger.paused,
             quiet_s=self.ctx.now() - self._moved[1],
         )
 
@@ -307,7 +308,7 @@ class Scheduler(Actor):
             StallView(
                 quiet_s=now - self._moved[1],
                 quiet_limit_s=self.ctx.limits.stall_report_s,
-                paused=self._paused,
+                paused=self._ledger.paused,
                 step=step,
                 steps=self._steps,
                 issued=step in self._ledger.batches,
@@ -575,7 +576,7 @@ class Scheduler(Actor):
 
     def _assign(self) -> None:
         now = self.ctx.now()
-        if not self._paused and self._dispatcher.assign(now):
+        if not self._ledger.paused and self._dispatcher.assign(now):
             for loss in self._recoveries.assigned(now):
                 self._event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)
 

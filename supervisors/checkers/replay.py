@@ -130,6 +130,7 @@ class Replay:
             ev.Leased: self._leased,
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
+            ev.Paused: lambda _: None,
             ev.Rewound: self._rewound,
         }
 

@@ -142,3 +142,20 @@ def processes_in(tree: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
     return {
         r["name"]: (r["node"], r["pid"]) for r in tree if r["pid"] and r["state"] == "running" and "." not in r["name"]
     }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(100)
+def test_a_node_whose_head_is_gone_leaves_at_once_when_it_is_told_to(start: Start, tmp_path: Path) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    control = Control(f"ipc://{tmp_path}/c.sock")
+    head = start("head", "--listen", endpoint, "--control", f"ipc://{tmp_path}/c.sock", "--dir", str(tmp_path / "runs"))
+    node = start("node", "--join", endpoint, "--name", "first", "--slots", "1")
+    control.until("the node", ("tree",), lambda rows: any(row["node"] == "first" for row in rows))
+    head.kill()
+    head.wait(timeout=10)
+    time.sleep(2.5)  # it has noticed, and looks for the next one
+    told_s = time.monotonic()
+    node.terminate()
+    assert node.wait(timeout=30) == 0
+    assert time.monotonic() - told_s < 4.0

@@ -298,6 +298,30 @@ def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_on
     in_world(scenario)
 
 
+def test_a_paused_job_stays_paused_over_the_death_of_its_head(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        from actors.jobs.messages import JobReport, PauseJob, ResumeJob
+
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        report = await world.systems["head"].ref(world.job_at).ask(PauseJob(job="j"), JobReport)
+        assert report.state == "paused"
+        for name in ("head", "rollout-0", "rollout-1", "rewards", "trainer"):
+            world.kill(name)
+        world.journal.crash()
+        await world.start_head()
+        await world.start_rewards()
+        worker = await world.start_worker("rollout-0")
+        await world.start_trainer(step=0)
+        await asyncio.sleep(20)
+        assert worker.assigned == 0 and world.job.state == "paused"
+        report = await world.systems["head"].ref(world.job_at).ask(ResumeJob(job="j"), JobReport)
+        assert report.state == "running"
+        await finish(world)
+
+    in_world(scenario)
+
+
 def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         from actors.jobs.messages import CancelJob, JobReport
