@@ -158,7 +158,7 @@ class Limits(BaseModel):
     )
     ranker_refresh_pairs: int = Field(default=256, description="new pairs after which it is fine-tuned again")
     ranker_refresh_slices: int = Field(
-        default=10, description="slices of gradient steps in one refresh; questions are answered between them"
+        default=4, description="slices of gradient steps in one refresh; questions are answered between them"
     )
     # rollout
     outbox_messages: int = Field(
