@@ -41,6 +41,7 @@ from supervisors.model_preparation import Preparation
 from supervisors.nodes import Nodes
 from supervisors.restart_budget import ExitCause, RestartPolicy
 from supervisors.strategies import Strategy
+from supervisors.strays import Strays
 from supervisors.supervisor import SupervisionEvent, Supervisor
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
@@ -81,6 +82,7 @@ class JobRun:
         self._pool: ElasticPool | None = None
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
+        self._strays = Strays(system, nodes, job.name, self.children)
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes, self._resume = system, nodes, resume
         self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
@@ -129,6 +131,8 @@ class JobRun:
         else:
             self._record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
         await self._start_processes()
+        if self._former is not None:
+            self._strays.start()
         return True
 
     async def _wait_for_nodes(self) -> None:
@@ -320,6 +324,7 @@ class JobRun:
         if self._pool is not None:
             self._pool.stop()
         self._stop_counting()
+        self._strays.stop()
         for part in ("rollout", "services", "core"):
             name = f"{part}.{self.job.name}"
             if name in self._system.actors():

@@ -71,3 +71,20 @@ def test_a_head_that_is_seldom_left_in_peace_loses_nothing(seed: int) -> None:
     """Seed 10: a link of head and node agent broke for a moment, and 30 s later the agent ended what it ran."""
     outcome = simulate(heads(), seed)
     assert outcome.violations == [], [*outcome.faults, *outcome.violations]
+
+
+def test_a_node_that_comes_back_late_does_not_keep_what_runs_elsewhere_by_now(worlds: list[World]) -> None:
+    """Cut off when the head is killed, for longer than the next one waits for nodes: its worker is one too many."""
+    job = {"name": "a", "steps": 60, "workers": 1, "place_rollout": "remote"}
+    faults = [
+        {"kind": "partition", "target": {"link": ["head", "node-1"]}, "at_s": 3.0, "heal_after_s": 18.0},
+        {"kind": "kill", "target": {"role": "head"}, "at_s": 3.0},
+    ]
+    said: list[str] = []
+    outcome = simulate(scenario(jobs=[job], nodes=2, faults={"plan": faults}), 5, said.append)
+    assert outcome.violations == [], outcome.violations
+    told = [row for row in worlds[0].record("a").events if row["event"] == "worker_registered"]
+    assert [row["node"] for row in told] == ["node-1", "node-2"]
+    [joined_s] = [float(line.split()[0]) for line in said if "node joined" in line and "node-1" in line][1:]
+    [ended_s] = [float(line.split()[0]) for line in said if " exit " in line and "node-1.a.rollout-0" in line]
+    assert 0 < ended_s - joined_s < 1.0
