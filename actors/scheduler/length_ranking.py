@@ -87,7 +87,9 @@ class LengthRanking:
         finished = (batch.state >= SampleState.FINISHED) & (batch.state != SampleState.DROPPED)
         keys = self._keys.get(batch.step)
         if keys is None:
-            keys = self._keys[batch.step] = prompt_keys(batch.prompt_ids)
+            keys = prompt_keys(batch.prompt_ids)
+            if not batch.committed:  # nothing is kept of a step that is over
+                self._keys[batch.step] = keys
         return PromptsView(keys[indices], batch.length.reshape(shape)[indices], finished.reshape(shape)[indices])
 
     # ------------------------------------------------------------ what came of it

@@ -146,6 +146,8 @@ def test_a_ranking_changes_the_order_of_hand_outs_and_not_one_token(in_world: Ca
         for step, samples in world.trained.items():
             assert [(p, s) for p, s, *_ in samples] == [(p, s) for p in range(4 * step, 4 * step + 4) for s in range(4)]
         assert world.scheduler.counters.prompts_lost == world.scheduler.counters.samples_trained_twice == 0
+        ranking = world.scheduler._ranking
+        assert (ranking._keys, ranking._noted) == ({}, {}), "nothing is kept of steps that are over"
         newest = rows(world)[-1]
         assert {"length_recall_20", "length_recall_10", "length_recall_5", "length_known_fraction"} <= newest.keys()
         if kind == "learned":
