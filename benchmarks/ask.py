@@ -1,0 +1,197 @@
+"""What a question and its answer cost, against a raw socket that echoes, over TCP between two processes.
+
+    here ── Ping ─▶ benchmarks/_echo.py ── Pong ─▶ here        ours: deadline, credit, epochs, watch, as in any role
+    here ── bytes ▶ a ROUTER ── the same bytes ──▶ here        the limit: pyzmq, the same loop, the same drain
+
+Round trips are one at a time and the two sides take turns, so that both see the same machine; then 64 are in flight.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import resource
+import statistics
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter
+from typing import Any, Final
+
+import uvloop
+import zmq
+
+from actors.core.ref import ActorRef
+from benchmarks._echo import ECHO, Ping, Pong, RawSocket, new_system
+from benchmarks._jobs import ROOT, hardware
+from transport.address import ActorAddress, PeerId
+
+ROUNDS: Final = 8
+"""Turns that ours and the raw echo take: what else the machine does in the meantime hits both."""
+IN_FLIGHT: Final = 64
+
+Result = dict[str, Any]
+Sides = dict[str, list[float]]
+
+
+@contextmanager
+def echo(kind: str) -> Iterator[list[str]]:
+    """The words that a ``benchmarks._echo`` process says of itself; it ends with the block."""
+    command = [sys.executable, "-m", "benchmarks._echo", kind]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield process.stdout.readline().split()
+    finally:
+        process.stdin.close()
+        try:
+            process.wait(timeout=10.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout=10.0)
+        process.stdout.close()
+
+
+@asynccontextmanager
+async def actor_echo() -> AsyncIterator[ActorRef]:
+    """A ref of an Echo actor in another process."""
+    with echo("actor") as (endpoint, name, incarnation):
+        system = new_system("here")
+        await system.start()
+        try:
+            yield system.ref(ActorAddress(ECHO, PeerId(name, int(incarnation)), endpoint))
+        finally:
+            await system.stop()
+
+
+class RawEcho:
+    """Asks a raw socket: the answers come in order, so a queue of futures is all that it needs."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._context = zmq.Context()
+        socket = self._context.socket(zmq.DEALER)
+        socket.connect(endpoint)
+        self._waiting: list[asyncio.Future[None]] = []
+        self._answered = 0
+        self._socket = RawSocket(socket, self._answer)
+        self._payload = Ping().payload
+
+    def _answer(self, _frames: list[bytes]) -> None:
+        self._waiting[self._answered].set_result(None)
+        self._answered += 1
+
+    async def ask(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        self._socket.send([self._payload])
+        await future
+
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
+
+
+async def round_trips_us(ask: Callable[[], Awaitable[object]], count: int) -> list[float]:
+    """Microseconds of ``count`` questions, one after the other."""
+    found: list[float] = []
+    for _ in range(count):
+        asked = perf_counter()
+        await ask()
+        found.append((perf_counter() - asked) * 1e6)
+    return found
+
+
+async def pipelined_per_second(ask: Callable[[], Awaitable[object]], count: int, in_flight: int) -> float:
+    """Questions a second while ``in_flight`` of them are open."""
+
+    async def one_after_the_other() -> None:
+        for _ in range(count // in_flight):
+            await ask()
+
+    began = perf_counter()
+    await asyncio.gather(*(one_after_the_other() for _ in range(in_flight)))
+    return count // in_flight * in_flight / (perf_counter() - began)
+
+
+async def measure(count: int) -> Result:
+    """Both sides in turns; medians."""
+    with echo("socket") as (endpoint,):
+        async with actor_echo() as ref:
+            return await compare(ref, RawEcho(endpoint), count)
+
+
+async def compare(ref: ActorRef, raw: RawEcho, count: int) -> Result:
+    """Ours through ``ref``, the limit through ``raw``."""
+    try:
+        trips, rates, cpu_s = await _take_turns(ref, raw, count)
+    finally:
+        raw.close()
+    rtt, raw_rtt = statistics.median(trips["ours"]), statistics.median(trips["raw"])
+    rate, raw_rate = statistics.median(rates["ours"]), statistics.median(rates["raw"])
+    return {
+        "rtt_p50_us": round(rtt, 1),
+        "raw_rtt_p50_us": round(raw_rtt, 1),
+        "ratio_rtt": round(rtt / raw_rtt, 2),
+        "rtt_p99_us": round(statistics.quantiles(trips["ours"], n=100)[98], 1),
+        "pipelined_per_second": round(rate),
+        "raw_pipelined_per_second": round(raw_rate),
+        "ratio_pipelined": round(rate / raw_rate, 3),
+        "in_flight": IN_FLIGHT,
+        "asker_cpu_us": round(cpu_s * 1e6 / (ROUNDS * (count // IN_FLIGHT * IN_FLIGHT)), 1),
+    }
+
+
+async def _take_turns(ref: ActorRef, raw: RawEcho, count: int) -> tuple[Sides, Sides, float]:
+    """Microseconds of each round trip, questions a second of each round, and our CPU seconds in the latter."""
+
+    async def ours() -> Pong:
+        return await ref.ask(Ping(), Pong)
+
+    trips: Sides = {"ours": [], "raw": []}
+    rates: Sides = {"ours": [], "raw": []}
+    cpu_s = 0.0
+    await round_trips_us(ours, 200)
+    await round_trips_us(raw.ask, 200)
+    for _ in range(ROUNDS):
+        trips["ours"] += await round_trips_us(ours, count // ROUNDS)
+        trips["raw"] += await round_trips_us(raw.ask, count // ROUNDS)
+        before = _cpu_s()
+        rates["ours"].append(await pipelined_per_second(ours, count, IN_FLIGHT))
+        cpu_s += _cpu_s() - before
+        rates["raw"].append(await pipelined_per_second(raw.ask, count, IN_FLIGHT))
+    return trips, rates, cpu_s
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def main(args: list[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench ask", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser.add_argument("--count", type=int, default=8000, help="questions one at a time, and in flight in each round")
+    options = parser.parse_args(args)
+    machine = hardware()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        result = {"hardware": machine, **runner.run(measure(options.count))}
+    if options.json:
+        print(json.dumps(result), flush=True)
+        return 0
+    found = result | {"n": IN_FLIGHT}
+    print("round trip    ours {rtt_p50_us} µs  raw {raw_rtt_p50_us} µs  ratio {ratio_rtt}".format(**found))
+    rates = (
+        "{n} in flight  ours {pipelined_per_second:,}/s  raw {raw_pipelined_per_second:,}/s  ratio {ratio_pipelined}"
+    )
+    print(rates.format(**found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
