@@ -131,8 +131,9 @@ class SeedingStudy(Section):
     """With all of them, before the loss; the window and its memory settle."""
     rounds: PositiveInt = 3
     """Losses in a row. The first teaches what the others remember; the last one is measured."""
-    return_every_s: PositiveFloat = 1200.0
-    """Between the loss and the first one's return, and between two returns. Not published."""
+    return_every_s: PositiveFloat = 2400.0
+    """Between the loss and the first return, and between two returns. Not published; with one worker a step without
+    seeding takes 2000 s, and a window is remembered only of a step in which nobody came or went."""
     setup: HybridSetup = HybridSetup()
 
 

@@ -53,6 +53,8 @@ class StepReport:
     """t_train: in which the trainer computed."""
     remote_s: float
     """t_remote: in which a remote worker computed."""
+    seed_s: float | None = None
+    """T_seed that the step was given (``window_s``), if that is not what was decided before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload
     """What the next step is to do."""
     if report.remote_mean <= 0:  # colocation: nothing was learned of remote workers
         return Offload(_recalled(rules, now, report.remote_next, now.seed_s), now.target, now.memory)
-    seed_s = max(rules.floor_s, now.seed_s + (report.train_idle_s - report.remote_idle_s) / rules.damping)
+    given_s = now.seed_s if report.seed_s is None else report.seed_s
+    seed_s = max(rules.floor_s, given_s + (report.train_idle_s - report.remote_idle_s) / rules.damping)
     memory = dict(now.memory)
     if report.remote_mean == report.remote_next:
         memory[report.remote_next] = seed_s
@@ -100,7 +103,8 @@ def _target(rules: OffloadRules, now: Offload, report: StepReport) -> int:
     """N_prem = (t_remote n + T_seed N_resv) / t_train, rounded up: a machine cannot be had in part."""
     if report.train_s <= 0:
         return now.target
-    work_s = report.remote_s * report.remote_mean + now.seed_s * rules.local_engines
+    seed_s = now.seed_s if report.seed_s is None else report.seed_s
+    work_s = report.remote_s * report.remote_mean + seed_s * rules.local_engines
     return max(1, math.ceil(work_s / report.train_s - 1e-9))
 
 

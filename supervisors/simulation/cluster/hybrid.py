@@ -449,6 +449,7 @@ class _Step:
             remote_idle_s=c.now_s - self.last_response_s,
             train_s=self.trainer.busy_s,
             remote_s=busy / remote_mean if remote_mean else 0.0,
+            seed_s=used_s,
         )
         if c.options.seeding and c.options.fixed_seed_s is None:
             c.known = offload.after_step(c._rules, c.known, report)  # noqa: SLF001  a step is the cluster's own
