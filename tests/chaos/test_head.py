@@ -98,6 +98,9 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
     nothing_left(run.run_dir)
     report = check(read_history(run.run_dir))
     assert report.clean, [violation.what for violation in report.violations]
+    used, samples = (sum(row[key] for row in run.events("worker_went_on")) for key in ("tokens", "samples"))
+    assert used > 0, "what the journals lacked was generated again"
+    print(f"{mode}: {used} tokens of {samples} samples were made without a head and used by the next one")
     print(f"seconds from the harm, and from the new head's first word, to the next step: {pauses_s}")
     assert max(after_start_s for _, after_start_s in pauses_s) < 10.0
 
