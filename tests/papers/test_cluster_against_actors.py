@@ -97,6 +97,7 @@ def batch_step_s(workers: int, train_s: float) -> float:
     return iteration_s("colocated", batches, Stages(switch_s=0.1, step_s=0.2))
 
 
+@pytest.mark.slow
 def test_both_come_to_the_same_times_and_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four workers, half of them, and four ahead by a step."""
     actors: dict[str, float] = {}
