@@ -1,0 +1,52 @@
+"""A real run on machines that come and go by a spot trace, with and without notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from headrace_run import RunOfHeadrace
+
+from supervisors.checkers.checks import check
+from supervisors.checkers.run_directory import read_history
+
+TRACE = Path(__file__).parents[2] / "configs" / "traces" / "three_nodes.csv"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_twice(
+    start_run: Callable[..., RunOfHeadrace],
+) -> None:
+    """Five machines, three at once at most; two go with notice and one without. The run outlasts the trace."""
+    run = start_run(
+        "spot",
+        steps=250,
+        rollout={"workers": 1, "max_tokens": 12, "threads": 1, "max_running": 4},
+        cluster={"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": 2.0}},
+        provider={"kind": "local", "trace": str(TRACE)},
+    )
+    worked = {"node_joined": set[str](), "node_left": set[str]()}
+
+    def seen(event: str) -> set[str]:
+        worked[event] |= {row["node"] for row in run.events(event)}
+        return worked[event]
+
+    run.wait_for("the last machine", lambda: "e" in seen("node_joined"), timeout_s=240)
+    run.wait_for("the end of the trace", lambda: {"a", "b", "c"} <= seen("node_left"), timeout_s=120)
+    code, summary = run.finish(timeout_s=300)
+    assert (code, summary["state"]) == (0, "finished")
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    report = check(read_history(run.run_dir), must_finish=True)
+    assert report.clean, "\n".join(violation.what for violation in report.violations)
+
+    started = {row["child"] for row in run.events("child_started")}
+    assert started & {"rollout-a", "rollout-b", "rollout-c", "rollout-d", "rollout-e"}, (
+        "machines of the trace have worked"
+    )
+    assert summary["cost"] > 0
+    assert summary["cost_per_step"] == pytest.approx(summary["cost"] / summary["steps"])
+    rows = run.steps()
+    assert sum(row["cost"] for row in rows) == pytest.approx(summary["cost"])
+    assert all(row["cost"] > 0 for row in rows)
