@@ -31,7 +31,6 @@ def plot(
     try:
         data = read_run(run_dir)
         folder = out or run_dir / "plots"
-        folder.mkdir(parents=True, exist_ok=True)
         pictures = draw(data, folder)
     except ConfigError as error:
         print(f"headrace: {error}", file=sys.stderr, flush=True)

@@ -15,6 +15,7 @@ from supervisors.plot.run_data import RunData
 
 def draw(data: RunData, folder: Path) -> list[Path]:
     """Write the pictures and the page into ``folder``; returns the pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
     pictures: list[Path] = []
     for name, make in FIGURES.items():
         if (figure := make(data)) is not None:

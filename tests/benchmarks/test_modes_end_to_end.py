@@ -43,14 +43,15 @@ def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = ROOT / "configs" / "quickstart.yaml"
+    (tmp_path / "model").mkdir()
     model = asyncio.run(prepare_model(load_job(file, SMALL), tmp_path / "model"))
     sets = [part for override in SMALL for part in ("--set", override)]
-    short = ["--job", str(file), "--modes", "colocated,dynamic,one_step_barrier", "--steps", "12", "--skip", "1"]
+    short = ["--job", str(file), "--modes", "colocated,dynamic", "--steps", "8", "--skip", "1"]
     places = ["--cores", "64", "--model", str(model), "--keep", str(tmp_path)]
     assert modes.main(["--json", *short, *places, *sets]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["ratios"]["colocated"] == {"colocated": 1.0}
-    for mode in ("colocated", "dynamic", "one_step_barrier"):
+    for mode in ("colocated", "dynamic"):
         row = found["modes"][mode]
         assert (row["prompts_lost"], row["samples_trained_twice"]) == (0, 0)
         assert 0.0 <= row["length_recall_20"] <= 1.0
