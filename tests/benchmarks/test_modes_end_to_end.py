@@ -39,6 +39,7 @@ def test_ratios_are_of_the_baselines_that_were_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # seconds on an idle machine, minutes on a busy one
 def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
