@@ -1,4 +1,4 @@
-"""Every day other schedules: a slice of seeds that nobody has looked at, as many as fit into a minute."""
+"""Every day other schedules: a slice of seeds that nobody has looked at, as many as fit into 40 seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from supervisors.simulation.seeds import replay_command
 from tests.supervisors.simulation.scenarios import CHAOS_FILE, chaos
 
 SEEDS_MAX, SEEDS_MIN = 400, 20
-SLICE_S = 60.0
+SLICE_S = 40.0
 A_DAY_S = 86400
 
 
