@@ -135,7 +135,7 @@ def test_a_call_that_is_not_deterministic_is_a_violation(monkeypatch: pytest.Mon
 
 
 def test_a_failing_seed_is_told_with_the_command_that_shows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_lose", lambda self, worker, why: self._workers.by_name.pop(worker.name, None))
+    monkeypatch.setattr(Scheduler, "_lose", lambda self, worker, *_, **__: self._workers.by_name.pop(worker.name, None))
     runner = CliRunner()
     many = runner.invoke(app, ["simulate", str(CHAOS_FILE), "--seeds", "0..5", "--json"])
     result = json.loads(many.stdout.splitlines()[-1])
