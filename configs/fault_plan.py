@@ -27,8 +27,8 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.errors import ConfigError, Problem
 from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from configs.validation import Where, validate
-from configs.yaml_source import parse_value, read_yaml
+from configs.validation import Where, load_file, validate
+from configs.yaml_source import parse_value
 
 Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
@@ -335,16 +335,7 @@ def load_fault_plan(path: str | Path) -> FaultPlan:
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit the vocabulary; the message names line and field.
     """
-    source = Path(path)
-    values, lines = read_yaml(source, holds="seed and faults", example="docs/guides/fault_injection.md")
-
-    def where(field: str) -> str:
-        at = tuple(field.split("."))
-        while at and at not in lines:
-            at = at[:-1]
-        return f"{source}:{lines[at]}" if at else str(source)
-
-    return validate(FaultPlan, values, where)
+    return load_file(FaultPlan, path, holds="seed and faults", example="docs/guides/fault_injection.md")
 
 
 def plan_from_mapping(values: Mapping[str, Any], where: str = "the plan") -> FaultPlan:

@@ -27,7 +27,7 @@ from configs.studies.streamrl import (
     SplitStudy,
     ThroughputStudy,
 )
-from configs.validation import validate
+from configs.validation import load_file
 from configs.yaml_source import read_yaml
 
 Study = Annotated[
@@ -120,13 +120,4 @@ def load_paper_scenario(path: str | Path) -> PaperScenario:
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
     """
-    source = Path(path)
-    values, lines = read_yaml(source, holds="a study and claims", example="configs/papers/streamrl_lengths.yaml")
-
-    def where(field: str) -> str:
-        at = tuple(field.split("."))
-        while at and at not in lines:
-            at = at[:-1]
-        return f"{source}:{lines[at]}" if at else str(source)
-
-    return validate(PaperScenario, values, where)
+    return load_file(PaperScenario, path, holds="a study and claims", example="configs/papers/streamrl_lengths.yaml")

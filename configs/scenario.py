@@ -16,8 +16,7 @@ from pydantic import Field, model_validator
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig
-from configs.validation import validate
-from configs.yaml_source import read_yaml
+from configs.validation import load_file
 
 Seconds = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -220,13 +219,4 @@ def load_scenario(path: str | Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
     """
-    source = Path(path)
-    values, lines = read_yaml(source, holds="jobs and faults", example="configs/chaos.yaml")
-
-    def where(field: str) -> str:
-        at = tuple(field.split("."))
-        while at and at not in lines:
-            at = at[:-1]
-        return f"{source}:{lines[at]}" if at else str(source)
-
-    return validate(Scenario, values, where)
+    return load_file(Scenario, path, holds="jobs and faults", example="configs/chaos.yaml")

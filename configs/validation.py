@@ -13,12 +13,14 @@ import difflib
 import json
 import types
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError, Problem
+from configs.yaml_source import read_yaml
 
 Where = Callable[[str], str]
 """Field → where a person finds it: ``job.yaml:12``."""
@@ -44,6 +46,24 @@ def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
     except ValidationError as error:
         problems = [_explain(model, dict(item), where) for item in error.errors(include_url=False)]
         raise ConfigError(problems) from error
+
+
+def load_file(model: type[M], path: str | Path, *, holds: str, example: str) -> M:
+    """The YAML file at ``path`` as a ``model``; ``holds`` and ``example`` are for whoever gave another file.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
+    """
+    source = Path(path)
+    values, lines = read_yaml(source, holds=holds, example=example)
+
+    def where(field: str) -> str:
+        at = tuple(field.split("."))
+        while at and at not in lines:
+            at = at[:-1]
+        return f"{source}:{lines[at]}" if at else str(source)
+
+    return validate(model, values, where)
 
 
 def dotted_keys(model: type[BaseModel]) -> list[str]:

@@ -8,6 +8,7 @@ A kind says how a machine is made, told to go, and taken away; the three ``_…`
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class _Booked:
     timer: asyncio.TimerHandle | None = None
 
 
-class BookedProvider:
+class BookedProvider(ABC):
     """Base of the kinds. ``on_end`` may be replaced at any time."""
 
     def __init__(self) -> None:
@@ -89,15 +90,16 @@ class BookedProvider:
 
     _close_window_s: float
 
+    @abstractmethod
     def _begin(self, node: str, kind: str) -> None:
         """Raises:
         ProviderError: there is no such machine to be had.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _tell_to_go(self, node: str) -> None:
-        raise NotImplementedError
+        """It may take its time."""
 
+    @abstractmethod
     def _take_away(self, node: str) -> None:
         """At once; harmless if it has gone."""
-        raise NotImplementedError

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 HEAD_ENDPOINT = "memory://head"
 
 
-class MainProcess:
+class MainProcess(ABC):
     """One life of a machine's first process. ``on_end`` is called with its exit code, whatever ended it."""
 
     def __init__(
@@ -59,9 +60,9 @@ class MainProcess:
         else:
             self._end(0)
 
+    @abstractmethod
     def main(self, interrupted: asyncio.Event) -> Coroutine[Any, Any, None]:
         """What the process does."""
-        raise NotImplementedError
 
     def terminate(self) -> None:
         """SIGTERM."""
