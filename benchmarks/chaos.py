@@ -13,10 +13,8 @@ Both runs do the same work: lengths are a function of seed, prompt and sibling. 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +22,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._harm import Harm, HarmedRun, Row, with_vocabulary
-from benchmarks._jobs import ROOT, BenchmarkFailed, hardware, job_text, prepare_job, use_cores
+from benchmarks._jobs import (
+    ROOT,
+    BenchmarkFailed,
+    Result,
+    add_job_options,
+    hardware,
+    job_text,
+    measured,
+    prepare_job,
+    show,
+    use_cores,
+)
 from configs.loader import load_job
 
 BEYOND_GOAL: Final = 0.05
@@ -147,13 +156,9 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headrace bench chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=ROOT / "benchmarks" / "chaos.yaml")
-    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
+    add_job_options(parser, ROOT / "benchmarks" / "chaos.yaml")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--skip", type=int, default=3, help="first steps that do not count")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="take this model instead of making one")
     parser.add_argument("--check", action="store_true", help="exit 1 if the goal is missed")
     return parser.parse_args(args)
 
@@ -161,15 +166,15 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 def main(args: list[str]) -> int:
     """Measure and print; with ``--check`` hold the figure against its goal."""
     options = parse(args)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        result = measure(options, Path(scratch))
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        print(f"{result['job']}; {result['hardware']['class']}; {result['kills']} kills")
-        print(f"  alone {result['alone_tokens_per_second']}, harmed {result['harmed_tokens_per_second']} tokens/s")
-        print(f"  lost {result['lost']:.1%}, of it away {result['away']:.1%}, beyond {result['beyond']:.1%}")
+    result = measured(measure, options)
+    show(result, options, _print_table)
     return 1 if options.check and result["missed"] else 0
+
+
+def _print_table(result: Result) -> None:
+    print(f"{result['job']}; {result['hardware']['class']}; {result['kills']} kills")
+    print(f"  alone {result['alone_tokens_per_second']}, harmed {result['harmed_tokens_per_second']} tokens/s")
+    print(f"  lost {result['lost']:.1%}, of it away {result['away']:.1%}, beyond {result['beyond']:.1%}")
 
 
 if __name__ == "__main__":

@@ -16,21 +16,24 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks._jobs import (
-    MODE_SETTINGS,
     ROOT,
+    Result,
+    add_job_options,
     hardware,
     job_text,
     last_line,
+    measured,
     model_of,
     prepare_job,
     run_headrace,
     samples_per_second,
+    settings_for,
+    show,
     use_cores,
 )
 from configs.loader import load_job
@@ -41,9 +44,6 @@ FLOORS: Final = {"sync": 0.9, "async": 1.0}
 """What the ratios must not fall below on a quiet machine, whatever the baseline says."""
 TOLERANCE: Final = 0.1
 """How much of a baseline's ratio may be lost to noise."""
-BUSY_LOAD: Final = 0.5
-
-Result = dict[str, Any]
 
 
 def measure_loop(job_file: Path, steps: int, skip: int, settings: Sequence[str]) -> Result:
@@ -64,7 +64,7 @@ def measure_loop(job_file: Path, steps: int, skip: int, settings: Sequence[str])
 
 def measure_ours(job_file: Path, run_dir: Path, mode: str, steps: int, skip: int) -> Result:
     """Headrace in one mode, and what it says of itself."""
-    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *MODE_SETTINGS[mode]])
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *settings_for(mode)])
     steady = run.rows[skip:] or run.rows
     return {
         "samples_per_second": samples_per_second(run.rows, skip),
@@ -145,8 +145,6 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
         "steps": options.steps,
         "repeats": options.repeats,
     }
-    if result["hardware"]["load_before"] > BUSY_LOAD:
-        result["note"] = "the machine was busy before the measurement began: these figures are not to be quoted"
     return result
 
 
@@ -155,18 +153,14 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headrace bench loop", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=ROOT / "benchmarks" / "loop.yaml")
-    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
+    add_job_options(parser, ROOT / "benchmarks" / "loop.yaml")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count")
     parser.add_argument("--mode", choices=("sync", "async", "both"), default="both")
     parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--cores", type=int, default=2)
     parser.add_argument(
         "--threads", default=",".join(THREAD_SETTINGS), help="generate:train settings that the loop may try"
     )
-    parser.add_argument("--model", type=Path, help="take this model instead of making one")
     parser.add_argument("--check", action="store_true", help="exit 1 if a ratio has got worse than the baseline's")
     parser.add_argument("--write-baseline", action="store_true", help="keep this result as the baseline")
     return parser.parse_args(args)
@@ -175,8 +169,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 def main(args: list[str]) -> int:
     """Measure, print, and with ``--check`` compare with the baseline of this class of machine."""
     options = parse(args)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        result = measure(options, Path(scratch))
+    result = measured(measure, options)
     file = baseline_file(options.job, result["hardware"]["class"])
     problems: list[str] = []
     if options.check:
@@ -185,10 +178,7 @@ def main(args: list[str]) -> int:
     if options.write_baseline:
         file.parent.mkdir(exist_ok=True)
         file.write_text(json.dumps(result, indent=2) + "\n")
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        _print_table(result)
+    show(result, options, _print_table)
     return 1 if problems else 0
 
 
@@ -201,8 +191,6 @@ def _print_table(result: Result) -> None:
                 f"  {mode:<6} ours {row['ours_samples_per_second']:>8.1f}  loop {row['loop_samples_per_second']:>8.1f}"
                 f" samples/s  ratio {row['ratio']:.2f}"
             )
-    if note := result.get("note"):
-        print(f"  {note}")
 
 
 if __name__ == "__main__":

@@ -14,33 +14,37 @@ weights. ``--set`` applies to all runs, such as ``--set rollout.length_ranking=l
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from benchmarks._jobs import ROOT, hardware, prepare_job, run_headrace, samples_per_second, use_cores
+from benchmarks._jobs import (
+    ROOT,
+    Result,
+    add_job_options,
+    hardware,
+    job_text,
+    measured,
+    prepare_job,
+    run_headrace,
+    samples_per_second,
+    settings_for,
+    show,
+    use_cores,
+)
 from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 
 JOB: Final = ROOT / "benchmarks" / "peers" / "long_tail.yaml"
 MODES: Final = ("colocated", "minibatch", "dynamic", "one_step_barrier", "async")
-OFF_POLICY: Final = ("one_step_barrier", "async")
-SETTINGS: Final = ("rollout.workers=1", "sync.max_staleness=1")
-"""Off-policy on two cores: a worker has one of them and the trainer the other."""
 BASELINES: Final = ("colocated", "minibatch")
-BUSY_LOAD: Final = 0.5
-
-Result = dict[str, Any]
 
 
 def measure_mode(job_file: Path, run_dir: Path, mode: str, steps: int, skip: int) -> Result:
     """One run, and what it says of itself."""
-    settings = SETTINGS if mode in OFF_POLICY else ()
-    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *settings])
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *settings_for(mode)])
     steady = run.rows[skip:] or run.rows
     shown = ["rollout_idle_fraction", "trainer_idle_fraction", "seconds", "response_tokens_max"]
     shown += [name for name in ("length_recall_20", "length_known_fraction") if name in steady[-1]]
@@ -80,11 +84,8 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
             results.append(measure_mode(job_file, run_dir, mode, options.steps, options.skip))
     middle = {mode: sorted(results, key=_speed)[len(results) // 2] for mode, results in runs.items()}
     job = load_job(job_file)
-    batch = f"{job.algorithm.prompts_per_step} prompts x {job.algorithm.group_size}"
     found |= {"modes": middle, "ratios": ratios(middle), "steps": options.steps, "repeats": options.repeats}
-    found["job"] = f"{job.name}, {batch}, at most {job.rollout.max_tokens} tokens"
-    if found["hardware"]["load_before"] > BUSY_LOAD:
-        found["note"] = "the machine was busy before the measurement began: these figures are not to be quoted"
+    found["job"] = f"{job.name}: {job_text(job)}"
     return found
 
 
@@ -97,15 +98,11 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headrace bench modes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=JOB, help="default: the long-tailed one")
-    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
+    add_job_options(parser, JOB)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count")
     parser.add_argument("--repeats", type=int, default=1, help="medians are reported")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="take this model instead of making one")
     parser.add_argument("--keep", type=Path, help="leave the run directories here, for headrace plot")
     options = parser.parse_args(args)
     if unknown := sorted(set(options.modes.split(",")) - set(MODES)):
@@ -116,12 +113,8 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 def main(args: list[str]) -> int:
     """Measure and print."""
     options = parse(args)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        result = measure(options, Path(scratch))
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        _print_table(result)
+    result = measured(measure, options)
+    show(result, options, _print_table)
     return 0
 
 
@@ -131,8 +124,6 @@ def _print_table(result: Result) -> None:
         against = "  ".join(f"{ratio:.2f} of {base}" for base, ratio in result["ratios"][mode].items())
         idle = f"idle: workers {figures['rollout_idle_fraction']:.0%}, trainer {figures['trainer_idle_fraction']:.0%}"
         print(f"  {mode:<17} {figures['samples_per_second']:>8.1f} samples/s  {against}  {idle}")
-    if note := result.get("note"):
-        print(f"  {note}")
 
 
 if __name__ == "__main__":

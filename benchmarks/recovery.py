@@ -12,18 +12,27 @@ detection alone. Where one figure stands for several faults it is the longest, b
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks._harm import Harm, HarmedRun, Row, percentile, with_vocabulary
-from benchmarks._jobs import ROOT, BenchmarkFailed, hardware, job_text, prepare_job, use_cores
+from benchmarks._jobs import (
+    ROOT,
+    BenchmarkFailed,
+    Result,
+    add_job_options,
+    hardware,
+    job_text,
+    measured,
+    prepare_job,
+    show,
+    use_cores,
+)
 from configs.loader import load_job
 
 GOALS: Final = {
@@ -157,16 +166,12 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="headrace bench recovery", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=ROOT / "benchmarks" / "recovery.yaml")
-    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
+    add_job_options(parser, ROOT / "benchmarks" / "recovery.yaml")
     parser.add_argument("--kills", type=int, default=24, help="rollout workers that are killed while they hold samples")
     parser.add_argument("--hangs", type=int, default=4, help="rollout workers that are stopped")
     parser.add_argument("--trainers", type=int, default=3, help="deaths of the trainer")
     parser.add_argument("--heads", type=int, default=3, help="deaths of the head")
     parser.add_argument("--seed", type=int, default=0, help="who is hit, and when")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="take this model instead of making one")
     parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
     return parser.parse_args(args)
 
@@ -174,16 +179,12 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 def main(args: list[str]) -> int:
     """Measure and print; with ``--check`` hold the figures against their goals."""
     options = parse(args)
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        result = measure(options, Path(scratch))
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        _print_table(result)
+    result = measured(measure, options)
+    show(result, options, _print_table)
     return 1 if options.check and result["missed"] else 0
 
 
-def _print_table(result: dict[str, Any]) -> None:
+def _print_table(result: Result) -> None:
     print(f"{result['job']}; {result['hardware']['class']}; a step takes {result['step_s']} s")
     for name in sorted(set(result) & {*GOALS, "detect_exit_s", "trainer_to_progress_s", "head_ready_s"}):
         goal = f"goal {GOALS[name]:g}" if name in GOALS else ""

@@ -22,19 +22,20 @@ import tempfile
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from actors.rewards.sources import open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
 from benchmarks._jobs import (
-    MODE_SETTINGS,
     ROOT,
+    Result,
     hardware,
     job_text,
     last_line,
     model_of,
     prepare_job,
     run_headrace,
+    settings_for,
     use_cores,
 )
 from benchmarks.peers.long_tail import write_rows
@@ -45,9 +46,9 @@ TASKS: Final = {
     "short": ROOT / "configs" / "quickstart.yaml",
     "long": ROOT / "benchmarks" / "peers" / "long_tail.yaml",
 }
+MODES: Final = ("sync", "async")
 TARGET: Final = 0.9
 WINDOW: Final = 5
-Result = dict[str, Any]
 
 
 def time_to_reward(steps: Sequence[Result], target: float, window: int = WINDOW) -> tuple[int, float] | None:
@@ -64,7 +65,7 @@ def time_to_reward(steps: Sequence[Result], target: float, window: int = WINDOW)
 
 def measure_ours(job_file: Path, run_dir: Path, mode: str, steps: int) -> list[Result]:
     """Headrace's steps, with seconds since the first one began."""
-    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *MODE_SETTINGS[mode]])
+    run = run_headrace(job_file, run_dir, [f"steps={steps}", f"sync.mode={mode}", *settings_for(mode)])
     seconds = accumulate(float(row["seconds"]) for row in run.rows)
     return [{"seconds": at, "reward_mean": row["reward_mean"]} for at, row in zip(seconds, run.rows, strict=True)]
 
@@ -138,7 +139,7 @@ def measure_task(options: argparse.Namespace, task: str, directory: Path) -> Res
     overrides = [*task_data(task, directory), *(options.set or [])]
     job_file = prepare_job(TASKS[task], overrides, directory, options.model)
     ours: dict[str, list[Result]] = {}
-    for mode in MODE_SETTINGS if options.mode == "both" else (options.mode,):
+    for mode in MODES if options.mode == "both" else (options.mode,):
         print(f"{task}: headrace, {mode}", file=sys.stderr)
         ours[mode] = measure_ours(job_file, directory / mode, mode, options.steps)
     runs: list[Result] = []
@@ -164,7 +165,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.trl_grpo", description=main.__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--task", choices=(*TASKS, "both"), default="both")
-    parser.add_argument("--mode", choices=(*MODE_SETTINGS, "both"), default="both")
+    parser.add_argument("--mode", choices=(*MODES, "both"), default="both")
     parser.add_argument("--steps", type=int, default=80, help="give up after so many")
     parser.add_argument("--target", type=float, default=TARGET)
     parser.add_argument("--cores", type=int, default=2)

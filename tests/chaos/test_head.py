@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import RunOfHeadrace
+from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
 
 from actors.scheduler.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
@@ -68,12 +68,16 @@ def heads_back(run: RunOfHeadrace) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "engine"), [("sync", "simulated"), ("async", "torch")])
 def test_a_run_survives_its_head_and_no_role_process_is_started_again(
-    start_run: Callable[..., RunOfHeadrace], mode: str
+    start_run: Callable[..., RunOfHeadrace], small_model: Path, mode: str, engine: str
 ) -> None:
-    """SIGKILL to the head three times in mid-run, once SIGSTOP: trainer, engines and services live through all."""
-    run = start_run("head", steps=STEPS, sync={"mode": mode})
+    """SIGKILL to the head twice in mid-run, once SIGSTOP: trainer, engines and services live through all.
+
+    In sync mode workers idle while the trainer computes: the simulated engine's pace makes a head die while they work.
+    """
+    rollout = simulated_rollout(small_model) if engine == "simulated" else SMALL_JOB["rollout"]
+    run = start_run("head", steps=STEPS, sync={"mode": mode}, rollout=rollout)
     run.wait_for_step(2)
     before, pauses_s = pids(run), list[tuple[float, float]]()
     for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):

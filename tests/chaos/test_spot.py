@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import RunOfHeadrace
+from headrace_run import RunOfHeadrace, simulated_rollout
 
 from supervisors.checkers.checks import check
 from supervisors.checkers.run_directory import read_history
@@ -17,13 +17,16 @@ TRACE = Path(__file__).parents[2] / "configs" / "traces" / "three_nodes.csv"
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_twice(
-    start_run: Callable[..., RunOfHeadrace],
+    start_run: Callable[..., RunOfHeadrace], small_model: Path
 ) -> None:
-    """Five machines, three at once at most; two go with notice and one without. The run outlasts the trace."""
+    """Five machines, three at once at most; two go with notice and one without.
+
+    The run outlasts the trace on any machine: 150 steps of simulated engines, each of which has an answer of 12 tokens.
+    """
     run = start_run(
         "spot",
-        steps=250,
-        rollout={"workers": 1, "max_tokens": 12, "threads": 1, "max_running": 4},
+        steps=150,
+        rollout=simulated_rollout(small_model, workers=1),
         cluster={"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": 2.0}},
         provider={"kind": "local", "trace": str(TRACE)},
     )
