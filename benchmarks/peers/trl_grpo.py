@@ -3,8 +3,8 @@
     tasks:  short  configs/quickstart.yaml (spell_backward, at most 12 tokens)
             long   benchmarks/peers/long_tail.yaml (capital letters for small ones, 4 to 61 tokens)
 
-    model, made once ─┬─▶ headrace run, in sync and in async mode ─▶ reward and seconds of each step
-                      └─▶ trl_worker, in TRL's own environment    ─▶ the same
+    model, made once ─┬─▶ headrace run, in each mode ─▶ reward and seconds of each step
+                      └─▶ trl_worker, in TRL's own environment ─▶ the same
 
 Reached is a reward when the mean of ``WINDOW`` steps in a row is at least it. Counted is the time from the start of
 the first step: neither the imports of one nor the processes of the other; ``start_s`` gives those beside it. TRL tries
@@ -46,7 +46,7 @@ TASKS: Final = {
     "short": ROOT / "configs" / "quickstart.yaml",
     "long": ROOT / "benchmarks" / "peers" / "long_tail.yaml",
 }
-MODES: Final = ("sync", "async")
+MODES: Final = ("sync", "dynamic", "async")
 TARGET: Final = 0.9
 WINDOW: Final = 5
 
@@ -139,7 +139,7 @@ def measure_task(options: argparse.Namespace, task: str, directory: Path) -> Res
     overrides = [*task_data(task, directory), *(options.set or [])]
     job_file = prepare_job(TASKS[task], overrides, directory, options.model)
     ours: dict[str, list[Result]] = {}
-    for mode in MODES if options.mode == "both" else (options.mode,):
+    for mode in MODES if options.mode == "all" else (options.mode,):
         print(f"{task}: headrace, {mode}", file=sys.stderr)
         ours[mode] = measure_ours(job_file, directory / mode, mode, options.steps)
     runs: list[Result] = []
@@ -165,7 +165,7 @@ def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.trl_grpo", description=main.__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--task", choices=(*TASKS, "both"), default="both")
-    parser.add_argument("--mode", choices=(*MODES, "both"), default="both")
+    parser.add_argument("--mode", choices=(*MODES, "all"), default="all")
     parser.add_argument("--steps", type=int, default=80, help="give up after so many")
     parser.add_argument("--target", type=float, default=TARGET)
     parser.add_argument("--cores", type=int, default=2)
