@@ -28,7 +28,7 @@ async def finish(world: Any) -> None:
 def heard_of(world: Any) -> dict[str, list[dict[str, Any]]]:
     """Events that the scheduler tells from now on, by name."""
     told: dict[str, list[dict[str, Any]]] = {}
-    world.scheduler._event = lambda name, **fields: told.setdefault(name, []).append(fields)
+    world.scheduler._scope.event = lambda name, **fields: told.setdefault(name, []).append(fields)
     return told
 
 

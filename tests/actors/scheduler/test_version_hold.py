@@ -37,7 +37,7 @@ def test_a_version_waits_for_the_samples_that_made_it(in_world: InWorld) -> None
         disk.ready.clear()
         await world.until(lambda: world.trainer.step == 1)
         await asyncio.sleep(1)
-        assert world.scheduler._offered_version == 1
+        assert world.scheduler._versions.offered == 1
         assert [worker.version for worker in world.workers] == [0, 0], "step 0 could still be taken back by a crash"
         disk.ready.set()
         await world.until(lambda: all(worker.version >= 1 for worker in world.workers))
@@ -60,7 +60,7 @@ def test_what_a_crash_leaves_on_disk_holds_all_that_made_the_versions_in_use(
         disk.ready.clear()
         await asyncio.sleep(0.5)
         served = max(worker.version for worker in world.workers)
-        assert world.scheduler._offered_version >= at_step
+        assert world.scheduler._versions.offered >= at_step
         disk.crash()
         left = Ledger()
         left.restore(disk.read()[1])
@@ -78,7 +78,7 @@ def test_a_scheduler_that_opens_again_goes_on_with_the_versions_whose_samples_ar
         await world.until(lambda: world.trainer.step == 3)
         world.kill("head")
         await world.start_head()
-        assert world.scheduler._secured_step >= world.scheduler._ledger.committed_steps - 1 >= 1
-        assert world.scheduler._newest_version == -1, "nobody has offered one to this life"
+        assert world.scheduler._versions.secured_step >= world.scheduler._ledger.committed_steps - 1 >= 1
+        assert world.scheduler._versions.newest == -1, "nobody has offered one to this life"
 
     in_world(scenario, steps=6)

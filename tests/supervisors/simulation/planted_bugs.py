@@ -25,7 +25,7 @@ from actors.scheduler.leases import Leases
 from actors.scheduler.ledger import Ledger, Outcome
 from actors.scheduler.policies import assign
 from actors.scheduler.reattachment import Reattachment
-from actors.scheduler.scheduler import Scheduler
+from actors.scheduler.returns import Returns
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.slots import Slots
 from actors.trainer.backends.simulated_backend import SimulatedBackend
@@ -67,7 +67,7 @@ def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
 
 @planted
 def samples_of_a_lost_worker_are_forgotten(replace: Replace) -> None:
-    replace(Scheduler, "_lose", lambda self, worker, *_, **__: self._workers.by_name.pop(worker.name, None))
+    replace(Returns, "lose", lambda self, worker, *_, **__: self._scope.workers.by_name.pop(worker.name, None))
 
 
 @planted
@@ -89,13 +89,13 @@ def a_return_is_not_journaled(replace: Replace) -> None:
 
 @planted
 def credit_leaks_when_two_samples_end_at_once(replace: Replace) -> None:
-    right = Scheduler._after
+    right = Returns.after
 
-    def after(self: Scheduler, worker: Any, outcome: Outcome) -> None:
+    def after(self: Returns, worker: Any, outcome: Outcome) -> None:
         right(self, worker, outcome)
         worker.in_flight += outcome.ended > 1
 
-    replace(Scheduler, "_after", after)
+    replace(Returns, "after", after)
 
 
 @planted

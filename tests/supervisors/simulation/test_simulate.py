@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from actors.scheduler.returns import Returns
 from actors.scheduler.scheduler import Scheduler
 from configs.scenario import Scenario
 from supervisors.command_line import app
@@ -129,13 +130,13 @@ def test_a_call_that_is_not_deterministic_is_a_violation(monkeypatch: pytest.Mon
     code = compile("import time\ndef now(self):\n    return time.monotonic()", "x", "exec")
     names: dict[str, Any] = {"__name__": "actors.trespasser"}
     exec(code, names)
-    monkeypatch.setattr(Scheduler, "_need_batch", names["now"])
+    monkeypatch.setattr(Scheduler, "need_batch", names["now"])
     outcome = simulate(scenario(), 0)
     assert any("time.monotonic is called by actors.trespasser, line 3" in v for v in outcome.violations), told(outcome)
 
 
 def test_a_failing_seed_is_told_with_the_command_that_shows_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Scheduler, "_lose", lambda self, worker, *_, **__: self._workers.by_name.pop(worker.name, None))
+    monkeypatch.setattr(Returns, "lose", lambda self, worker, *_, **__: self._scope.workers.by_name.pop(worker.name))
     runner = CliRunner()
     many = runner.invoke(app, ["simulate", str(CHAOS_FILE), "--seeds", "0..5", "--json"])
     result = json.loads(many.stdout.splitlines()[-1])

@@ -1,0 +1,66 @@
+"""How far the job is, and whom it waits for when nothing moves. It only looks on."""
+
+from __future__ import annotations
+
+from actors.scheduler import messages as m
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.leases import Leases
+from actors.scheduler.stall import StallView, waiting_for
+from actors.scheduler.steps import Steps
+from actors.scheduler.versions import Versions
+
+
+class ProgressReport:
+    """``look`` now and then, so that it is known since when the ledger has not changed."""
+
+    def __init__(self, scope: JobScope, steps: Steps, leases: Leases, versions: Versions) -> None:
+        self._scope = scope
+        self._steps = steps
+        self._leases = leases
+        self._versions = versions
+        self._moved = (-1, 0.0)
+
+    def look(self) -> None:
+        if self._moved[0] != self._scope.books.events:
+            self._moved = (self._scope.books.events, self._scope.ctx.now())
+
+    def make(self) -> m.Progress:
+        self.look()
+        ledger, workers = self._scope.ledger, self._scope.workers.by_name.values()
+        counters = ledger.counters
+        return m.Progress(
+            job=self._scope.name,
+            committed_steps=ledger.committed_steps,
+            policy_version=self._versions.newest,
+            states=ledger.count_states(),
+            workers={w.name: w.in_flight for w in workers},
+            prompts_lost=counters.prompts_lost,
+            samples_trained_twice=counters.samples_trained_twice,
+            samples_migrated=counters.samples_migrated,
+            waiting_for=self._waiting_for(),
+            paused=ledger.paused,
+            quiet_s=self._scope.ctx.now() - self._moved[1],
+        )
+
+    def _waiting_for(self) -> str:
+        scope, ledger = self._scope, self._scope.ledger
+        states, step, workers = ledger.count_states(), ledger.trainer_step, scope.workers.by_name.values()
+        return waiting_for(
+            StallView(
+                quiet_s=scope.ctx.now() - self._moved[1],
+                quiet_limit_s=scope.limits.stall_report_s,
+                paused=ledger.paused,
+                step=step,
+                steps=self._steps.count,
+                issued=step in ledger.batches,
+                queued=states["queued"],
+                in_flight={w.name: w.in_flight for w in workers},
+                finished=states["finished"],
+                has_rewards="rewards" in scope.services,
+                has_prompts="prompts" in scope.services,
+                has_trainer=self._leases.trainer is not None,
+                workers={w.name: w.policy_version for w in workers},
+                needed_version=max(step - scope.job.staleness, 0),
+                newest_version=self._versions.newest,
+            )
+        )

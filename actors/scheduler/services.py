@@ -1,0 +1,94 @@
+"""Who serves the job in each role that there is one of: trainer, weights, rewards, prompts, ranker, job.
+
+    RegisterService ─▶ watched ─▶ whoever waits for that role is told     Down ─▶ nobody serves, until the next life
+    LookupService ───▶ who serves now
+
+Invariants
+- One address a role, that of the newest life that has registered.
+"""
+
+from __future__ import annotations
+
+from actors.core.watch import Down, Gone
+from actors.scheduler import messages as m
+from actors.scheduler.batch import StepBatch
+from actors.scheduler.enrolment import Enrolment
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.leases import Leases
+from actors.scheduler.length_ranking import LengthRanking
+from actors.scheduler.recovery import Recoveries
+from actors.scheduler.scoring import Scoring
+from actors.scheduler.steps import Steps
+from actors.scheduler.versions import Versions
+from transport.address import ActorAddress
+
+
+class Services:
+    """``scope.services`` is its table; others read it."""
+
+    def __init__(
+        self,
+        scope: JobScope,
+        scoring: Scoring,
+        steps: Steps,
+        leases: Leases,
+        versions: Versions,
+        enrolment: Enrolment,
+        recoveries: Recoveries,
+        ranking: LengthRanking,
+    ) -> None:
+        self._scope = scope
+        self._scoring = scoring
+        self._steps = steps
+        self._leases = leases
+        self._versions = versions
+        self._enrolment = enrolment
+        self._recoveries = recoveries
+        self._ranking = ranking
+
+    def register(self, offer: m.RegisterService) -> None:
+        scope, role = self._scope, offer.role
+        before = scope.services.get(role)
+        scope.services[role] = offer.address
+        if before != offer.address:
+            self._enrolment.count_restart(role, again=before is not None and before.peer != offer.address.peer)
+            scope.event("service_registered", role=role, address=str(offer.address))
+            if before is not None:
+                scope.ctx.unwatch(before)
+        scope.ctx.watch(offer.address)
+        if role == "rewards":
+            self._scoring.serve(offer.address)
+        elif role == "job":
+            self._steps.job_registered()
+        elif role in ("weights", "trainer") and before != offer.address:
+            self._versions.introduce_weights()
+        elif role == "ranker" and before != offer.address:
+            self.ask_ranker(list(scope.ledger.batches.values()))
+
+    def ask_ranker(self, batches: list[StepBatch]) -> None:
+        """How long the responses to these will be. Nobody waits for the answer."""
+        if (ranker := self._scope.services.get("ranker")) is not None:
+            for question in (self._ranking.question(batch) for batch in batches if not batch.committed):
+                if question is not None:
+                    self._scope.tell(ranker, question)
+
+    def down(self, news: Down) -> None:
+        """Whoever is at that address serves no longer."""
+        scope = self._scope
+        for role, address in list(scope.services.items()):
+            if _same_life(address, news.address):
+                scope.event("service_down", role=role, reason=news.reason, detail=news.detail)
+                if news.reason is not Gone.STOPPED:
+                    self._enrolment.mark_crashed(role)
+                if role == "trainer":
+                    self._recoveries.lost(role, scope.ctx.now())
+                del scope.services[role]
+                if role == "rewards":
+                    self._scoring.serve(None)
+        if self._leases.trainer is not None and _same_life(self._leases.trainer, news.address):
+            self._leases.close()
+
+
+def _same_life(one: ActorAddress, other: ActorAddress) -> bool:
+    """The endpoint is only a way to get there: a sender's may be empty."""
+    return (one.name, one.peer) == (other.name, other.peer)

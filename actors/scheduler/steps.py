@@ -1,0 +1,252 @@
+"""Steps in order: a batch is asked for, the trainer opens it, commits it, and goes on or stops.
+
+    NeedBatch ─▶ job ─IssueBatch─▶ issued ─OpenStep─▶ leased ─CommitStep─▶ applied ─▶ durable ─▶ StepCommitted ─▶ job
+                                                                                              └▶ Committed ────▶ trainer
+
+Invariants
+- Commits and checkpoints are durable before anyone is told.
+- One commit at a time, and none while a step is being opened. A repeat gets the same answer and changes nothing.
+- The job gets a row of every committed step: one that it may have missed, as a life ended in between, is sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from actors.scheduler import events as ev
+from actors.scheduler import messages as m
+from actors.scheduler.batch import StepBatch
+from actors.scheduler.errors import IllegalTransition, NotAccepted
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.journal import Journal
+from actors.scheduler.leases import Leases
+from actors.scheduler.length_ranking import LengthRanking
+from actors.scheduler.meter import StepMeter
+from actors.scheduler.recovery import Recoveries
+from actors.scheduler.versions import Versions
+
+
+class Steps:
+    """Of one life of the scheduler."""
+
+    def __init__(
+        self,
+        scope: JobScope,
+        journal: Journal,
+        leases: Leases,
+        versions: Versions,
+        meter: StepMeter,
+        recoveries: Recoveries,
+        ranking: LengthRanking,
+    ) -> None:
+        self._scope = scope
+        self._journal = journal
+        self._leases = leases
+        self._versions = versions
+        self._meter = meter
+        self._recoveries = recoveries
+        self._ranking = ranking
+        self.count = scope.job.steps
+        """Fewer than the job says once its data has ended."""
+        self._stop_requested = False
+        self._checkpoint_requested = False
+        self._committing = asyncio.Lock()
+        self._next_known = asyncio.Event()
+        """Set when a batch is issued, or when it is known that none will be."""
+        self._asked_batch = (-1, 0.0)
+        self._told_step = -1
+        """The newest committed step whose row this life has told the job."""
+        self._untold: list[m.StepCommitted] = []
+        """What the job is told as soon as it has registered."""
+        self.prompt_tokens = 0.0
+        """Mean length of the prompts of the batch that was issued last."""
+
+    # ------------------------------------------------------------ batches
+
+    def issue(self, batch: m.IssueBatch) -> bool:
+        """Enter a batch; False if it has been entered before.
+
+        Raises:
+            NotAccepted: it does not fit those before it.
+        """
+        ledger = self._scope.ledger
+        if batch.step in ledger.batches or batch.step < ledger.committed_steps:
+            return False
+        waited_for = ledger.issued_steps == ledger.committed_steps
+        try:
+            self._scope.books.apply(_batch_event(batch))
+        except IllegalTransition as error:
+            raise NotAccepted(str(error)) from error
+        if waited_for:
+            self._meter.begin(self._scope.ctx.now())
+        self._next_known.set()
+        self.prompt_tokens = sum(len(p.token_ids) for p in batch.prompts) / max(1, len(batch.prompts))
+        return True
+
+    def need_batch(self) -> None:
+        """Ask the job for the next batch: up to the staleness bound, and one step of look-ahead.
+
+        A step that is with the trainer counts as done, so that prompts are read while it trains and not when it has
+        committed, which is when everybody else has work.
+        """
+        ledger, now = self._scope.ledger, self._scope.ctx.now()
+        job, step = self._scope.services.get("job"), ledger.issued_steps
+        done = ledger.committed_steps + self._leases.all_sent
+        last = min(done + self._scope.job.staleness + 1, self.count - 1)
+        if job is None or step > last or self._stop_requested:
+            return
+        asked, at_s = self._asked_batch
+        if step != asked or now - at_s > self._scope.limits.ask_timeout_s:
+            self._asked_batch = (step, now)
+            self._scope.tell(job, m.NeedBatch(job=self._scope.name, step=step))
+
+    def data_ended(self, step: int) -> None:
+        """There is no batch for ``step``."""
+        self.count = min(self.count, step)
+        self._next_known.set()
+
+    def request_checkpoint(self, *, stop: bool) -> None:
+        """With the next commit; ``stop``: and that is the last one."""
+        self._checkpoint_requested = True
+        self._stop_requested = self._stop_requested or stop
+        self._next_known.set()
+
+    def job_registered(self) -> None:
+        """Tell it what it has missed, and ask it anew for what it may have forgotten."""
+        for news in self._untold:
+            self._scope.tell(self._scope.services["job"], news)
+        self._untold.clear()
+        self._asked_batch = (-1, 0.0)
+        self.need_batch()
+
+    # ------------------------------------------------------------ the trainer
+
+    async def open(self, order: m.OpenStep) -> None:
+        """Raises:
+        NotAccepted: it cannot be opened now.
+        """
+        async with asyncio.timeout(2 * self._scope.limits.journal_stall_s), self._committing:  # another one, and ours
+            try:
+                if self._leases.step < 0:
+                    self._meter.begin(self._scope.ctx.now())
+                self._leases.open(order.step, order.trainer)
+                self._scope.ctx.watch(order.trainer)
+            except IllegalTransition as error:
+                self._scope.event("open_step_refused", step=order.step, why=str(error))
+                raise NotAccepted(str(error)) from error
+            self._scope.flow.lease()
+
+    async def commit(self, commit: m.CommitStep) -> m.Committed:
+        """Apply, make durable, tell the job, answer.
+
+        Raises:
+            NotAccepted: it is not the step that is open, or does not name its samples.
+        """
+        scope = self._scope
+        async with asyncio.timeout(2 * scope.limits.journal_stall_s), self._committing:  # another one, and ours
+            if commit.step < scope.ledger.trainer_step:
+                self._tell_again(commit)
+                return self._verdict(commit.step)
+            batch = scope.ledger.batches.get(commit.step)
+            replay = batch is not None and batch.committed
+            event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
+            try:
+                scope.books.apply(event)
+            except IllegalTransition as error:
+                scope.event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
+                raise NotAccepted(str(error)) from error
+            batch = scope.ledger.batches[commit.step]
+            self._leases.close()
+            if not replay:
+                self._journal.record(batch)
+            await self._journal.durable()
+            if not replay:
+                self._tell_progress(commit.step)
+            self._versions.secured(commit.step)
+            self._tell_committed(batch, commit, replay=replay)
+            self.need_batch()
+        await self._until_next_is_known(commit.step + 1)
+        return self._verdict(commit.step)
+
+    async def _until_next_is_known(self, step: int) -> None:
+        """The trainer must not open a step that will never come, because the data has just ended."""
+        ledger = self._scope.ledger
+        try:
+            async with asyncio.timeout(self._scope.limits.next_batch_s):
+                while step >= ledger.issued_steps and step < self.count and not self._stop_requested:
+                    self._next_known.clear()
+                    await self._next_known.wait()
+        except TimeoutError:
+            self._scope.ctx.log.warning("the next batch is late", step=step)
+
+    def _tell_progress(self, step: int) -> None:
+        for loss in self._recoveries.committed(self._scope.ctx.now()):
+            self._scope.event("progress_resumed", lost=loss.part, step=step, after_s=loss.after_s)
+
+    def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
+        metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
+        if not replay:
+            metrics |= self._ranking.committed(batch)
+            ranker, lesson = self._scope.services.get("ranker"), self._ranking.lesson(batch)
+            if ranker is not None and lesson is not None:
+                self._scope.tell(ranker, lesson)
+        metrics |= self._recoveries.metrics()
+        news = m.StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
+        self._told_step = max(self._told_step, batch.step)
+        if (job := self._scope.services.get("job")) is not None:
+            self._scope.tell(job, news)
+        else:
+            self._untold.append(news)
+
+    def _tell_again(self, commit: m.CommitStep) -> None:
+        """A former life committed the step and died before it could answer, perhaps before the job had its row."""
+        ledger = self._scope.ledger
+        batch = ledger.batches.get(commit.step)
+        if batch is not None and commit.step == ledger.trainer_step - 1 > self._told_step:
+            self._tell_committed(batch, commit, replay=False)
+
+    def _verdict(self, step: int) -> m.Committed:
+        """What the trainer does after ``step``."""
+        every = self._scope.job.checkpoint.every
+        stop = self._stop_requested or step + 1 >= self.count
+        due = every > 0 and (step + 1) % every == 0
+        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
+
+    async def checkpoint_taken(self, news: m.CheckpointTaken) -> None:
+        """Note it durably, then let go of what no checkpoint that is kept can replay.
+
+        Raises:
+            NotAccepted: it is ahead of what is committed.
+        """
+        scope, ledger = self._scope, self._scope.ledger
+        known = {name: int(getattr(ledger.counters, name)) for name in ledger.counters.__dataclass_fields__}
+        try:
+            scope.books.apply(ev.Checkpointed(news.step, news.path, known))
+        except IllegalTransition as error:
+            raise NotAccepted(str(error)) from error
+        await self._journal.durable()
+        self._checkpoint_requested = False
+        kept = ledger.checkpoints[-scope.job.checkpoint.keep :]
+        if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
+            ledger.forget(kept[0][0])
+            self._journal.prune(kept[0][0])
+        final = self._stop_requested or news.step >= self.count
+        scope.event("checkpoint_stored", step=news.step, path=news.path)
+        if (job := scope.services.get("job")) is not None:
+            scope.tell(job, m.CheckpointStored(job=scope.name, step=news.step, path=news.path, final=final))
+
+
+def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:
+    lengths = np.array([len(p.token_ids) for p in batch.prompts], np.int32)
+    ids = np.concatenate([np.asarray(p.token_ids, np.int32) for p in batch.prompts]) if batch.prompts else lengths
+    return ev.BatchIssued(
+        step=batch.step,
+        group_size=batch.group_size,
+        sampling=batch.sampling,
+        prompts=np.array([p.prompt for p in batch.prompts], np.int64),
+        prompt_lengths=lengths,
+        prompt_ids=ids,
+        contexts=[p.context for p in batch.prompts],
+    )
