@@ -145,7 +145,8 @@ async def _start_process(context: Context, agent: ActorAddress, order: SpawnProc
     try:
         reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)
     except AskError as error:
-        raise ChildStartFailed(order.name, ExitCause.UNREACHABLE, f"its node agent gave no answer: {error}") from error
+        why = f"its node agent gave no answer: {error}"
+        raise ChildStartFailed(order.name, ExitCause.UNREACHABLE, why, node=agent.peer.name) from error
     if reply.started is None:
         failure = reply.failure
         assert failure is not None, "a SpawnReply says what failed when nothing started"

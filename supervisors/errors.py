@@ -27,10 +27,20 @@ class SupervisionError(HeadraceError):
 
 
 class ChildStartFailed(SupervisionError):
-    """A child did not become ready. ``log_tail`` holds its last words, ``log_path`` all of them."""
+    """A child did not become ready. ``log_tail`` holds its last words, ``log_path`` all of them.
+
+    ``node`` is named if it is to blame, and not the child: its agent gave no answer.
+    """
 
     def __init__(
-        self, child: str, cause: ExitCause, detail: str, log_tail: tuple[str, ...] = (), log_path: str = ""
+        self,
+        child: str,
+        cause: ExitCause,
+        detail: str,
+        log_tail: tuple[str, ...] = (),
+        log_path: str = "",
+        *,
+        node: str = "",
     ) -> None:
         where = f"\n--- last lines of {log_path}\n" if log_tail else ""
         super().__init__(f"{child} did not start: {detail}{where}" + "\n".join(log_tail))
@@ -39,6 +49,7 @@ class ChildStartFailed(SupervisionError):
         self.detail = detail
         self.log_tail = log_tail
         self.log_path = log_path
+        self.node = node
 
 
 class SupervisorGaveUp(SupervisionError):

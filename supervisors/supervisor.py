@@ -8,7 +8,8 @@ Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
 - Under one_for_all and rest_for_one one recovery runs at a time; what ends meanwhile joins the next round.
 - A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
-  that a node agent did not answer says nothing of the child: it costs budget and a pause, and is not among them.
+  that a node agent did not answer says nothing of the child: it is not among them. It costs a pause, and all of them
+  on one node cost one unit of budget.
 - A cut-off node costs one unit of budget, however many children it had, and only after it had the grace to come back.
 - All time is the context's clock, all randomness the context's generator.
 
@@ -201,7 +202,7 @@ class Supervisor(Actor):
 
     # judgement
 
-    def _on_exit(self, child: Child, cause: ExitCause, detail: str) -> None:
+    def _on_exit(self, child: Child, cause: ExitCause, detail: str, *, blamed_node: str = "") -> None:
         running, child.running = child.running, None
         lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
         child.state, child.detail = str(cause), detail
@@ -218,7 +219,7 @@ class Supervisor(Actor):
                 self._ending = True
                 self.ctx.start_task(self._end(cause), "end")
             return
-        node = running.node if running is not None else ""
+        node = running.node if running is not None else blamed_node
         within = self._budget.spend(cause, self.ctx.now(), node=node)
         if not within or child.failed_starts >= self.ctx.limits.start_attempts_max:
             self._ending = True
@@ -310,7 +311,7 @@ class Supervisor(Actor):
             cause = error.cause if isinstance(error, ChildStartFailed) and counts(error.cause) else ExitCause.CRASHED
             detail = str(error) or repr(error)
             self._tell("start_failed", child, cause, detail)
-            self._on_exit(child, cause, detail)
+            self._on_exit(child, cause, detail, blamed_node=error.node if isinstance(error, ChildStartFailed) else "")
             return
         finally:
             child.starting, child.start_scope = False, None

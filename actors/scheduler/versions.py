@@ -6,6 +6,8 @@
 Invariants
 - Workers are never told of a version that was made of samples which a crash could still take: those would otherwise be
   generated anew by their own successor.
+- What workers are told never goes back. A weight server that restarted may have lost its newest version (a damaged
+  segment): the trainer gives it that again, and workers ask until it is there.
 - Whoever has not loaded what it was told to is told again, after ``pull_timeout_s``.
 """
 
@@ -59,7 +61,7 @@ class Versions:
 
     def _announce(self, *, moved: bool = False) -> None:
         """Tell the workers of the newest version that they may serve, if that is news to them."""
-        version = min(self.offered, self.secured_step + 1)
+        version = max(self.newest, min(self.offered, self.secured_step + 1))
         if version == self.newest and not moved:
             return
         self.newest = version

@@ -7,6 +7,7 @@ Always true
 - Versions are immutable: what the server holds, or anything newer, is never published again. So a trainer that
   replays steps publishes nothing until it is past the newest version.
 - At most one version is on its way; the next export waits for it.
+- Whoever does not answer is looked up at the scheduler before it is asked again.
 - Export runs between optimizer steps only (the trainer's loop calls it), so a segment is never half old, half new.
 """
 
@@ -104,9 +105,18 @@ class Publisher:
         self.newest = max(self.newest, published.newest)
 
     async def _ask(self, message: Message, reply: type[R]) -> R:
+        patience_s = self._ctx.limits.publish_timeout_s
         return await ask_patiently(
-            self._ctx, self._address, message, reply, patience_s=self._ctx.limits.publish_timeout_s
+            self._ctx, self._address, message, reply, renew=self._look_again, patience_s=patience_s
         )
+
+    async def _look_again(self) -> None:
+        """Who serves the weights now: a scheduler that has restarted as well does not know whom it should tell."""
+        await self._scheduler.find()
+        lookup = LookupService(job=self._job, role="weights")
+        found = await self._ctx.ref(self._scheduler.address).ask(lookup, ServiceFound)
+        if found.address is not None:
+            self._server = found.address
 
     def _address(self) -> ActorAddress:
         assert self._server is not None, "find_server comes first"

@@ -234,16 +234,17 @@ def _hang(world: World, fault: fp.FaultBase, rng: random.Random) -> Struck:
 
 
 def _slow(world: World, fault: fp.FaultBase, rng: random.Random) -> Struck:
+    """As on real nodes: what is slowed down already is left alone."""
     assert isinstance(fault, fp.Slow)
-    victims = _victims(world, fault.target, rng)
+    victims = [victim for victim in _victims(world, fault.target, rng) if victim.body.life.slowness == 1.0]
     for victim in victims:
         victim.body.life.slowness *= fault.factor
 
     def heal() -> None:
         for victim in victims:
-            victim.body.life.slowness /= fault.factor
+            victim.body.life.slowness = 1.0
 
-    return _names(victims), heal
+    return (_names(victims), heal) if victims else None
 
 
 def _partition(world: World, fault: fp.FaultBase, rng: random.Random) -> Struck:

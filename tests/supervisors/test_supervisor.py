@@ -233,8 +233,8 @@ async def test_two_crashes_at_once_under_one_for_all_end_in_one_full_set():
             assert house.diary.count(f"+{name}") - house.diary.count(f"-{name}") == 1
 
 
-async def test_a_start_that_no_agent_answers_is_tried_again_after_a_pause_and_does_not_count_against_the_child():
-    failures = LIMITS.restart_max  # all that the budget allows, and more than a child may fail to start
+async def test_starts_that_an_agent_does_not_answer_are_tried_again_after_a_pause_and_count_once_for_its_node():
+    failures = LIMITS.restart_max + 2  # more than the budget allows, and than a child may fail to start
     assert failures >= LIMITS.start_attempts_max
     left = [failures]
     async with House(Strategy.ONE_FOR_ONE, "") as house:
@@ -243,7 +243,7 @@ async def test_a_start_that_no_agent_answers_is_tried_again_after_a_pause_and_do
         async def start(context: Context) -> Running:
             if left[0]:
                 left[0] -= 1
-                raise ChildStartFailed("a", ExitCause.UNREACHABLE, "its node agent gave no answer")
+                raise ChildStartFailed("a", ExitCause.UNREACHABLE, "its node agent gave no answer", node="n")
             return await right.start(context)
 
         house.supervisor.add_child(dataclasses.replace(right, start=start))

@@ -6,9 +6,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.scheduler import events as ev
+from actors.scheduler import messages as m
 from actors.scheduler.leases import newest_whole_step
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.memory_journal import MemoryJournal
@@ -42,6 +44,18 @@ def test_a_version_waits_for_the_samples_that_made_it(in_world: InWorld) -> None
         disk.ready.set()
         await world.until(lambda: all(worker.version >= 1 for worker in world.workers))
         assert await world.job.wait_over(60.0) == "finished"
+
+    in_world(scenario)
+
+
+def test_a_weight_server_that_has_lost_its_newest_version_takes_nobody_back(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: all(worker.version >= 2 for worker in world.workers))
+        versions = world.scheduler._versions
+        newest, elsewhere = versions.newest, msgspec.structs.replace(versions.weights, name="weights-2")
+        versions.offer(m.VersionAvailable(job="j", policy_version=1, weights=elsewhere))
+        assert (versions.newest, versions.weights) == (newest, elsewhere)
 
     in_world(scenario)
 

@@ -241,6 +241,25 @@ def test_a_new_weight_server_gets_the_current_version_at_once(tmp_path: Path) ->
     assert successor.published == [1, 2, 3]
 
 
+def test_a_weight_server_that_moved_while_nobody_could_say_so_is_looked_up_again(tmp_path: Path) -> None:
+    """Its scheduler had restarted as well, and did not know whom to tell while the trainer waited to publish."""
+    world = World(tmp_path)
+    world.scheduler.on_open = lambda message: message.step < 1
+    successor = BookkeepingWeights(held=(0, 1))
+
+    async def main() -> None:
+        await world.start()
+        await asyncio.sleep(5.0)
+        await world.system.stop_actor("weights")
+        world.scheduler.services["weights"] = (await world.system.spawn("weights-2", successor)).address
+        world.scheduler.lease_step(1, world.system.address("trainer"))
+        world.scheduler.on_open = lambda message: True
+        await world.finish()
+
+    run_simulated(main())
+    assert successor.published == [2, 3]
+
+
 def test_a_weight_server_that_adopted_the_versions_is_sent_nothing_twice(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.scheduler.on_open = lambda message: message.step < 1

@@ -93,6 +93,13 @@ def test_each_kind_of_fault_strikes_and_is_survived(fault: dict[str, Any]) -> No
     assert outcome.violations == [], told(outcome)
 
 
+def test_what_is_slowed_down_already_is_not_slowed_down_again() -> None:
+    slow = {"kind": "slow", "target": {"name": "rollout-0"}, "factor": 20.0, "heal_after_s": 5.0}
+    outcome = simulate(plan(slow | {"at_s": 1.0}, slow | {"at_s": 1.1}), 5)
+    assert len(outcome.faults) == 1, told(outcome)
+    assert outcome.violations == [], told(outcome)
+
+
 def test_in_sync_mode_faults_change_neither_the_weights_nor_the_samples() -> None:
     busy = chaos()
     busy = busy.model_copy(update={"jobs": [job for job in busy.jobs if job.mode == "sync"], "jobs_at_once": [3]})
