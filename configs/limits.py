@@ -164,6 +164,9 @@ class Limits(BaseModel):
     outbox_messages: int = Field(
         default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"
     )
+    early_commands: int = Field(
+        default=1024, description="commands that overtake the answer to a worker's offer; a healthy scheduler sends few"
+    )
     engine_step_s: float = Field(
         default=900.0, description="one step of an engine; a first compile takes minutes, a device that hangs for ever"
     )

@@ -85,7 +85,7 @@ async def _give_notice(hand: Hand, victim: Victim, notice_s: float) -> None:
 
 
 async def _drain_node(hand: Hand, node: str) -> None:
-    moved = await hand.run.drain_node(node)
+    moved = await hand.run.tree.drain_node(node)
     log.info("a node is drained before it is preempted", node=node, workers=moved)
 
 

@@ -106,7 +106,7 @@ class Hand:
                 there = beside(node.agent)
                 running.append(Victim(node.name, "node", node.name, 0, node.agent.peer.name, there, there))
         known: set[str] = set()
-        for supervisor in self.run.supervisors.values():
+        for supervisor in self.run.tree.supervisors.values():
             for info in supervisor.snapshot():
                 child = supervisor.running(info.name)
                 if child is not None and child.agent is None:

@@ -92,7 +92,7 @@ class Lookout:
             if node.agent.peer != own:
                 yield node.agent
         for run in self._head.jobs.values():
-            for supervisor in run.supervisors.values():
+            for supervisor in run.tree.supervisors.values():
                 for info in supervisor.snapshot():
                     running = supervisor.running(info.name)
                     if running is not None and running.address.peer != own:

@@ -76,7 +76,7 @@ class Operations:
             "step": int(summary.get("steps", 0)),
             "steps": run.job.steps,
             "run_dir": str(run.run_dir),
-            "workers": run.workers_wanted,
+            "workers": run.tree.workers_wanted,
             "reward_last": summary.get("reward_last"),
             "error": str(summary.get("error", "")),
         }
@@ -152,19 +152,19 @@ class Operations:
 
     async def scale(self, job: str | None, workers: int) -> Plain:
         run = self._running(job)
-        await run.scale(workers)
+        await run.tree.scale(workers)
         return {"job": run.job.name, "workers": workers}
 
     async def drain(self, target: str) -> Plain:
         for run in self._head.jobs.values():
-            if not run.state.over and await run.drain_worker(target):
+            if not run.state.over and await run.tree.drain_worker(target):
                 return {"target": target, "workers": 1}
         if not self._head.nodes.drain(target):
             raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
         moved = 0
         for run in self._head.jobs.values():
             if not run.state.over:
-                moved += await run.drain_node(target)
+                moved += await run.tree.drain_node(target)
         return {"target": target, "workers": moved}
 
     async def tree(self, job: str | None) -> list[Plain]:
@@ -175,7 +175,7 @@ class Operations:
             _row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local
         ]
         for run in runs:
-            for part, supervisor in run.supervisors.items():
+            for part, supervisor in run.tree.supervisors.items():
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))
                 rows += [_child(info) for info in supervisor.snapshot()]
         return rows

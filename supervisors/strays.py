@@ -13,6 +13,8 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import structlog
+
 from actors.core.errors import AskError
 from supervisors.messages import ChildInfo, ListProcesses, ProcessList, StopProcess, StopReply
 from supervisors.nodes import Node, Nodes
@@ -21,6 +23,8 @@ from supervisors.restart_budget import ExitCause
 if TYPE_CHECKING:
     from actors.core.system import ActorSystem
     from transport.address import ActorAddress
+
+log = structlog.get_logger("headrace.strays")
 
 
 class Strays:
@@ -63,8 +67,8 @@ class Strays:
             try:
                 if await self._are_clear(node):
                     return
-            except AskError:
-                pass  # its Down, or its end, says the rest
+            except AskError as error:
+                log.warning("a node is not clear of strays yet; looking again", node=node.name, error=str(error))
             await asyncio.sleep(limits.health_check_s)
 
     async def _are_clear(self, node: Node) -> bool:

@@ -8,7 +8,7 @@
     head process                a child of the machine process; killed, it is started again (head_process.py)
     ├── nodes                   register of machines (nodes.py)
     ├── control server          the scriptable socket (actors/control)
-    └── per job (job_run.py)
+    └── per job (job_tree.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
         ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
         └── rollout.<job>       one_for_one, sized by ``scale``: rollout-0 … rollout-n, and   a process each

@@ -1,6 +1,7 @@
-"""What can go wrong in a rollout engine.
+"""What can go wrong in a rollout worker and its engine.
 
 HeadraceError
+├── TooManyEarlyCommands    the scheduler's bug: it commands a worker that it has not answered; the worker crashes
 └── EngineError
     ├── EngineUnavailable   the machine's fault: a library or device is missing; a retry elsewhere is safe
     ├── ModelUnreadable     the job's fault: the checkpoint cannot be loaded; do not retry
@@ -11,6 +12,16 @@ HeadraceError
 from __future__ import annotations
 
 from transport.errors import HeadraceError
+
+
+class TooManyEarlyCommands(HeadraceError):
+    """More commands than ``early_commands`` came before the answer to a worker's offer."""
+
+    def __init__(self, waiting: int) -> None:
+        super().__init__(
+            f"{waiting} commands wait for the scheduler's answer to this worker's offer, and one more has come. "
+            "Expected at most limits.early_commands. Give up this life: its samples go on elsewhere"
+        )
 
 
 class EngineError(HeadraceError):

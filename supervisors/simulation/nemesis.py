@@ -339,11 +339,13 @@ def _give_notice(world: World, victim: SimulatedChild | MainProcess, deadline_s:
         name = victim.machine.name
         head.head.nodes.drain(name)
         for run in runs:
-            if "rollout" in run.supervisors:
-                head.body.life.start(run.drain_node(name), f"drain {name}")
+            if "rollout" in run.tree.supervisors:
+                head.body.life.start(run.tree.drain_node(name), f"drain {name}")
     elif isinstance(victim, SimulatedRole) and victim.role == "rollout":
         for run in runs:
-            running = run.supervisors["rollout"].running(victim.actor) if "rollout" in run.supervisors else None
+            running = (
+                run.tree.supervisors["rollout"].running(victim.actor) if "rollout" in run.tree.supervisors else None
+            )
             if run.job.name == victim.job and running is not None:
                 order = Drain(job=victim.job, deadline_s=deadline_s, reason="preempted")
                 head.body.life.run(head.head.system.ref(running.address).tell, order)

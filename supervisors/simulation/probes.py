@@ -67,11 +67,11 @@ class Probes:
         """The workers that the supervisor runs are those that the scheduler gives work to."""
         head, now_s = self._world.head, self._world.loop.time()
         run = head.head.jobs.get(job) if head is not None and head.head is not None else None
-        if run is None or run.state.over or "rollout" not in run.supervisors:
+        if run is None or run.state.over or "rollout" not in run.tree.supervisors:
             return
         known = {name: peer for name, peer, _, _ in scheduler.credit()}
-        for info in run.supervisors["rollout"].snapshot():
-            running = run.supervisors["rollout"].running(info.name)
+        for info in run.tree.supervisors["rollout"].snapshot():
+            running = run.tree.supervisors["rollout"].running(info.name)
             if running is None or known.get(info.name) == running.address.peer:
                 self._unknown_s.pop((job, info.name), None)
             elif now_s - self._unknown_s.setdefault((job, info.name), now_s) > _UNKNOWN_S:

@@ -74,7 +74,7 @@ class Watchman:
             return ["there is no head"]
         said: list[str] = []
         for name, run in head.head.jobs.items():
-            children = ", ".join(f"{child.name} {child.state}" for child in run.children())
+            children = ", ".join(f"{child.name} {child.state}" for child in run.tree.children())
             said.append(f"job {name} is {run.state}; {children}")
             task = head.body.life.start(_status(head, name), f"ask job {name}")
             try:

@@ -257,7 +257,8 @@ class World:
             return False
         runs = head.head.jobs
         return len(runs) == len(self.jobs) and all(
-            run.state.over or (len(run.supervisors) == _PARTS and all(c.state == "running" for c in run.children()))
+            run.state.over
+            or (len(run.tree.supervisors) == _PARTS and all(c.state == "running" for c in run.tree.children()))
             for run in runs.values()
         )
 

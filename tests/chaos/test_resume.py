@@ -46,7 +46,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(start_run: Callab
     _exports_load(Path(summary["checkpoint"]))
 
 
-def _ledger(run_dir: Path) -> list[tuple[int, int, int, str, float]]:
+def _ledger(run_dir: Path) -> list[tuple[int, int, int, str, float | None]]:
     return [(r.step, r.prompt, r.sibling, r.tokens_hash, r.reward) for r in committed_samples(run_dir / "journal.db")]
 
 

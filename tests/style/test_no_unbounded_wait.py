@@ -44,7 +44,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/system.py", "ActorSystem.wait_stopped", "timeout_s"),
         ("actors/core/system.py", "ActorSystem.wait_stopped", "asyncio.shield(cell.ended)"),
         ("supervisors/child.py", "_until_end", "verdict"),
-        ("supervisors/job_run.py", "JobRun._until_failed", "ended.wait()"),
+        ("supervisors/job_tree.py", "JobTree.failed", "ended.wait()"),
         ("supervisors/machine_process.py", "MachineProcess._one_life", "asyncio.shield(head.exited)"),
         ("supervisors/machine_process.py", "MachineProcess._forward", "self.desk.became_ready.wait()"),
         ("supervisors/node_agent.py", "NodeAgent._follow", "asyncio.shield(managed.process.exited)"),

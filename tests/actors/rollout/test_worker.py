@@ -17,6 +17,7 @@ from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Event, Span, Spans
 from actors.roles import RoleArgs
 from actors.rollout.engines.simulated_engine import SimulatedEngine
+from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.messages import Assign, Drain, PromptWork, PullVersion, Revoke, SampleWork, SamplingParams
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.errors import NotAccepted
@@ -48,6 +49,7 @@ class FakeScheduler(Actor):
         self.heard: list[Any] = []
         self.epoch, self.version = 1, -1
         self.leases, self.mute = 0, False
+        self.answers_after_s = 0.0
         self.weights: ActorAddress | None = None
         self.takes_up: dict[int, tuple[int, int]] = {}
         """Former number → the number under which it goes on, and how many of its tokens are known."""
@@ -59,6 +61,7 @@ class FakeScheduler(Actor):
     async def register(self, message: RegisterWorker) -> Registered:
         await self.note(message)
         self.on_offer(message)
+        await asyncio.sleep(self.answers_after_s)
         self.leases += 1
         kept = [number for number in message.holds.tolist() if number in self.takes_up]
         columns = np.array([self.takes_up[number] for number in kept], np.int64).reshape(-1, 2)
@@ -447,6 +450,33 @@ async def test_a_worker_finds_the_scheduler_of_a_head_that_was_started_again(sta
     assert {n for delta in deltas for n in delta.assignments.tolist()} == {3}, "what it did not take up is silent"
     await asyncio.sleep(2.0)
     assert stage.metrics.spans, "the trace goes on in the new head's file"
+
+
+async def overtaken(stage: Stage, commands: int) -> None:
+    """The worker registers anew, and ``commands`` that were sent after the answer come before it."""
+    await stage.start_worker(early_commands=4)
+    await stage.have_version(1)
+
+    def overtake(offer: RegisterWorker) -> None:
+        for number in range(commands):
+            stage.assign(10 + number)
+
+    stage.scheduler.on_offer, stage.scheduler.answers_after_s = overtake, 1.0
+    stage.network.break_link("head", "n.tale.rollout-0")
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
+
+
+@in_virtual_time
+async def test_commands_that_overtake_the_answer_to_an_offer_are_obeyed_after_it(stage: Stage) -> None:
+    await overtaken(stage, commands=4)
+    assert len(await stage.scheduler.finished(10, 11, 12, 13)) == 4
+
+
+@in_virtual_time
+async def test_more_early_commands_than_a_healthy_scheduler_sends_crash_the_worker(stage: Stage) -> None:
+    await overtaken(stage, commands=5)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert isinstance(ended.error, TooManyEarlyCommands)
 
 
 async def undisturbed(number: int, tokens: int) -> list[int]:

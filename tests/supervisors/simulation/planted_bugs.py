@@ -17,6 +17,8 @@ from actors.core.errors import AskError
 from actors.jobs.job import Job
 from actors.rewards import worker as rewards_worker
 from actors.rollout.delta_log import DeltaLog
+from actors.rollout.generation import Generation
+from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler import dispatch
 from actors.scheduler import events as ev
@@ -160,13 +162,12 @@ def work_goes_to_workers_of_any_version(replace: Replace) -> None:
         return right(dataclasses.replace(view, workers=workers), now)
 
     replace(assign, "decide", decide)
-    right_work = RolloutWorker._apply_commands
+    right_add = Generation.add
 
-    def apply_commands(self: RolloutWorker) -> None:
-        self._commands = type(self._commands)((requests, aborted, -1) for requests, aborted, _ in self._commands)
-        right_work(self)
+    def add(self: Generation, requests: Any, _: int) -> None:
+        right_add(self, requests, -1)
 
-    replace(RolloutWorker, "_apply_commands", apply_commands)
+    replace(Generation, "add", add)
 
 
 @planted
@@ -233,19 +234,12 @@ def no_verdict_is_a_reward_of_zero(replace: Replace) -> None:
 
 @planted
 def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -> None:
-    right = RolloutWorker._load
+    right = Reports.version_loaded
 
-    async def load(self: RolloutWorker, pulled: Any) -> None:
-        send = self._outbox.send
-        self._outbox.send = lambda message: send(  # type: ignore[method-assign]
-            msgspec.structs.replace(message, policy_version=message.policy_version + 1)
-        )
-        try:
-            await right(self, pulled)
-        finally:
-            self._outbox.send = send  # type: ignore[method-assign]
+    def version_loaded(self: Reports, pulled: Any) -> None:
+        right(self, dataclasses.replace(pulled, policy_version=pulled.policy_version + 1))
 
-    replace(RolloutWorker, "_load", load)
+    replace(Reports, "version_loaded", version_loaded)
 
 
 @planted

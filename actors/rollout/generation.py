@@ -1,0 +1,188 @@
+"""The task that drives a rollout worker's engine, one step after the other.
+
+    ┌─▶ apply commands ─▶ load a pulled version ─▶ engine.step ─▶ reports.deliver ─┐
+    └──────────────── nothing to do, or nobody takes it: wait ◀────────────────────┘
+
+Invariants
+- The engine is touched by this task alone, so every command takes effect between two engine steps.
+- Work may come ahead of the version that it needs; it waits here until that is loaded.
+- An engine that raises, or whose step never ends, crashes the worker; a request that the engine refuses fails alone,
+  as DATA.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from actors.core.context import Context
+from actors.metrics.messages import Span
+from actors.rollout.engine import GenerationRequest, RolloutEngine
+from actors.rollout.errors import RequestRefused
+from actors.rollout.messages import EngineStats
+from actors.rollout.puller import VersionPuller
+from actors.rollout.reports import Reports
+from actors.rollout.spans import ActivityLog
+from actors.scheduler.messages import FailureKind
+from actors.weights.client import PulledWeights
+from configs.schema import JobConfig
+from transport.address import ActorAddress
+
+Command = tuple[list[GenerationRequest], list[int], int]
+"""Requests to add once the third, a version, is loaded; then assignments to abort."""
+
+
+class Generation:
+    """Of one worker; ``run`` it as a task. ``on_spans``: takes what the engine has done when, for the trace."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        job: JobConfig,
+        engine: RolloutEngine,
+        reports: Reports,
+        on_spans: Callable[[list[Span]], None],
+    ) -> None:
+        self._ctx = ctx
+        self._job = job
+        self._engine = engine
+        self._reports = reports
+        self._on_spans = on_spans
+        self._puller = VersionPuller(ctx, job.name, self._version_ready)
+        self._commands: deque[Command] = deque()
+        self._ahead: list[tuple[int, list[GenerationRequest]]] = []
+        """Requests that wait for a version that is not loaded yet, under that version."""
+        self._wake = asyncio.Event()
+        self._ending = False
+        self._idle_s = 0.0
+        self._spans_sent_at = 0.0
+        self._activity = ActivityLog()
+        self.policy_version = -1
+        """Of what is loaded."""
+
+    # ------------------------------------------------------------ commands
+
+    def add(self, requests: list[GenerationRequest], min_policy_version: int) -> None:
+        """Generate ``requests``, once that version is loaded."""
+        self._command((requests, [], min_policy_version))
+
+    def abort(self, names: list[int]) -> None:
+        """End these with what they have."""
+        self._command(([], names, 0))
+
+    def want(self, policy_version: int, weights: ActorAddress | None) -> None:
+        """Pull that version beside the generation, and load it between two steps."""
+        self._puller.want(policy_version, weights)
+
+    def finish(self) -> None:
+        """``run`` returns when nothing is left to do."""
+        self._ending = True
+        self._wake.set()
+
+    def look(self) -> None:
+        """Something has changed outside."""
+        self._wake.set()
+
+    def _command(self, command: Command) -> None:
+        self._commands.append(command)
+        self._wake.set()
+
+    def stats(self) -> EngineStats:
+        return msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
+
+    def close(self) -> None:
+        self._puller.close()
+
+    # ------------------------------------------------------------ the task
+
+    async def run(self) -> None:
+        """Until ``finish`` was said and all that is held has ended."""
+        while True:
+            self._apply_commands()
+            if (pulled := self._puller.take()) is not None:
+                await self._load(pulled)
+            self._reports.flush()
+            if self._engine.has_work and not self._reports.full:
+                self._activity.begin("generate")
+                async with asyncio.timeout(self._ctx.limits.engine_step_s):
+                    output = await self._engine.step()
+                self._reports.deliver(output, self.stats())
+            elif self._ending and not self._commands and not self._engine.has_work:
+                return
+            else:
+                await self._rest()
+            if self._ctx.now() - self._spans_sent_at >= self._ctx.limits.span_interval_s:
+                self.send_spans()
+
+    def _apply_commands(self) -> None:
+        while self._commands:
+            requests, aborted, version = self._commands.popleft()
+            if requests and version > self.policy_version:
+                self._ahead.append((version, requests))
+            elif requests:
+                self._add(requests)
+            if aborted:
+                self._abort(aborted)
+
+    def _abort(self, assignments: list[int]) -> None:
+        """End ``assignments``; the engine says so, also of those that it would have got later."""
+        gone = set(assignments)
+        waiting = [request for _, requests in self._ahead for request in requests if request.request in gone]
+        if waiting:
+            self._ahead = [
+                (version, [request for request in requests if request.request not in gone])
+                for version, requests in self._ahead
+            ]
+            self._add(waiting)
+        self._engine.abort(assignments)
+
+    def _add_ahead(self) -> None:
+        """Begin what has waited for the version that was just loaded."""
+        ready = [requests for version, requests in self._ahead if version <= self.policy_version]
+        self._ahead = [(version, requests) for version, requests in self._ahead if version > self.policy_version]
+        for requests in ready:
+            self._add(requests)
+
+    def _add(self, requests: list[GenerationRequest]) -> None:
+        try:
+            self._engine.add(requests)
+        except RequestRefused as error:
+            self._reports.fail(list(error.requests), FailureKind.DATA, str(error))
+            if rest := [request for request in requests if request.request not in error.requests]:
+                self._add(rest)
+
+    async def _rest(self) -> None:
+        """Wait for something to do; at most until the next spans are due or a held-back delta is worth another try."""
+        self._activity.begin("idle")
+        limits, started_s = self._ctx.limits, self._ctx.now()
+        try:
+            async with asyncio.timeout(limits.backoff_first_s if self._reports.waiting else limits.span_interval_s):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        self._idle_s += self._ctx.now() - started_s
+
+    def send_spans(self) -> None:
+        self._spans_sent_at = self._ctx.now()
+        if spans := self._activity.take():
+            self._on_spans(spans)
+
+    # ------------------------------------------------------------ weights
+
+    def _version_ready(self, pull_s: float) -> None:
+        self._activity.add("pull", pull_s)
+        self._wake.set()
+
+    async def _load(self, pulled: PulledWeights) -> None:
+        """Swap to ``pulled`` between two steps."""
+        in_flight = self._job.rollout.in_flight
+        async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
+            await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
+        self.policy_version = pulled.policy_version
+        pulled.close()
+        self._add_ahead()
+        self._reports.version_loaded(pulled)

@@ -1,0 +1,252 @@
+"""What a rollout worker holds for its scheduler, and everything that it says to it.
+
+    assign ─▶ held ─▶ the engine's steps ─▶ deliver ─▶ TokenDelta ─▶ outbox ─▶ scheduler
+                │                              └─ remembered (``delta_log``, bounded)
+                └─ void: nobody waits for it ─▶ silence
+
+Invariants
+- Each assignment ends in exactly one finished row or in one AssignmentsFailed, unless it is void: a scheduler that
+  has lost us has given its samples to others, so nothing more is said about it.
+- The engine calls an assignment by the number under which it came; whoever outlives a scheduler has another number for
+  the next one, and only that one is said.
+- Without a scheduler nothing is sent. What comes of what is held is remembered, and the next scheduler's answer says
+  with which samples it goes on, from where, and under which numbers; all others are void.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from actors.core.epochs import EpochGuard
+from actors.core.ref import ActorRef
+from actors.rollout.delta_log import DeltaLog, Kept
+from actors.rollout.engine import StepOutput
+from actors.rollout.engines.step_columns import without_requests
+from actors.rollout.messages import EngineStats
+from actors.rollout.outbox import Outbox
+from actors.scheduler.messages import (
+    AssignmentsFailed,
+    Failure,
+    FailureKind,
+    FinishReason,
+    Leaving,
+    Registered,
+    TokenDelta,
+    WorkerVersion,
+)
+from actors.weights.client import PulledWeights
+from configs.limits import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """What has become of the assignments that a worker brought to its next scheduler."""
+
+    void: set[int]
+    """The engine's names of those that it is to end."""
+    samples: int
+    tokens: int
+    """Told to the scheduler, which lacked them."""
+    generated_alone: int
+
+
+class Reports:
+    """Of one worker. ``epochs``: whose reign each delta names. ``scheduler``: its first life."""
+
+    def __init__(self, job: str, worker: str, epochs: EpochGuard, scheduler: ActorRef, limits: Limits) -> None:
+        self._job = job
+        self._worker = worker
+        self._epochs = epochs
+        self._log = DeltaLog(limits.replay_tokens, limits.orphan_tokens)
+        self._outbox = Outbox(scheduler, limits.outbox_messages)
+        self._sequence = 0
+        self._held: set[int] = set()
+        """Assignments that have not ended."""
+        self._void: set[int] = set()
+        """Assignments that nobody waits for any more; the engine has yet to end them."""
+        self._numbers: dict[int, int] = {}
+        """The engine's name of an assignment → its present number, of those that have outlived their scheduler."""
+
+    # ------------------------------------------------------------ what is held
+
+    @property
+    def held(self) -> set[int]:
+        return self._held
+
+    @property
+    def known(self) -> np.ndarray:
+        """Every assignment with which a next scheduler could go on, by its present number."""
+        known = self._log.assignments().union(self._numbers.get(name, name) for name in self._held)
+        return np.array(sorted(known), np.int64)
+
+    @property
+    def untold(self) -> int:
+        """Samples and tokens that have not been told, for those who look from outside whether it has fenced itself."""
+        unheard = self._log.unheard_tokens if self._log.orphaned else 0
+        return len(self._held) + self._outbox.waiting(TokenDelta) + unheard
+
+    def hold(self, names: Iterable[int]) -> None:
+        """They have been assigned."""
+        self._held.update(names)
+
+    def forget(self) -> set[int]:
+        """All that is held is void; the engine's names of it, which it is to end."""
+        self._outbox.retain(WorkerVersion)
+        self._log.clear()
+        gone = set(self._held)
+        self._void_some(gone)
+        self._numbers.clear()
+        return gone
+
+    def _void_some(self, names: set[int]) -> None:
+        """Nobody waits for these: they have been given to others, or will be."""
+        self._void |= names
+        self._held -= names
+
+    def names(self, numbers: Iterable[int]) -> list[int]:
+        """What the engine calls the assignments of these present numbers."""
+        names = {number: name for name, number in self._numbers.items()}
+        return [names.get(number, number) for number in numbers]
+
+    def _numbered(self, names: np.ndarray) -> np.ndarray:
+        """The present numbers of assignments that the engine calls ``names``."""
+        if not self._numbers:
+            return names
+        return np.array([self._numbers.get(name, name) for name in names.tolist()], np.int64)
+
+    # ------------------------------------------------------------ what is said
+
+    @property
+    def full(self) -> bool:
+        """No further token may be made: nobody takes them."""
+        return self._outbox.full or self._log.full
+
+    @property
+    def waiting(self) -> int:
+        """Messages that the link has not taken yet."""
+        return len(self._outbox)
+
+    def flush(self) -> None:
+        self._outbox.flush()
+
+    def deliver(self, output: StepOutput, stats: EngineStats) -> None:
+        """Of one engine step."""
+        if self._void:
+            ended = output.requests[output.finished != FinishReason.RUNNING].tolist()
+            output = without_requests(output, self._void)
+            self._void.difference_update(ended)
+        if not len(output.requests):
+            return
+        self._say(self._delta(output, stats))
+        over = output.requests[output.finished != FinishReason.RUNNING].tolist()
+        self._held.difference_update(over)
+        for name in over if self._numbers else ():
+            self._numbers.pop(name, None)
+
+    def fail(self, names: list[int], kind: FailureKind, why: str) -> None:
+        """They will not be generated here."""
+        numbers = self._numbered(np.array(names, np.int64))
+        failure = Failure(kind=kind, message=why, where=self._worker)
+        self._held.difference_update(names)
+        self._outbox.send(AssignmentsFailed(job=self._job, worker=self._worker, assignments=numbers, failure=failure))
+
+    def version_loaded(self, pulled: PulledWeights) -> None:
+        """Samples may be generated with it from now on."""
+        self._outbox.send(
+            WorkerVersion(
+                job=self._job,
+                worker=self._worker,
+                policy_version=pulled.policy_version,
+                pull_s=pulled.seconds,
+                pull_bytes=pulled.bytes,
+            )
+        )
+
+    def leave(self, reason: str) -> None:
+        """The last word."""
+        self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason))
+
+    def _delta(self, output: StepOutput, stats: EngineStats) -> TokenDelta:
+        return TokenDelta(
+            job=self._job,
+            worker=self._worker,
+            epoch=self._epochs.ruling,
+            sequence=self._sequence,
+            policy_version=output.policy_version,
+            assignments=self._numbered(output.requests),
+            offsets=output.offsets,
+            counts=output.counts,
+            finished=output.finished,
+            tokens=output.tokens,
+            logprobs=output.logprobs,
+            stats=stats,
+        )
+
+    def _say(self, delta: TokenDelta) -> None:
+        """Now, or when there is a scheduler again."""
+        self._log.add(delta)
+        if not self._log.orphaned:
+            self._sequence += 1
+            self._outbox.send(delta)
+
+    # ------------------------------------------------------------ from one scheduler to the next
+
+    def hold_back(self) -> None:
+        """No scheduler has confirmed that it knows us: everything waits."""
+        self._outbox.held_back = True
+
+    def lose(self) -> None:
+        """The scheduler is gone; what it does not hear is remembered for the next one."""
+        self._outbox.retain(WorkerVersion)
+        self._log.lose()
+
+    def meet(self, scheduler: ActorRef) -> None:
+        """It has registered us: what waits is its."""
+        self._outbox.target = scheduler
+        self._outbox.held_back = False
+
+    def go_on(self, answer: Registered, policy_version: int, stats: EngineStats) -> WentOn:
+        """With what the scheduler has taken up; say what it lacks of that, and forget the rest."""
+        columns = (answer.kept.tolist(), answer.numbers.tolist(), answer.lengths.tolist())
+        kept = {former: Kept(number, length) for former, number, length in zip(*columns, strict=True)}
+        former = {name: self._numbers.get(name, name) for name in self._held}
+        void = {name for name, number in former.items() if number not in kept}
+        self._void_some(void)
+        self._numbers = {name: kept[former[name]].number for name in self._held}
+        deltas = self._log.continuation(kept, answer.epoch)
+        unheard = self._log.unheard_tokens
+        self._log.clear()
+        if lost := self._lost(kept, deltas):
+            deltas.append(self._delta(_handed_back(lost, policy_version), stats))
+        for delta in deltas:
+            self._say(msgspec.structs.replace(delta, sequence=self._sequence))
+        return WentOn(void, len(kept), sum(len(delta.tokens) for delta in deltas), unheard)
+
+    def _lost(self, kept: dict[int, Kept], deltas: list[TokenDelta]) -> dict[int, int]:
+        """Numbers, each with its length, that have ended here without that anybody remembers how."""
+        open_ = {has.number: has.length for has in kept.values()}
+        for delta in deltas:
+            columns = (delta.assignments.tolist(), (delta.offsets + delta.counts).tolist(), delta.finished.tolist())
+            for number, end, finished in zip(*columns, strict=True):
+                open_[number] = end
+                if finished:
+                    del open_[number]
+        return {number: at for number, at in open_.items() if number not in self._numbers.values()}
+
+
+def _handed_back(lost: dict[int, int], policy_version: int) -> StepOutput:
+    n = len(lost)
+    return StepOutput(
+        policy_version=policy_version,
+        requests=np.array(list(lost), np.int64),
+        offsets=np.array(list(lost.values()), np.int32),
+        counts=np.zeros(n, np.int32),
+        finished=np.full(n, FinishReason.ABORTED, np.uint8),
+        tokens=np.empty(0, np.int32),
+        logprobs=np.empty(0, np.float32),
+        step_s=0.0,
+    )
