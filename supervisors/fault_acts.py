@@ -111,7 +111,10 @@ async def _clock(hand: Hand, fault: fp.Clock, rng: random.Random) -> list[str]:
 
 
 async def _messages(hand: Hand, fault: fp.Partition | fp.LinkFault, rng: random.Random) -> list[str]:
-    """Both ends are told: each misbehaves in what it sends, and a partition is one at both."""
+    """Both ends are told: each misbehaves in what it sends, and a partition is one at both.
+
+    An end that an earlier fault has stopped hears nothing, and sends nothing either: the others suffice.
+    """
     if fault.target.link is not None:
         one, other = await hand.ends(fault.target)
     else:
@@ -120,8 +123,15 @@ async def _messages(hand: Hand, fault: fp.Partition | fp.LinkFault, rng: random.
         other = [victim for victim in hand.roster().running if victim.peer not in names]
     told = [(victim, other) for victim in one] + [(victim, one) for victim in other]
     # Those who hear of it first must not cut off those who have not: the head, which tells them, comes last.
+    deaf: list[FaultNotPossible] = []
     for victim, others in sorted(told, key=lambda pair: pair[0].role == HEAD):
-        await hand.order(victim.own_faults, ApplyFault(order=_link_order(fault, others)))
+        try:
+            await hand.order(victim.own_faults, ApplyFault(order=_link_order(fault, others)))
+        except FaultNotPossible as error:
+            deaf.append(error)
+            log.warning("one end of a link did not take its fault", end=str(victim), why=str(error))
+    if len(deaf) == len(told):
+        raise deaf[0]
     return [f"{victim} ⇄ {', '.join(v.name for v in other)}" for victim in one]
 
 
