@@ -122,8 +122,8 @@ class Limits(BaseModel):
     score_retries: int = Field(default=2, description="repeats of a verifier that gave no result")
     score_batch_samples: int = Field(default=256, description="samples in one Score message")
     journal_flush_s: float = Field(default=0.05, description="group commit of the journal's write-behind lane")
-    journal_queue_events: int = Field(
-        default=65536, description="events that wait for the disk before the scheduler waits too"
+    journal_queue_bytes: int = Field(
+        default=64 << 20, description="events that wait for the disk before the scheduler waits too; 25 bytes a token"
     )
     journal_stall_s: float = Field(default=30.0, description="a disk that confirms nothing for this long has failed")
     next_batch_s: float = Field(

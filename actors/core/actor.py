@@ -7,6 +7,8 @@
         async def total(self, message: GetTotal) -> Total: ...          # ask: the return value is the reply
         @handles(Watch) @concurrent
         async def values(self, message: Watch) -> AsyncIterator[Value]: # async generator: a credit stream
+        @handles(Sample) @batched
+        async def take(self, batch: list[Delivery]) -> None: ...        # tells that came together
 
 Invariants
 - One message at a time, and while a handler awaits, the actor takes no further message; ``@concurrent`` lifts
@@ -34,6 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _HANDLES = "__headrace_handles__"
 _CONCURRENT = "__headrace_concurrent__"
 _IDEMPOTENT = "__headrace_idempotent__"
+_BATCHED = "__headrace_batched__"
 
 
 class Handler(msgspec.Struct, frozen=True, gc=False):
@@ -43,6 +46,7 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
     concurrent: bool
     idempotent: bool
     streams: bool
+    batched: bool = False
 
     @property
     def occupies(self) -> bool:
@@ -82,6 +86,16 @@ def idempotent(function: F) -> F:
     return function
 
 
+def batched(function: F) -> F:
+    """Hand over in one list, in order, what waits of this kind when its turn comes, up to the next message of another.
+
+    The list holds Deliveries: each message with its sender, for ``ctx.sender`` is that of the first. A question, which
+    wants an answer of its own, comes alone.
+    """
+    setattr(function, _BATCHED, True)
+    return function
+
+
 class Actor:
     """Base of all actors. ``self.ctx`` is set before ``on_start``."""
 
@@ -109,9 +123,15 @@ class Actor:
 
 
 def _handler(name: str, function: Callable[..., Any]) -> Handler:
-    return Handler(
+    handler = Handler(
         method=name,
         concurrent=bool(getattr(function, _CONCURRENT, False)),
         idempotent=bool(getattr(function, _IDEMPOTENT, False)),
         streams=inspect.isasyncgenfunction(function),
+        batched=bool(getattr(function, _BATCHED, False)),
     )
+    if handler.batched and not handler.occupies:
+        raise WrongHandler(
+            f"{function.__qualname__}: a batch is handled in turn; it cannot run beside others"
+        )
+    return handler

@@ -158,26 +158,30 @@ class Cell:
                 taken = 0
                 await mailbox.wait()
                 continue
-            await self._take(delivery)
-            taken += 1
+            batch = [delivery]
+            if delivery.handler.batched and delivery.caller is None:
+                batch += mailbox.take_more(delivery, turn - taken - 1)
+            await self._take(delivery, batch)
+            taken += len(batch)
             if taken >= turn:  # a full mailbox must not keep the loop from everybody else
                 taken = 0
                 await asyncio.sleep(0)
 
-    async def _take(self, delivery: Delivery) -> None:
+    async def _take(self, delivery: Delivery, batch: list[Delivery]) -> None:
+        """``batch``: what is handled together with ``delivery``, itself included."""
         if delivery.watch_id and not self._still_watched(delivery):
             return
         if delivery.deadline_at is not None and self.router.now() >= delivery.deadline_at:
             self.router.count("expired_before_start")
             self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
             return
-        self.handled += 1
-        self.router.handled += 1
+        self.handled += len(batch)
+        self.router.handled += len(batch)
         delivery.since = self.router.now()
         handler = delivery.handler
         if handler.occupies:
             self.working[delivery] = None
-            await self._run(delivery)
+            await self._run(delivery, batch)
             return
         assert self._group is not None
         while len(self.working) >= self.limits.concurrent_handlers and not self._stop_reason:
@@ -185,7 +189,7 @@ class Cell:
         if self._stop_reason:
             self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STOPPING))
             return
-        task = self._group.create_task(self._run(delivery), name=f"{self.name}: {delivery.tag}")
+        task = self._group.create_task(self._run(delivery, batch), name=f"{self.name}: {delivery.tag}")
         self.working[delivery] = task
         # A task that is cancelled before its first step never reaches the end of ``_run``.
         task.add_done_callback(lambda _: self._done_with(delivery))
@@ -200,7 +204,7 @@ class Cell:
         del self.watching[address]
         return True
 
-    async def _run(self, delivery: Delivery) -> None:
+    async def _run(self, delivery: Delivery, batch: list[Delivery]) -> None:
         token = current.set(delivery)
         answer = self.router.answer
         method = getattr(self.actor, delivery.handler.method)
@@ -208,7 +212,7 @@ class Cell:
             if delivery.handler.streams:
                 await self.router.streams.produce(delivery, method(delivery.message))
             else:
-                result: Message | None = await method(delivery.message)
+                result: Message | None = await method(batch if delivery.handler.batched else delivery.message)
                 if delivery.caller is not None:
                     answer(delivery, Kind.REPLY, Done() if result is None else result)
         except StaleEpoch as error:

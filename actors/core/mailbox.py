@@ -50,6 +50,13 @@ class Mailbox:
         """The next message, None if there is none."""
         return self._items.popleft() if self._items else None
 
+    def take_more(self, like: Delivery, most: int) -> list[Delivery]:
+        """The next ones, at most so many, up to the first that is not a tell for the handler of ``like``."""
+        items, more = self._items, list[Delivery]()
+        while items and len(more) < most and items[0].handler is like.handler and items[0].caller is None:
+            more.append(items.popleft())
+        return more
+
     def withdraw(self, caller: Caller) -> bool:
         """Remove a question that has not been begun; True if it was there."""
         for index, delivery in enumerate(self._items):

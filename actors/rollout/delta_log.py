@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from actors.scheduler.messages import FinishReason, TokenDelta
@@ -68,12 +67,12 @@ class DeltaLog:
     def add(self, delta: TokenDelta) -> None:
         """Remember a delta; a row without tokens counts as one."""
         self._deltas.append(delta)
-        self._size += _weight(delta)
+        self._size += delta.weight
         if self.orphaned:
             self._unheard += len(delta.tokens)
             return
         while self._size > self._newest and len(self._deltas) > 1:
-            self._size -= _weight(self._deltas.popleft())
+            self._size -= self._deltas.popleft().weight
 
     def assignments(self) -> set[int]:
         """Every assignment of which something is remembered."""
@@ -88,10 +87,6 @@ class DeltaLog:
         """What the scheduler lacks of ``kept`` (by their former numbers), one delta for each version in a row."""
         at = {number: has.length for number, has in kept.items()}
         return [delta for version in _runs(self._deltas) if (delta := _following(version, kept, at, epoch)) is not None]
-
-
-def _weight(delta: TokenDelta) -> int:
-    return max(len(delta.tokens), len(delta.assignments))
 
 
 def _runs(deltas: deque[TokenDelta]) -> Iterator[list[TokenDelta]]:
@@ -121,6 +116,7 @@ def _following(run: list[TokenDelta], kept: dict[int, Kept], at: dict[int, int],
     rows: dict[int, _Row] = {}
     for delta in run:
         ends = np.cumsum(delta.counts).tolist()
+        ids, logprobs = delta.tokens, delta.logprobs
         columns = zip(
             delta.assignments.tolist(), delta.offsets.tolist(), delta.counts.tolist(), delta.finished.tolist(), ends,
             strict=True,
@@ -129,16 +125,20 @@ def _following(run: list[TokenDelta], kept: dict[int, Kept], at: dict[int, int],
             if at.get(number) != offset:
                 continue
             row = rows.setdefault(number, _Row(offset, [], []))
-            row.tokens.append(delta.tokens[end - count : end])
-            row.logprobs.append(delta.logprobs[end - count : end])
+            row.tokens.append(ids[end - count : end])
+            row.logprobs.append(logprobs[end - count : end])
             row.finished = finished
             at[number] = offset + count if finished == FinishReason.RUNNING else -1
     if not rows:
         return None
-    parts = list(rows.values())
-    return msgspec.structs.replace(
-        run[-1],
+    parts, newest = list(rows.values()), run[-1]
+    return TokenDelta.of(
+        job=newest.job,
+        worker=newest.worker,
         epoch=epoch,
+        sequence=newest.sequence,
+        policy_version=newest.policy_version,
+        stats=newest.stats,
         assignments=np.array([kept[number].number for number in rows], np.int64),
         offsets=np.array([row.offset for row in parts], np.int32),
         counts=np.array([sum(map(len, row.tokens)) for row in parts], np.int32),

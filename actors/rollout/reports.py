@@ -171,7 +171,7 @@ class Reports:
         self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason))
 
     def _delta(self, output: StepOutput, stats: EngineStats) -> TokenDelta:
-        return TokenDelta(
+        return TokenDelta.of(
             job=self._job,
             worker=self._worker,
             epoch=self._epochs.ruling,

@@ -136,7 +136,12 @@ class StepBatch:
             )
 
     def put(
-        self, rows: np.ndarray, positions: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray, version: int
+        self,
+        rows: np.ndarray,
+        positions: np.ndarray,
+        tokens: np.ndarray,
+        logprobs: np.ndarray,
+        version: np.ndarray | int,
     ) -> None:
         """Write one token for each pair of row and position."""
         self._tokens[rows, positions] = tokens

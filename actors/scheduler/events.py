@@ -51,16 +51,49 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
-    """One TokenDelta, columns as in ``messages.TokenDelta``. Rows that do not fit are ignored and counted."""
+    """Deltas end to end, in the order in which they came; columns as in ``messages.TokenDelta``.
 
-    worker: str
-    policy_version: int
+    Delta i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows, and row r the next
+    ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each delta had come alone.
+    """
+
+    workers: list[str]
+    versions: np.ndarray  # int32[d]
+    row_counts: np.ndarray  # int32[d]
     assignments: np.ndarray  # int64[n]
     offsets: np.ndarray  # int32[n]
     counts: np.ndarray  # int32[n]
     finished: np.ndarray  # uint8[n]
     tokens: np.ndarray  # int32[sum(counts)]
     logprobs: np.ndarray  # float32[sum(counts)]
+
+    @classmethod
+    def one(
+        cls, worker: str, policy_version: int, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray,
+        finished: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray,
+    ) -> TokensAppended:  # fmt: skip
+        """A single delta."""
+        versions, row_counts = np.array([policy_version], np.int32), np.array([len(assignments)], np.int32)
+        return cls([worker], versions, row_counts, assignments, offsets, counts, finished, tokens, logprobs)
+
+    def split(self) -> list[TokensAppended]:
+        """One event for each delta."""
+        if len(self.workers) == 1:
+            return [self]
+        parts: list[TokensAppended] = []
+        first = at = 0
+        for worker, version, n in zip(self.workers, self.versions.tolist(), self.row_counts.tolist(), strict=True):
+            rows = slice(first, first + n)
+            total = int(self.counts[rows].sum())
+            entries = slice(at, at + total)
+            parts.append(
+                TokensAppended.one(
+                    worker, version, self.assignments[rows], self.offsets[rows], self.counts[rows],
+                    self.finished[rows], self.tokens[entries], self.logprobs[entries],
+                )
+            )  # fmt: skip
+            first, at = first + n, at + total
+        return parts
 
 
 class Returned(msgspec.Struct, frozen=True, tag="returned"):

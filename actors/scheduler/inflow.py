@@ -1,18 +1,30 @@
-"""Tokens from workers into the ledger.
+"""Tokens from workers into the ledger: all deltas that wait, as one event.
+
+    mailbox ─▶ deltas ─▶ of this reign, and of living workers ─▶ joined, columns end to end ─▶ ledger and journal
+                            └─ stale: counted                        └─ unreadable: its worker is stopped
 
 Invariants
 - A delta of another life of its worker, or of an older epoch, is counted and never enters.
+- A delta that cannot be read keeps no other one from entering.
 - What the ledger does not take is stopped at its worker: it would go on generating for nobody.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from actors.core.delivery import Delivery
 from actors.scheduler import events as ev
-from actors.scheduler import messages as m
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.job_scope import JobScope
+from actors.scheduler.messages import ROW, TOKEN, TokenDelta
+from actors.scheduler.policies.latency_table import step_shapes
 from actors.scheduler.returns import Returns
 from actors.scheduler.steps import Steps
+from actors.scheduler.workers import Worker
 
 
 class Inflow:
@@ -27,25 +39,75 @@ class Inflow:
         self.refused = 0
         """Deltas that could not be read."""
 
-    def take(self, delta: m.TokenDelta) -> None:
-        scope, worker = self._scope, self._scope.speaker(delta.worker)
-        if worker is None or delta.epoch != scope.ledger.epoch:
-            self.stale += 1
-            return
-        scope.workers.heard(worker, delta.stats, scope.ctx.now())
-        event = ev.TokensAppended(
-            worker.name, delta.policy_version, delta.assignments, delta.offsets, delta.counts, delta.finished,
-            delta.tokens, delta.logprobs,
-        )  # fmt: skip
+    def take(self, batch: Sequence[Delivery]) -> None:
+        """TokenDeltas in the order in which they came."""
+        scope = self._scope
+        now, epoch = scope.ctx.now(), scope.ledger.epoch
+        said: list[tuple[Worker, TokenDelta]] = []
+        for delivery in batch:
+            delta = cast("TokenDelta", delivery.message)
+            worker = scope.speaker(delta.worker, delivery.sender)
+            if worker is None or delta.epoch != epoch:
+                self.stale += 1
+                continue
+            scope.workers.heard(worker, delta.stats, now)
+            if delta.row_bytes or delta.token_bytes:
+                said.append((worker, delta))
+        if said:
+            self._enter(said)
+
+    def _enter(self, said: list[tuple[Worker, TokenDelta]]) -> None:
+        scope = self._scope
         try:
+            event = joined([delta for _, delta in said])
             outcome = scope.books.apply(event)
         except IllegalTransition as error:
-            self.refused += 1
-            scope.event("delta_refused", worker=worker.name, why=str(error))
-            self._returns.revoke(worker, scope.ledger.in_flight(worker.name), "its delta could not be read")
+            if len(said) == 1:
+                self._refuse(said[0][0], str(error))
+            else:
+                for one in said:
+                    self._enter([one])
             return
-        worker.latency.add(delta.stats.step_s, delta.offsets, delta.counts, self._steps.prompt_tokens)
-        self._returns.after(worker, outcome)
-        if len(outcome.broken):
-            scope.event("assignments_broken", worker=worker.name, samples=len(outcome.broken))
-            self._returns.revoke(worker, outcome.broken, "its tokens did not follow on")
+        prompt_tokens = self._steps.prompt_tokens
+        shapes = step_shapes(event.offsets, event.counts, event.row_counts)
+        for (worker, delta), shape in zip(said, shapes, strict=True):
+            worker.latency.add(delta.stats.step_s, shape, prompt_tokens)
+        self._returns.after(outcome)
+        for name, numbers in outcome.broken.items():
+            scope.event("assignments_broken", worker=name, samples=len(numbers))
+            self._returns.revoke(scope.workers.by_name[name], numbers, "its tokens did not follow on")
+
+    def _refuse(self, worker: Worker, why: str) -> None:
+        self.refused += 1
+        self._scope.event("delta_refused", worker=worker.name, why=why)
+        numbers = self._scope.ledger.in_flight(worker.name)
+        self._returns.revoke(worker, numbers, "its delta could not be read")
+
+
+def joined(deltas: Sequence[TokenDelta]) -> ev.TokensAppended:
+    """One event of many deltas, each of which has rows.
+
+    Raises:
+        IllegalTransition: the bytes of one of them are not what they should be.
+    """
+    row_bytes, token_bytes = [delta.row_bytes for delta in deltas], [delta.token_bytes for delta in deltas]
+    row_counts = np.array([len(part) for part in row_bytes], np.int32)
+    token_counts = np.array([len(part) for part in token_bytes], np.int32)
+    if np.any(row_counts % ROW.itemsize) or np.any(token_counts % TOKEN.itemsize) or not row_counts.all():
+        raise IllegalTransition("a delta has a part of a row, a part of a token, or no row")
+    row_counts //= ROW.itemsize
+    rows, tokens = np.frombuffer(b"".join(row_bytes), ROW), np.frombuffer(b"".join(token_bytes), TOKEN)
+    counts = rows["count"].copy()
+    if np.any(np.add.reduceat(counts, np.cumsum(row_counts) - row_counts) != token_counts // TOKEN.itemsize):
+        raise IllegalTransition("the rows of a delta do not count its tokens")
+    return ev.TokensAppended(
+        workers=[delta.worker for delta in deltas],
+        versions=np.array([delta.policy_version for delta in deltas], np.int32),
+        row_counts=row_counts,
+        assignments=rows["assignment"].copy(),
+        offsets=rows["offset"].copy(),
+        counts=counts,
+        finished=rows["finished"].copy(),
+        tokens=tokens["id"].copy(),
+        logprobs=tokens["logprob"].copy(),
+    )

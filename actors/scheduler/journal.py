@@ -4,7 +4,8 @@ Invariants
 - Events are kept in the order in which they were appended, and what is on disk is always a prefix of it.
 - ``durable`` returns when everything appended before it would survive a power cut. Other events are group-committed
   within ``journal_flush_s``; what a crash may lose is the tail, which the ledger simply produces anew.
-- ``append`` never waits. What is waiting is bounded: ``room`` waits until there is space.
+- ``append`` never waits and encodes nothing: that is the writer's. What is waiting is bounded, in bytes: ``room`` waits
+  until there is space.
 - A failed write is final: every later call raises JournalFailed, since the file no longer follows the ledger.
 
     append ──▶ waiting ──flush timer, durable()──▶ writer thread ──one transaction──▶ journal.db
@@ -28,7 +29,9 @@ from actors.scheduler.committed import CommittedSample, committed_rows
 from actors.scheduler.errors import JournalFailed, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS, Limits
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_PAGE_BYTES = 16384
+"""Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
@@ -94,7 +97,8 @@ class SqliteJournal:
         self._limits = limits
         self._newest_step = -1
         self._waiting: list[ev.Event | StepBatch | _Prune] = []
-        self._flushing = 0
+        self._unwritten_bytes = 0
+        self._flushed_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._failure: JournalFailed | None = None
         self._room = asyncio.Event()
@@ -117,8 +121,9 @@ class SqliteJournal:
 
     async def room(self) -> None:
         """Wait until the writer has caught up."""
-        async with asyncio.timeout(self._limits.journal_stall_s):
-            await self._room.wait()
+        if not self._room.is_set():
+            async with asyncio.timeout(self._limits.journal_stall_s):
+                await self._room.wait()
         self._check()
 
     async def durable(self) -> None:
@@ -146,7 +151,8 @@ class SqliteJournal:
     def _put(self, item: ev.Event | StepBatch | _Prune) -> None:
         self._check()
         self._waiting.append(item)
-        if len(self._waiting) + self._flushing >= self._limits.journal_queue_events:
+        self._unwritten_bytes += _weight(item)
+        if self._unwritten_bytes >= self._limits.journal_queue_bytes:
             self._room.clear()
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._limits.journal_flush_s, self._on_timer)
@@ -161,17 +167,18 @@ class SqliteJournal:
             self._timer.cancel()
             self._timer = None
         items, self._waiting = self._waiting, []
-        self._flushing += len(items)
+        size, self._flushed_bytes = self._unwritten_bytes - self._flushed_bytes, self._unwritten_bytes
         loop = asyncio.get_running_loop()
         future = self._writer.submit(self._write, items, sync)
-        future.add_done_callback(lambda done: _call_soon(loop, self._written, len(items), done.exception()))
+        future.add_done_callback(lambda done: _call_soon(loop, self._written, size, done.exception()))
         return future
 
-    def _written(self, count: int, error: BaseException | None) -> None:
-        self._flushing -= count
+    def _written(self, size: int, error: BaseException | None) -> None:
+        self._unwritten_bytes -= size
+        self._flushed_bytes -= size
         if error is not None and self._failure is None:
             self._failure = error if isinstance(error, JournalFailed) else JournalFailed(str(error))
-        if self._failure is not None or len(self._waiting) + self._flushing < self._limits.journal_queue_events:
+        if self._failure is not None or self._unwritten_bytes < self._limits.journal_queue_bytes:
             self._room.set()
 
     # ------------------------------------------------------------ the writer's side
@@ -208,6 +215,14 @@ class SqliteJournal:
         return self._seq, ev.kind_of(event), self._job, step, ev.encode_event(event)
 
 
+def _weight(item: ev.Event | StepBatch | _Prune) -> int:
+    """About how many bytes it keeps until it is written; a batch stays in the ledger anyway."""
+    if isinstance(item, StepBatch | _Prune):
+        return _STRUCT_BYTES
+    return _STRUCT_BYTES + sum(getattr(value, "nbytes", 0) for value in msgspec.structs.astuple(item))
+
+
+_STRUCT_BYTES = 256
 _INSERT_SAMPLE = "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -232,6 +247,7 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *
 def _open(path: Path, job: str) -> sqlite3.Connection:
     try:
         db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        db.execute(f"PRAGMA page_size={_PAGE_BYTES}")
         db.execute("PRAGMA journal_mode=WAL")
         db.executescript(_SCHEMA)
         found = dict(db.execute("SELECT name, value FROM meta").fetchall())

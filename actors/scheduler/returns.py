@@ -24,7 +24,7 @@ from actors.scheduler import events as ev
 from actors.scheduler import messages as m
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.job_scope import JobScope
-from actors.scheduler.ledger import Outcome
+from actors.scheduler.outcome import Outcome
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.unexplained import Rows, Unexplained
@@ -54,9 +54,11 @@ class Returns:
         """int32[n] rows of ``step`` that are not to be handed out yet."""
         return self._unexplained.kept_back(step)
 
-    def after(self, worker: Worker, outcome: Outcome) -> None:
+    def after(self, outcome: Outcome) -> None:
         """Carry on with what an event has set free."""
-        worker.in_flight -= outcome.ended
+        for name, hand_outs in outcome.ended.items():
+            if (worker := self._scope.workers.by_name.get(name)) is not None:
+                worker.in_flight -= hand_outs
         if outcome.finished:
             self._scoring.add(outcome.finished)
             self._scoring.pump_soon()
@@ -69,7 +71,7 @@ class Returns:
         """End these hand-outs here at once and there as soon as possible."""
         if len(assignments):
             self._tell_to_stop(worker, assignments)
-            self.after(worker, self._scope.books.apply(ev.Returned(worker.name, assignments, why)))
+            self.after(self._scope.books.apply(ev.Returned(worker.name, assignments, why)))
 
     def failed(self, worker: Worker, news: m.AssignmentsFailed) -> None:
         """A worker could not go on with some."""
@@ -82,7 +84,7 @@ class Returns:
         outcome = scope.books.apply(ev.Returned(worker.name, news.assignments, why, blame))
         for step, rows in located.items():
             self._drop_hopeless(scope.ledger.batches[step], rows, why)
-        self.after(worker, outcome)
+        self.after(outcome)
 
     def down(self, worker: Worker, news: Down) -> None:
         """The link to a worker says that it has ended."""
@@ -102,7 +104,7 @@ class Returns:
             self._recoveries.lost_worker(worker.name, outcome.queued, silent_s=now - worker.heard_s, now=now)
             for step in outcome.queued:
                 self._drop_poison(scope.ledger.batches[step])
-            self.after(worker, outcome)
+            self.after(outcome)
 
     # ------------------------------------------------------------ crashes
 
@@ -139,16 +141,16 @@ class Returns:
         scope.books.apply(ev.Suspected(name, steps, np.concatenate(list(held.values()))))
         suspects = {step: rows[batches[step].crashes[rows] > 0] for step, rows in held.items()}
         why = "an engine has crashed with them"
-        taken: list[tuple[Worker, Outcome]] = []
+        taken: list[Outcome] = []
         for worker in scope.workers.by_name.values():
             numbers = scope.ledger.live_among(worker.name, suspects)
             if len(numbers):
                 self._tell_to_stop(worker, numbers)
-                taken.append((worker, scope.books.apply(ev.Returned(worker.name, numbers, why))))
+                taken.append(scope.books.apply(ev.Returned(worker.name, numbers, why)))
         for step in held:
             self._drop_poison(batches[step])
-        for worker, outcome in taken:
-            self.after(worker, outcome)
+        for outcome in taken:
+            self.after(outcome)
 
     def _tell_to_stop(self, worker: Worker, assignments: np.ndarray) -> None:
         order = Revoke(job=self._scope.name, epoch=self._scope.ledger.epoch, assignments=assignments)

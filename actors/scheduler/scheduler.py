@@ -35,7 +35,8 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, batched, concurrent, handles, idempotent
+from actors.core.delivery import Delivery
 from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down, Gone
@@ -248,9 +249,10 @@ class Scheduler(Actor):
             self.lease()
 
     @handles(m.TokenDelta)
-    async def token_delta(self, delta: m.TokenDelta) -> None:
+    @batched
+    async def token_delta(self, batch: list[Delivery]) -> None:
         await self._journal.room()
-        self._inflow.take(delta)
+        self._inflow.take(batch)
 
     @handles(m.AssignmentsFailed)
     async def assignments_failed(self, news: m.AssignmentsFailed) -> None:

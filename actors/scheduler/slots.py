@@ -45,8 +45,8 @@ class Slots:
         self._workers[start:end] = worker
         self.next += len(rows)
 
-    def find(self, assignments: np.ndarray, worker: int) -> tuple[np.ndarray, np.ndarray]:
-        """(steps, rows), int32[n] each; row -1 where the number is not live with this worker."""
+    def find(self, assignments: np.ndarray, worker: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, rows), int32[n] each; row -1 where the number is not live with this worker (or workers, int32[n])."""
         at = assignments - self._base
         live = (at >= 0) & (at < self.next - self._base)
         at = np.where(live, at, 0)

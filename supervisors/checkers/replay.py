@@ -233,6 +233,10 @@ class Replay:
                 held.most, held.most_at = held.now, self.events
 
     def _appended(self, event: ev.TokensAppended) -> None:
+        for delta in event.split():
+            self._delta(delta, delta.workers[0], int(delta.versions[0]))
+
+    def _delta(self, event: ev.TokensAppended, said_by: str, version: int) -> None:
         at = 0
         tokens, counts = event.tokens.tolist(), event.counts.tolist()
         columns = zip(event.assignments.tolist(), event.offsets.tolist(), counts, event.finished.tolist(), strict=True)
@@ -240,26 +244,26 @@ class Replay:
             new = tokens[at : at + count]
             at += count
             sample, worker = self._live.get(number, (None, ""))
-            if sample is None or worker != event.worker or offset != len(sample.tokens):
+            if sample is None or worker != said_by or offset != len(sample.tokens):
                 continue  # late, repeated, or behind a gap: it never entered
             batch = self.batches[sample.name.step]
             if offset + count > batch.max_tokens or finished > FinishReason.ABORTED:
                 continue
-            self._enter(sample, batch, new, event)
+            self._enter(sample, batch, new, said_by, version)
             if finished in (FinishReason.STOP, FinishReason.LENGTH):
                 self._end(number)
                 sample.state = FINISHED
             elif finished == FinishReason.ABORTED:
                 self._hand_back(number)
 
-    def _enter(self, sample: Sample, batch: Batch, new: list[int], event: ev.TokensAppended) -> None:
+    def _enter(self, sample: Sample, batch: Batch, new: list[int], worker: str, version: int) -> None:
         for token in new:
             index = len(sample.tokens)
             if index and sample.tokens[-1] in batch.stop_ids:
                 what = f"{sample.name}: token index {index} follows the stop token at {index - 1}"
-                self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=event.worker)
+                self._complain(Topic.TOKENS, what, sample=sample, token_index=index, worker=worker)
             sample.tokens.append(token)
-            sample.versions.append(event.policy_version)
+            sample.versions.append(version)
 
     def _returned(self, event: ev.Returned) -> None:
         for number in event.assignments.tolist():

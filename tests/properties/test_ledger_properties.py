@@ -92,7 +92,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def delta(self, worker: str, rows: list[tuple[int, Held, int, int]]) -> ev.TokensAppended:
         """Rows of (assignment, hand-out, tokens, finish)."""
         tokens = [token(h.step, h.row, h.at + i) for _, h, n, _ in rows for i in range(n)]
-        return ev.TokensAppended(
+        return ev.TokensAppended.one(
             worker, 7, np.array([r[0] for r in rows], np.int64), np.array([h.at for _, h, _, _ in rows], np.int32),
             np.array([n for _, _, n, _ in rows], np.int32), np.array([f for *_, f in rows], np.uint8),
             np.array(tokens, np.int32), np.zeros(len(tokens), np.float32),

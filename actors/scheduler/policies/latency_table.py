@@ -16,8 +16,9 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -57,6 +58,31 @@ class LatencyTable:
         return float(np.interp(np.log2(max(batch, 1.0)), rows, self.seconds[rows, column]))
 
 
+class StepShape(NamedTuple):
+    """What one engine step was about."""
+
+    sequences: int
+    """That gained tokens."""
+    tokens: int
+    generated: int
+    """Tokens that these sequences had before, all together."""
+    prefilled: bool
+    """A sequence got its first token: its prompt was prefilled in this step."""
+
+
+def step_shapes(offsets: np.ndarray, counts: np.ndarray, row_counts: np.ndarray) -> list[StepShape]:
+    """Of deltas end to end: int32[n] first positions and token counts of rows; how many rows each delta has, > 0."""
+    starts = np.cumsum(row_counts) - row_counts
+    moved = counts > 0
+    columns = (
+        np.add.reduceat(moved, starts, dtype=np.int64),
+        np.add.reduceat(counts, starts, dtype=np.int64),
+        np.add.reduceat(np.where(moved, offsets, 0), starts, dtype=np.int64),
+        np.logical_or.reduceat(moved & (offsets == 0), starts),
+    )
+    return [StepShape(*shape) for shape in zip(*(column.tolist() for column in columns), strict=True)]
+
+
 class LatencyMeter:
     """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
 
@@ -65,19 +91,18 @@ class LatencyMeter:
         self._steps = np.zeros((BATCHES, CONTEXTS), np.int64)
         self._table: LatencyTable | None = None
 
-    def add(self, step_s: float, offsets: np.ndarray, counts: np.ndarray, prompt_tokens: float) -> None:
-        """A worker's delta: int32[n] first positions and token counts of its rows, of prompts of about that length."""
-        moved = counts > 0
-        n = int(np.count_nonzero(moved))
-        if n == 0 or step_s <= 0.0 or not offsets[moved].all():  # offset 0: a prompt was prefilled in this step
+    def add(self, step_s: float, shape: StepShape, prompt_tokens: float) -> None:
+        """A worker's step, of prompts of about that length."""
+        n = shape.sequences
+        if n == 0 or step_s <= 0.0 or shape.prefilled:
             return
-        context = prompt_tokens + float(offsets[moved].mean())
+        context = prompt_tokens + shape.generated / n
         cell = _row(n), _column(context)
-        per_token_s = step_s * n / int(counts.sum())
-        before = self._seconds[cell]
-        if not np.isnan(before):
+        per_token_s = step_s * n / shape.tokens
+        before = float(self._seconds[cell])
+        if not math.isnan(before):
             per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
-            weight = max(_WEIGHT, 1.0 / (self._steps[cell] + 1))
+            weight = max(_WEIGHT, 1.0 / (int(self._steps[cell]) + 1))
             per_token_s = before + weight * (per_token_s - before)
         self._seconds[cell] = per_token_s
         self._steps[cell] += 1
@@ -95,8 +120,8 @@ EMPTY: Final = LatencyTable(np.full((BATCHES, CONTEXTS), np.nan))
 
 def _row(batch: int) -> int:
     """Nearest power of two."""
-    return min(round(float(np.log2(batch))), BATCHES - 1)
+    return min(round(math.log2(batch)), BATCHES - 1)
 
 
 def _column(context_tokens: float) -> int:
-    return min(max(int(np.ceil(np.log2(max(context_tokens, 1.0) / _FIRST_CONTEXT))), 0), CONTEXTS - 1)
+    return min(max(math.ceil(math.log2(max(context_tokens, 1.0) / _FIRST_CONTEXT)), 0), CONTEXTS - 1)

@@ -20,7 +20,7 @@ def token(number: int, position: int) -> int:
 def delta(version: int, rows: list[tuple[int, int, int, int]]) -> TokenDelta:
     """Rows of (number, offset, count, finished)."""
     tokens = [token(number, offset + i) for number, offset, count, _ in rows for i in range(count)]
-    return TokenDelta(
+    return TokenDelta.of(
         job="j", worker="w", epoch=1, sequence=0, policy_version=version,
         assignments=np.array([r[0] for r in rows], np.int64), offsets=np.array([r[1] for r in rows], np.int32),
         counts=np.array([r[2] for r in rows], np.int32), finished=np.array([r[3] for r in rows], np.uint8),

@@ -161,7 +161,7 @@ class FakeWorker(Actor):
     def delta(self, rows: list[tuple[int, int, int, int]]) -> m.TokenDelta:
         n = len(rows)
         self.sequence += 1
-        return m.TokenDelta(
+        return m.TokenDelta.of(
             job="j", worker=self.ctx.self_address.name, epoch=self.epoch, sequence=self.sequence - 1,
             policy_version=self.version, assignments=np.array([r[0] for r in rows], np.int64),
             offsets=np.array([r[1] for r in rows], np.int32), counts=np.ones(n, np.int32),

@@ -28,7 +28,7 @@ def issue(step: int, prompts: int = 2, group: int = 2, max_tokens: int = 4) -> e
 def run_step(ledger: Ledger, step: int) -> list[ev.Event]:
     """The events of one whole step of four samples, applied to ``ledger``."""
     rows, first = np.arange(4, dtype=np.int32), ledger.next_assignment
-    delta = ev.TokensAppended(
+    delta = ev.TokensAppended.one(
         "w", step, first + np.arange(4), np.zeros(4, np.int32), np.ones(4, np.int32), np.ones(4, np.uint8),
         np.full(4, 9, np.int32), np.zeros(4, np.float32),
     )  # fmt: skip

@@ -7,11 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from actors.scheduler.policies.latency_table import BATCHES, EMPTY, LatencyMeter
+from actors.scheduler.policies.latency_table import BATCHES, EMPTY, LatencyMeter, step_shapes
 
 
 def add(meter: LatencyMeter, step_s: float, n: int, *, at: int = 10, tokens: int = 1, prompt: float = 50) -> None:
-    meter.add(step_s, np.full(n, at, np.int32), np.full(n, tokens, np.int32), prompt)
+    add_rows(meter, step_s, [at] * n, [tokens] * n, prompt)
+
+
+def add_rows(meter: LatencyMeter, step_s: float, offsets: list[int], counts: list[int], prompt: float = 50) -> None:
+    [shape] = step_shapes(np.array(offsets, np.int32), np.array(counts, np.int32), np.array([len(counts)]))
+    meter.add(step_s, shape, prompt)
 
 
 def test_the_time_of_a_token_is_that_of_the_steps_of_its_batch_and_context() -> None:
@@ -29,8 +34,8 @@ def test_the_time_of_a_token_is_that_of_the_steps_of_its_batch_and_context() -> 
 
 def test_steps_that_prefill_or_give_no_token_are_left_out() -> None:
     meter = LatencyMeter()
-    meter.add(5.0, np.array([0, 9], np.int32), np.array([1, 1], np.int32), 50)
-    meter.add(5.0, np.array([9], np.int32), np.array([0], np.int32), 50)
+    add_rows(meter, 5.0, [0, 9], [1, 1])
+    add_rows(meter, 5.0, [9], [0])
     assert meter.table.empty
     assert math.isnan(EMPTY.step_s(1, 1))
 

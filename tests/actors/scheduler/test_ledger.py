@@ -35,7 +35,7 @@ def deliver(
 ) -> Outcome:
     """``tokens`` to each of ``rows``, of the newest hand-out of each."""
     n, batch = len(rows), ledger.batches[0]
-    event = ev.TokensAppended(
+    event = ev.TokensAppended.one(
         worker, 0, batch.assignment[rows].copy(), np.full(n, at, np.int32), np.full(n, len(tokens), np.int32),
         np.full(n, finish, np.uint8), np.tile(np.array(tokens, np.int32), n), np.zeros(n * len(tokens), np.float32),
     )  # fmt: skip
@@ -71,11 +71,11 @@ def test_a_new_epoch_numbers_anew_and_knows_no_older_hand_out() -> None:
     late = ledger.batches[0].assignment.copy()
     ledger.apply(ev.Opened(2))
     assert ledger.next_assignment == 2 * EPOCH_STRIDE
-    event = ev.TokensAppended(
+    event = ev.TokensAppended.one(
         "w", 0, late, np.zeros(4, np.int32), np.ones(4, np.int32), np.zeros(4, np.uint8), ROWS, np.zeros(4, np.float32)
     )
     outcome = ledger.apply(event)
-    assert outcome.tokens == 0 and outcome.broken.tolist() == late.tolist() and ledger.counters.unknown_rows == 4
+    assert outcome.tokens == 0 and outcome.broken["w"].tolist() == late.tolist() and ledger.counters.unknown_rows == 4
 
 
 def test_a_lease_is_void_after_a_rewind_and_after_a_restart_of_the_head() -> None:

@@ -13,7 +13,7 @@ from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
 from actors.scheduler import messages as m
 from actors.scheduler.long_lanes import LongLanes, choose
 from actors.scheduler.policies.assign import decide
-from actors.scheduler.policies.latency_table import LatencyMeter, LatencyTable
+from actors.scheduler.policies.latency_table import LatencyMeter, LatencyTable, StepShape
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 from tests.actors.scheduler.conftest import BUDGET, World, length
 from transport.address import ActorAddress
@@ -33,7 +33,7 @@ def placed(workers: list[WorkerView], groups: list[GroupView]) -> dict[str, list
 def table(one_s: float = 0.01, per_sample_s: float = 0.0) -> LatencyTable:
     meter = LatencyMeter()
     for batch in (1, 4, 16, 64):
-        meter.add(one_s + per_sample_s * batch, np.full(batch, 9, np.int32), np.ones(batch, np.int32), 10)
+        meter.add(one_s + per_sample_s * batch, StepShape(batch, batch, 9 * batch, prefilled=False), 10)
     return meter.table
 
 
@@ -176,7 +176,7 @@ def test_workers_latencies_are_measured_while_they_work(in_world: Callable[..., 
         await world.until(lambda: len(world.trained) >= 2)
         for worker in world.scheduler._workers.by_name.values():
             assert worker.view(0.0).latency.empty  # the fake worker's steps say nothing of their time
-            worker.latency.add(0.01, np.array([5], np.int32), np.array([1], np.int32), 2.0)
+            worker.latency.add(0.01, StepShape(1, 1, 5, prefilled=False), 2.0)
             assert worker.view(0.0).latency.step_s(1, 10) == pytest.approx(0.01)
 
     in_world(scenario)

@@ -138,9 +138,11 @@ def past_the_stop_token(history: History) -> None:
     finished = delta.finished.copy()
     finished[row] = 0
     replace_event(history, at, finished=finished)
-    more = msgspec.structs.replace(
-        delta, assignments=delta.assignments[[row]], offsets=delta.offsets[[row]] + 1, counts=np.ones(1, np.int32),
-        finished=np.ones(1, np.uint8), tokens=np.array([9], np.int32), logprobs=np.zeros(1, np.float32),
+    of_row = np.repeat(np.arange(len(delta.workers)), delta.row_counts)
+    more = ev.TokensAppended.one(
+        delta.workers[of_row[row]], int(delta.versions[of_row[row]]), delta.assignments[[row]],
+        delta.offsets[[row]] + 1, np.ones(1, np.int32), np.ones(1, np.uint8), np.array([9], np.int32),
+        np.zeros(1, np.float32),
     )  # fmt: skip
     history.ledger.insert(at + 1, more)
 
@@ -150,7 +152,7 @@ def older_version_in_mid_sample(history: History) -> None:
     delta = history.ledger[at]
     assert isinstance(delta, ev.TokensAppended)
     assert (delta.offsets > 0).any()
-    replace_event(history, at, policy_version=delta.policy_version - 1)
+    replace_event(history, at, versions=delta.versions - 1)
 
 
 def begins_newer_than_it_ends(history: History) -> None:
@@ -169,14 +171,14 @@ def worker_back(history: History) -> None:
 
 def too_stale(history: History) -> None:
     for at, e in enumerate(history.ledger):
-        if isinstance(e, ev.TokensAppended) and e.policy_version == 2:
-            replace_event(history, at, policy_version=1)
+        if isinstance(e, ev.TokensAppended) and (e.versions == 2).any():
+            replace_event(history, at, versions=np.full_like(e.versions, 1))
 
 
 def from_the_future(history: History) -> None:
     for at, e in enumerate(history.ledger):
-        if isinstance(e, ev.TokensAppended) and e.policy_version == 2:
-            replace_event(history, at, policy_version=7)
+        if isinstance(e, ev.TokensAppended) and (e.versions == 2).any():
+            replace_event(history, at, versions=np.full_like(e.versions, 7))
 
 
 def pruned_and_stale(history: History) -> None:

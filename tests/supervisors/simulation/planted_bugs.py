@@ -25,6 +25,7 @@ from actors.scheduler import events as ev
 from actors.scheduler.books import Books
 from actors.scheduler.leases import Leases
 from actors.scheduler.ledger import Ledger, Outcome
+from actors.scheduler.messages import TokenDelta
 from actors.scheduler.policies import assign
 from actors.scheduler.reattachment import Reattachment
 from actors.scheduler.returns import Returns
@@ -93,9 +94,11 @@ def a_return_is_not_journaled(replace: Replace) -> None:
 def credit_leaks_when_two_samples_end_at_once(replace: Replace) -> None:
     right = Returns.after
 
-    def after(self: Returns, worker: Any, outcome: Outcome) -> None:
-        right(self, worker, outcome)
-        worker.in_flight += outcome.ended > 1
+    def after(self: Returns, outcome: Outcome) -> None:
+        right(self, outcome)
+        for name, hand_outs in outcome.ended.items():
+            if (worker := self._scope.workers.by_name.get(name)) is not None:
+                worker.in_flight += hand_outs > 1
 
     replace(Returns, "after", after)
 
@@ -277,9 +280,11 @@ def a_continuation_is_entered_wherever_the_sample_ends(replace: Replace) -> None
             ends = np.cumsum(delta.counts)
             first = [int(end) - n for end, n in zip(ends, counts, strict=True) if n > 1]
             moved = np.array([n - (n > 1) for n in counts], np.int32)
-            deltas[i] = msgspec.structs.replace(
-                delta, counts=moved, tokens=np.delete(delta.tokens, first), logprobs=np.delete(delta.logprobs, first)
-            )
+            wrong = TokenDelta.of(
+                delta.assignments, delta.offsets, moved, delta.finished, np.delete(delta.tokens, first),
+                np.delete(delta.logprobs, first), job="", worker="", epoch=0, sequence=0, policy_version=0, stats=None,
+            )  # fmt: skip
+            deltas[i] = msgspec.structs.replace(delta, row_bytes=wrong.row_bytes, token_bytes=wrong.token_bytes)
         return deltas
 
     replace(DeltaLog, "continuation", continuation)

@@ -1,0 +1,180 @@
+"""The other end of `bench tokens`, in a process of its own: workers without an engine.
+
+    python -m benchmarks._streamers workers ENDPOINT NAME INCARNATION ACTOR FIRST COUNT SLOTS    peers with links
+    python -m benchmarks._streamers sockets ENDPOINT COUNT MESSAGES BYTES…                       DEALERs, plain frames
+
+A worker registers, is assigned samples, and when it reads ``go`` sends one TokenDelta for each step of its samples
+through the same outbox as the rollout worker's, as fast as the link takes them. Then it says what that cost it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import uvloop
+import zmq
+
+from actors.core.actor import Actor, handles
+from actors.core.system import ActorSystem
+from actors.core.tenure import RenewLease, Tenure
+from actors.rollout.messages import Assign, EngineStats
+from actors.rollout.outbox import Outbox
+from actors.scheduler.messages import FinishReason, Registered, RegisterWorker, TokenDelta
+from configs.limits import DEFAULT_LIMITS
+from transport.address import ActorAddress, PeerId, new_peer
+from transport.link_faults import FaultableTransport
+from transport.zmq_socket import Context, new_context
+from transport.zmq_transport import ZmqTransport
+
+JOB: Final = "bench"
+VOCABULARY: Final = 50_000
+_TURN: Final = 16
+"""Deltas that a worker sends before the next one gets its turn."""
+
+
+def cpu_s() -> float:
+    """CPU seconds of this process, all threads."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
+
+
+def token_ids(prompt: int, sibling: int, tokens: int) -> np.ndarray:
+    """int32[tokens] What a sample's response is: a function of its name, so that the ledger can be checked."""
+    return ((np.arange(tokens) * 7919 + prompt * 104_729 + sibling * 1_299_709) % VOCABULARY).astype(np.int32)
+
+
+def logprobs(tokens: np.ndarray) -> np.ndarray:
+    """float32[n] of ``tokens``: any function of them would do."""
+    return (-(tokens % 1000) / 64).astype(np.float32)
+
+
+class Streamer(Actor):
+    """Holds what it is assigned, and streams it when told to."""
+
+    def __init__(self, scheduler: ActorAddress, slots: int) -> None:
+        self._scheduler, self._slots = scheduler, slots
+        self._numbers: list[int] = []
+        self._names: list[tuple[int, int]] = []
+        self._tokens = 0
+        self.assigned = asyncio.Event()
+
+    async def on_start(self) -> None:
+        address = self.ctx.self_address
+        offer = RegisterWorker(
+            job=JOB, worker=address, node="bench", engine="none", slots=self._slots, policy_version=0
+        )
+        asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self._scheduler)
+        answer = await scheduler.ask(offer, Registered)
+        self._epoch = answer.epoch
+        renewal = RenewLease(job=JOB, holder=address.name, lease=answer.lease)
+        Tenure(self.ctx, lambda: None).begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
+        self._outbox = Outbox(scheduler, self.ctx.limits.outbox_messages)
+
+    @handles(Assign)
+    async def assign(self, order: Assign) -> None:
+        for work in order.work:
+            for sample in work.samples:
+                self._numbers.append(sample.assignment)
+                self._names.append((work.prompt, sample.sibling))
+        self._tokens = order.sampling.max_tokens
+        if len(self._numbers) == self._slots:
+            self.assigned.set()
+
+    async def stream(self) -> None:
+        """Every step of every sample, the last one with LENGTH."""
+        name, numbers = self.ctx.self_address.name, np.array(self._numbers, np.int64)
+        tokens = np.stack([token_ids(*sample, self._tokens) for sample in self._names], axis=1)
+        scores = logprobs(tokens)
+        n = len(numbers)
+        ones, running, ended = np.ones(n, np.int32), np.zeros(n, np.uint8), np.full(n, FinishReason.LENGTH, np.uint8)
+        for step in range(self._tokens):
+            delta = TokenDelta.of(
+                job=JOB, worker=name, epoch=self._epoch, sequence=step, policy_version=0, assignments=numbers,
+                offsets=np.full(n, step, np.int32), counts=ones,
+                finished=ended if step + 1 == self._tokens else running, tokens=tokens[step], logprobs=scores[step],
+                stats=EngineStats(running=n, step_s=0.001, busy_s_total=step * 0.001, tokens_total=step * n),
+            )  # fmt: skip
+            self._outbox.send(delta)
+            if step % _TURN == _TURN - 1:
+                await asyncio.sleep(0)
+            while self._outbox.full:
+                await asyncio.sleep(0.001)
+                self._outbox.flush()
+        while len(self._outbox):
+            await asyncio.sleep(0.001)
+            self._outbox.flush()
+
+
+async def _start(name: str, scheduler: ActorAddress, slots: int, context: Context[Any]) -> tuple[ActorSystem, Streamer]:
+    links = ZmqTransport(
+        new_peer(name), listen="tcp://127.0.0.1:*", cluster="bench", limits=DEFAULT_LIMITS, context=context
+    )
+    system = ActorSystem(FaultableTransport(links, limits=DEFAULT_LIMITS, seed=0), limits=DEFAULT_LIMITS)
+    await system.start()
+    streamer = Streamer(scheduler, slots)
+    await system.spawn(name, streamer)
+    return system, streamer
+
+
+async def _workers(scheduler: ActorAddress, first: int, count: int, slots: int) -> None:
+    context = new_context()
+    started = [await _start(f"rollout-{first + i}", scheduler, slots, context) for i in range(count)]
+    streamers = [streamer for _, streamer in started]
+    await asyncio.gather(*(streamer.assigned.wait() for streamer in streamers))
+    await _when_told(lambda: asyncio.gather(*(streamer.stream() for streamer in streamers)))
+    await asyncio.gather(*(system.stop() for system, _ in started))
+    context.term()
+
+
+async def _sockets(endpoint: str, count: int, messages: int, sizes: list[int]) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    sockets = [context.socket(zmq.DEALER) for _ in range(count)]
+    for socket in sockets:
+        socket.connect(endpoint)
+    frames = [b"x" * size for size in sizes]
+
+    async def send() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(None, send_all)
+
+    def send_all() -> None:
+        for _ in range(messages // _TURN):
+            for socket in sockets:
+                for _ in range(_TURN):
+                    socket.send_multipart(frames)
+
+    await _when_told(send)
+    for socket in sockets:
+        socket.close(linger=0)
+    context.term()
+
+
+async def _when_told(work: Callable[[], Any]) -> None:
+    """Say that we are ready, do ``work`` after ``go``, say what it cost, wait until nobody wants us any more."""
+    loop = asyncio.get_running_loop()
+    print("ready", flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+    before = cpu_s()
+    await work()
+    print(cpu_s() - before, flush=True)
+    await loop.run_in_executor(None, sys.stdin.readline)
+
+
+def _main(kind: str, endpoint: str, *words: str) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if kind == "workers":
+            name, incarnation, actor, *numbers = words
+            scheduler = ActorAddress(actor, PeerId(name, int(incarnation)), endpoint)
+            runner.run(_workers(scheduler, *map(int, numbers)))
+        else:
+            count, messages, *sizes = map(int, words)
+            runner.run(_sockets(endpoint, count, messages, sizes))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
