@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import resource
 import statistics
 import subprocess
@@ -18,33 +17,58 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+import psutil
 import uvloop
 import zmq
 
 from actors.core.ref import ActorRef
+from benchmarks import _baseline
+from benchmarks._baseline import Ratio
 from benchmarks._echo import ECHO, Ping, Pong, RawSocket, new_system
-from benchmarks._jobs import ROOT, hardware
+from benchmarks._jobs import ROOT, Result, hardware, show
 from transport.address import ActorAddress, PeerId
 
 ROUNDS: Final = 8
 """Turns that ours and the raw echo take: what else the machine does in the meantime hits both."""
 IN_FLIGHT: Final = 64
 
-Result = dict[str, Any]
+RATIOS: Final = (Ratio("ratio_rtt", ceiling=1.6, tolerance=0.15), Ratio("ratio_pipelined", floor=0.0, tolerance=0.2))
+SHORT: Final = ("--count", "1024")
+"""What `bench all` adds, to be done in seconds."""
+
 Sides = dict[str, list[float]]
 
 
+class Other(NamedTuple):
+    """A ``benchmarks._echo`` process."""
+
+    pid: int
+    words: list[str]
+    """What it says of itself."""
+
+    @property
+    def address(self) -> ActorAddress:
+        """Of its Echo actor, if it has one."""
+        endpoint, name, incarnation = self.words
+        return ActorAddress(ECHO, PeerId(name, int(incarnation)), endpoint)
+
+    def cpu_s(self) -> float:
+        """CPU seconds that it has used."""
+        times = psutil.Process(self.pid).cpu_times()
+        return times.user + times.system
+
+
 @contextmanager
-def echo(kind: str) -> Iterator[list[str]]:
-    """The words that a ``benchmarks._echo`` process says of itself; it ends with the block."""
+def echo(kind: str) -> Iterator[Other]:
+    """A ``benchmarks._echo`` process; it ends with the block."""
     command = [sys.executable, "-m", "benchmarks._echo", kind]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        yield process.stdout.readline().split()
+        yield Other(process.pid, process.stdout.readline().split())
     finally:
         process.stdin.close()
         try:
@@ -58,11 +82,11 @@ def echo(kind: str) -> Iterator[list[str]]:
 @asynccontextmanager
 async def actor_echo() -> AsyncIterator[ActorRef]:
     """A ref of an Echo actor in another process."""
-    with echo("actor") as (endpoint, name, incarnation):
+    with echo("actor") as other:
         system = new_system("here")
         await system.start()
         try:
-            yield system.ref(ActorAddress(ECHO, PeerId(name, int(incarnation)), endpoint))
+            yield system.ref(other.address)
         finally:
             await system.stop()
 
@@ -118,15 +142,15 @@ async def pipelined_per_second(ask: Callable[[], Awaitable[object]], count: int,
 
 async def measure(count: int) -> Result:
     """Both sides in turns; medians."""
-    with echo("socket") as (endpoint,):
+    with echo("socket") as other:
         async with actor_echo() as ref:
-            return await compare(ref, RawEcho(endpoint), count)
+            return await compare(ref, RawEcho(other.words[0]), count)
 
 
 async def compare(ref: ActorRef, raw: RawEcho, count: int) -> Result:
     """Ours through ``ref``, the limit through ``raw``."""
     try:
-        trips, rates, cpu_s = await _take_turns(ref, raw, count)
+        trips, rates, used_s = await _take_turns(ref, raw, count)
     finally:
         raw.close()
     rtt, raw_rtt = statistics.median(trips["ours"]), statistics.median(trips["raw"])
@@ -140,7 +164,7 @@ async def compare(ref: ActorRef, raw: RawEcho, count: int) -> Result:
         "raw_pipelined_per_second": round(raw_rate),
         "ratio_pipelined": round(rate / raw_rate, 3),
         "in_flight": IN_FLIGHT,
-        "asker_cpu_us": round(cpu_s * 1e6 / (ROUNDS * (count // IN_FLIGHT * IN_FLIGHT)), 1),
+        "asker_cpu_us": round(used_s * 1e6 / (ROUNDS * (count // IN_FLIGHT * IN_FLIGHT)), 1),
     }
 
 
@@ -152,20 +176,21 @@ async def _take_turns(ref: ActorRef, raw: RawEcho, count: int) -> tuple[Sides, S
 
     trips: Sides = {"ours": [], "raw": []}
     rates: Sides = {"ours": [], "raw": []}
-    cpu_s = 0.0
+    used_s = 0.0
     await round_trips_us(ours, 200)
     await round_trips_us(raw.ask, 200)
     for _ in range(ROUNDS):
         trips["ours"] += await round_trips_us(ours, count // ROUNDS)
         trips["raw"] += await round_trips_us(raw.ask, count // ROUNDS)
-        before = _cpu_s()
+        before = cpu_s()
         rates["ours"].append(await pipelined_per_second(ours, count, IN_FLIGHT))
-        cpu_s += _cpu_s() - before
+        used_s += cpu_s() - before
         rates["raw"].append(await pipelined_per_second(raw.ask, count, IN_FLIGHT))
-    return trips, rates, cpu_s
+    return trips, rates, used_s
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
+    """CPU seconds of this process, libzmq's threads included."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -177,20 +202,23 @@ def main(args: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="JSON only on stdout")
     parser.add_argument("--count", type=int, default=8000, help="questions one at a time, and in flight in each round")
+    _baseline.add_options(parser)
     options = parser.parse_args(args)
     machine = hardware()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         result = {"hardware": machine, **runner.run(measure(options.count))}
-    if options.json:
-        print(json.dumps(result), flush=True)
-        return 0
-    found = result | {"n": IN_FLIGHT}
-    print("round trip    ours {rtt_p50_us} µs  raw {raw_rtt_p50_us} µs  ratio {ratio_rtt}".format(**found))
+    code = _baseline.settle(result, "ask", RATIOS, options)
+    show(result, options, _print_table)
+    return code
+
+
+def _print_table(result: Result) -> None:
+    print("round trip    ours {rtt_p50_us} µs  raw {raw_rtt_p50_us} µs  ratio {ratio_rtt}".format(**result))
     rates = (
-        "{n} in flight  ours {pipelined_per_second:,}/s  raw {raw_pipelined_per_second:,}/s  ratio {ratio_pipelined}"
+        "{in_flight} in flight  ours {pipelined_per_second:,}/s  raw {raw_pipelined_per_second:,}/s"
+        "  ratio {ratio_pipelined}"
     )
-    print(rates.format(**found))
-    return 0
+    print(rates.format(**result))
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks import _baseline
+from benchmarks._baseline import TOLERANCE, Ratio
 from benchmarks._jobs import (
     ROOT,
     Result,
@@ -38,12 +40,9 @@ from benchmarks._jobs import (
 )
 from configs.loader import load_job
 
-BASELINES: Final = Path(__file__).resolve().parent / "baselines"
 THREAD_SETTINGS: Final = ("1:1", "2:2", "1:2")
 FLOORS: Final = {"sync": 0.9, "async": 1.0}
 """What the ratios must not fall below on a quiet machine, whatever the baseline says."""
-TOLERANCE: Final = 0.1
-"""How much of a baseline's ratio may be lost to noise."""
 
 
 def measure_loop(job_file: Path, steps: int, skip: int, settings: Sequence[str]) -> Result:
@@ -95,31 +94,17 @@ def compare(ours: Sequence[Result], loops: Sequence[Result]) -> Result:
 def check(
     result: Result, baseline: Result | None, *, floors: dict[str, float] = FLOORS, tolerance: float = TOLERANCE
 ) -> list[str]:
-    """What is worse than it may be, in sentences: a ratio below its floor, or too far below the baseline's.
-
-    Only ratios are compared: they hold between machines of one class, samples per second do not.
-    """
-    problems: list[str] = []
-    if baseline is not None and baseline["hardware"]["class"] != result["hardware"]["class"]:
-        return [
-            f"the baseline is of {baseline['hardware']['class']}, this is {result['hardware']['class']}: not comparable"
-        ]
-    for mode, floor in floors.items():
-        if mode not in result:
-            continue
-        ratio = result[mode]["ratio"]
-        if ratio < floor:
-            problems.append(f"{mode}: ratio {ratio} is below the floor {floor}")
-        before = baseline.get(mode, {}).get("ratio") if baseline is not None else None
-        if before is not None and ratio < before * (1.0 - tolerance):
-            problems.append(f"{mode}: ratio {ratio} was {before}, more than {tolerance:.0%} less")
-    return problems
+    """What is worse than it may be, in sentences: a ratio below its floor, or too far below the baseline's."""
+    return _baseline.check(result, baseline, _ratios(floors, tolerance))
 
 
-def baseline_file(job: Path, hardware_class: str, directory: Path = BASELINES) -> Path:
-    """Where the baseline of this job on this class of machine is, or will be."""
-    name = "loop" if job.stem == "loop" else f"loop-{job.stem}"
-    return directory / f"{name}.{hardware_class}.json"
+def _ratios(floors: dict[str, float] = FLOORS, tolerance: float = TOLERANCE) -> list[Ratio]:
+    return [Ratio(f"{mode}.ratio", floor=floor, tolerance=tolerance) for mode, floor in floors.items()]
+
+
+def baseline_name(job: Path) -> str:
+    """Under which the baseline of this job is kept."""
+    return "loop" if job.stem == "loop" else f"loop-{job.stem}"
 
 
 def measure(options: argparse.Namespace, directory: Path) -> Result:
@@ -161,8 +146,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--threads", default=",".join(THREAD_SETTINGS), help="generate:train settings that the loop may try"
     )
-    parser.add_argument("--check", action="store_true", help="exit 1 if a ratio has got worse than the baseline's")
-    parser.add_argument("--write-baseline", action="store_true", help="keep this result as the baseline")
+    _baseline.add_options(parser)
     return parser.parse_args(args)
 
 
@@ -170,16 +154,9 @@ def main(args: list[str]) -> int:
     """Measure, print, and with ``--check`` compare with the baseline of this class of machine."""
     options = parse(args)
     result = measured(measure, options)
-    file = baseline_file(options.job, result["hardware"]["class"])
-    problems: list[str] = []
-    if options.check:
-        problems = check(result, json.loads(file.read_text()) if file.exists() else None)
-        print("\n".join(problems) or "no ratio has got worse", file=sys.stderr)
-    if options.write_baseline:
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(result, indent=2) + "\n")
+    code = _baseline.settle(result, baseline_name(options.job), _ratios(), options)
     show(result, options, _print_table)
-    return 1 if problems else 0
+    return code
 
 
 def _print_table(result: Result) -> None:

@@ -53,20 +53,38 @@ _plain = msgspec.msgpack.Encoder()
 
 def encode_body(value: object) -> list[Frame]:
     """Encode ``value``; returns the body frame followed by the raw array frames."""
-    frames: list[Frame] = [b""]
+    writers: dict[str, _Writer] = _writers.__dict__
+    writer = writers.get("writer") or writers.setdefault("writer", _Writer())
+    return writer.write(value)
 
-    def hook(item: object) -> msgspec.msgpack.Ext:
+
+class _Writer:
+    """An encoder, kept because making one costs more than using it; each thread has its own."""
+
+    def __init__(self) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._hook)
+        self._raws: list[Frame] = []
+
+    def write(self, value: object) -> list[Frame]:
+        try:
+            body = self._encoder.encode(value)
+            return [body, *self._raws] if self._raws else [body]
+        finally:
+            if self._raws:
+                self._raws = []
+
+    def _hook(self, item: object) -> msgspec.msgpack.Ext:
         if isinstance(item, np.ndarray):
-            return _encode_array(cast("np.ndarray[Any, Any]", item), frames)
+            return _encode_array(cast("np.ndarray[Any, Any]", item), self._raws)
         raise TypeError(
             f"cannot send a {type(item).__name__}: only msgspec structs, plain values and numpy arrays travel"
         )
 
-    frames[0] = msgspec.msgpack.Encoder(enc_hook=hook).encode(value)
-    return frames
+
+_writers = threading.local()
 
 
-def _encode_array(array: np.ndarray[Any, Any], frames: list[Frame]) -> msgspec.msgpack.Ext:
+def _encode_array(array: np.ndarray[Any, Any], raws: list[Frame]) -> msgspec.msgpack.Ext:
     shape = list(array.shape)  # ascontiguousarray gives a scalar one dimension
     array = np.ascontiguousarray(array)
     dtype = array.dtype.newbyteorder("<") if array.dtype.byteorder == ">" else array.dtype
@@ -75,8 +93,8 @@ def _encode_array(array: np.ndarray[Any, Any], frames: list[Frame]) -> msgspec.m
         raise TypeError(f"cannot send an array of dtype {dtype}: use one of {sorted(_DTYPES)}")
     if array.nbytes < INLINE_ARRAY_BYTES:
         return msgspec.msgpack.Ext(INLINE_ARRAY, _plain.encode(_InlineArray(dtype.str, shape, array.tobytes())))
-    frames.append(array.reshape(-1).view(np.uint8).data)
-    return msgspec.msgpack.Ext(FRAME_ARRAY, _plain.encode(_FrameArray(dtype.str, shape, len(frames) - 2)))
+    raws.append(array.reshape(-1).view(np.uint8).data)
+    return msgspec.msgpack.Ext(FRAME_ARRAY, _plain.encode(_FrameArray(dtype.str, shape, len(raws) - 1)))
 
 
 def decode_body(kind: type[T], frames: Sequence[Frame]) -> T:
@@ -102,6 +120,8 @@ class _Reader:
         self._raws: Sequence[Frame] = ()
 
     def read(self, frames: Sequence[Frame]) -> object:
+        if len(frames) == 1:
+            return self._decoder.decode(frames[0])
         self._raws = frames[1:]
         try:
             return self._decoder.decode(frames[0])

@@ -12,7 +12,9 @@ Invariants
 - A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later
   one, the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the
   listener.
-- Each message on the wire opens with a head of 9 bytes, kind and sequence number; only DATA is numbered, from 1.
+- Each message on the wire opens with a head of 9 bytes, kind and sequence number; only data is numbered, from 1.
+- Data travels as DATA, a head and the frames beside it, or in a PACK: one frame with the head of its first message and
+  then, of each message, the number of its frames, their sizes and their bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from transport.address import PeerId
 from transport.errors import MalformedInput
 from transport.transport import DownReason, Frame
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 CODEC: Final = "msgpack+ext12/1"
 HEAD: Final = struct.Struct("<BQ")
 FRAMES_MAX: Final = 4096
@@ -50,6 +52,8 @@ class Mark(enum.IntEnum):
     GOODBYE = 8
     PROBE = 9
     """Sent only to learn from libzmq whether the connection still exists; ignored."""
+    PACK = 10
+    """Small messages of one turn in one frame; the first has the head's number, the others count on."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):

@@ -7,6 +7,12 @@ Life-cycle
       │         └────▶ DOWN
       └──────────────▶ DOWN
 
+Sending
+    the first small message of a turn ─▶ libzmq at once             alone, it must not wait
+    those behind it                   ─▶ pack ─▶ libzmq, at the end of the turn or when the pack is full
+    large messages                    ─▶ behind the pack, in frames of their own
+    libzmq is full                    ─▶ queue ─▶ libzmq, when it says that it takes more
+
 Invariants
 - Sequence numbers start at 1 on each lane; a gap breaks the link, a repeat is dropped and counted.
 - The queue of a lane holds at most its bound; goodbyes alone may exceed it, by one.
@@ -23,6 +29,7 @@ from dataclasses import dataclass, field
 from transport.address import PeerId
 from transport.errors import MalformedInput
 from transport.handshake import HEAD, Goodbye, Mark, control, read_control, read_head
+from transport.packing import PACK_MAX_BYTES, PACK_MAX_MESSAGES, pack, packed, unpack
 from transport.transport import DownReason, Frame, Lane, SendOutcome
 from transport.zmq_socket import Sent, ZmqSocket
 
@@ -52,35 +59,79 @@ class Counters:
 
 
 class LaneOut:
-    """The outbound half of a lane: a bounded queue before libzmq's own."""
+    """The outbound half of a lane: a pack that grows during one turn, and a bounded queue before libzmq's own."""
 
     def __init__(self, socket: ZmqSocket, route: bytes | None, bound: int) -> None:
         self.socket = socket
         self.bound = bound
-        self.queue: deque[list[Frame]] = deque()
+        self.queue: deque[tuple[list[Frame], int]] = deque()
+        """Each with the number of messages that it holds."""
         self.sent_seq = 0
         self.on_stuck: Callable[[], None] = lambda: None
         """Called whenever something had to be queued."""
+        self.on_gone: Callable[[], None] = lambda: None
+        """Called when the connection is found gone after ``offer`` has said QUEUED."""
         self._route: list[Frame] = [] if route is None else [route]
+        self._queued = 0
+        self._pack: list[bytes] = []
+        self._pack_bytes = 0
+        self._pack_max = min(PACK_MAX_MESSAGES, bound)
+        self._in_turn = False
+        """Something has been sent in this turn of the loop."""
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits here."""
+        return not self.queue and not self._pack
 
     def offer(self, frames: Sequence[Frame]) -> SendOutcome:
-        """Send or queue one message of data."""
-        if len(self.queue) >= self.bound:
+        """Send, pack or queue one message of data."""
+        if self._queued >= self.bound:
             return SendOutcome.FULL
+        message = packed(frames)
+        if message is None:
+            self._close_pack()
         self.sent_seq += 1
-        message = [*self._route, HEAD.pack(Mark.DATA, self.sent_seq), *frames]
-        if self.queue:
-            self.queue.append(message)
+        if message is None:
+            return self._hand_over([*self._route, HEAD.pack(Mark.DATA, self.sent_seq), *frames], 1)
+        if not self._in_turn:
+            self._in_turn = True
+            self.socket.at_turn_end(self._end_turn)
+            return self._hand_over([*self._route, pack(self.sent_seq, (message,))], 1)
+        self._pack.append(message)
+        self._pack_bytes += len(message)
+        if self._pack_bytes >= PACK_MAX_BYTES or len(self._pack) >= self._pack_max:
+            return self._close_pack()
+        return SendOutcome.QUEUED
+
+    def _end_turn(self) -> None:
+        self._in_turn = False
+        if self._close_pack() is SendOutcome.NO_LINK:
+            self.on_gone()
+
+    def _close_pack(self) -> SendOutcome:
+        if not self._pack:
             return SendOutcome.QUEUED
-        match self.socket.try_send(message):
-            case Sent.SENT:
+        count = len(self._pack)
+        message = [*self._route, pack(self.sent_seq - count + 1, self._pack)]
+        self._pack = []
+        self._pack_bytes = 0
+        return self._hand_over(message, count)
+
+    def _hand_over(self, message: list[Frame], count: int) -> SendOutcome:
+        if not self.queue:
+            sent = self.socket.try_send(message)
+            if sent is Sent.SENT:
                 return SendOutcome.QUEUED
-            case Sent.FULL:
-                self.queue.append(message)
-                self.on_stuck()
-                return SendOutcome.QUEUED
-            case Sent.GONE:
+            if sent is Sent.GONE:
                 return SendOutcome.NO_LINK
+        self._enqueue(message, count)
+        return SendOutcome.QUEUED
+
+    def _enqueue(self, message: list[Frame], count: int) -> None:
+        self.queue.append((message, count))
+        self._queued += count
+        self.on_stuck()
 
     def repeat(self, frames: Sequence[Frame]) -> SendOutcome:
         """Send a message once more under the number of the last one; the receiver has to notice. Fault injection."""
@@ -89,10 +140,9 @@ class LaneOut:
 
     def push(self, frames: list[Frame]) -> None:
         """Queue a control message behind the data."""
-        self.queue.append([*self._route, *frames])
+        self._close_pack()
+        self._enqueue([*self._route, *frames], 1)
         self.flush()
-        if self.queue:
-            self.on_stuck()
 
     def probe(self) -> bool:
         """Whether the connection still exists, as far as libzmq knows."""
@@ -101,12 +151,14 @@ class LaneOut:
     def flush(self) -> bool:
         """Send what can be sent now; False if the connection is gone."""
         while self.queue:
-            sent = self.socket.try_send(self.queue[0])
+            message, count = self.queue[0]
+            sent = self.socket.try_send(message)
             if sent is Sent.FULL:
                 return True
             if sent is Sent.GONE:
                 return False
             self.queue.popleft()
+            self._queued -= count
         return True
 
 
@@ -133,6 +185,14 @@ class Link:
     _received: dict[Lane, int] = field(default_factory=lambda: dict.fromkeys(Lane, 0))
     _goodbyes: set[Lane] = field(default_factory=lambda: set[Lane]())
 
+    def __post_init__(self) -> None:
+        for out in self.outs.values():
+            out.on_gone = self._gone
+
+    def _gone(self) -> None:
+        if self.state is LinkState.LIVE:
+            self.on_broken(self)
+
     def send(self, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """See ``Transport.send``."""
         if self.state is not LinkState.LIVE:
@@ -153,6 +213,12 @@ class Link:
             MalformedInput: it is none that a linked peer may send.
         """
         if self.state is LinkState.DOWN:
+            return
+        first = frames[0]
+        if len(frames) == 1 and len(first) > HEAD.size and first[0] == Mark.PACK:
+            seq = HEAD.unpack_from(first)[1]
+            for number, message in enumerate(unpack(first), seq):
+                self._data(lane, number, message)
             return
         mark, seq = read_head(frames)
         if mark == Mark.DATA:
@@ -200,4 +266,4 @@ class Link:
     @property
     def flushed(self) -> bool:
         """Nothing is queued on our side."""
-        return not any(out.queue for out in self.outs.values())
+        return all(out.idle for out in self.outs.values())

@@ -1,12 +1,13 @@
 """The only file that touches ZeroMQ: one plain socket, owned by one event loop, never awaited.
 
     ZMQ_FD readable ─▶ _drain: at most N messages or T ms ─▶ on_message
-                          └ more left ─▶ call_soon(_drain)      the loop stays fair
-    try_send ─▶ SENT | FULL | GONE ─▶ one EVENTS check in the next turn of the loop
+                          └ more left ─▶ call_soon(_turn)      the loop stays fair
+    try_send ─▶ SENT | FULL | GONE ─▶ _turn, in the next turn of the loop: at_turn_end callbacks, then one EVENTS check
 
 Invariants
 - ``ZMQ_FD`` is edge-triggered, and send, receive and reading EVENTS consume edges. So after every send and after every
   drain that stopped early, a drain is scheduled; no edge is ever waited for twice.
+- ``on_writable`` is called by the drains after a send that said FULL, until a send says SENT again.
 - Every call is non-blocking. A send that cannot go out says FULL; nothing is queued here beyond libzmq's own bound.
 - A callback that raises is reported to the loop's exception handler and harms neither the socket nor the others.
 - The context is handed in and used from the loop's thread only.
@@ -17,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import functools
 import struct
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -33,6 +36,7 @@ Context = zmq.Context
 
 _COPY_THRESHOLD_BYTES: Final = 65536
 """Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
+_NEVER_BYTES: Final = 1 << 62
 _MONITOR_HWM: Final = 100_000
 _NEVER_RECONNECT_MS: Final = 3_600_000
 _FLAGS: Final = int(zmq.DONTWAIT)
@@ -171,15 +175,19 @@ class ZmqSocket:
         self._on_event = on_event
         self._on_writable = on_writable
         self._scheduled = False
+        self._stuck = False
+        self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
         """How often a drain has found nothing left; a reader that sees it grow knows that it has read everything."""
         self._socket = context.socket(role.value)
+        # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
+        self._send = functools.partial(zmq.backend.Socket.send, self._socket)
         self._monitor: zmq.Socket[bytes] | None = None
         self._configure()
         if on_event is not None:
             self._watch(context)
         self._fd = _option(self._socket, zmq.FD)
-        self._loop.add_reader(self._fd, self._drain)
+        self._loop.add_reader(self._fd, self._readable)
 
     def _configure(self) -> None:
         options, socket = self._options, self._socket
@@ -265,12 +273,14 @@ class ZmqSocket:
         """Hand one message to libzmq. A frame of 64 KiB or more is shared, so its buffer must not change any more."""
         if self._socket.closed:
             return Sent.GONE
-        self.check_soon()
-        send, last = self._socket.send, len(frames) - 1
+        if not self._scheduled:
+            self.check_soon()
+        send, last = self._send, len(frames) - 1
         try:
             for index, frame in enumerate(frames):
                 send(frame, _FLAGS if index == last else _MORE, len(frame) < _COPY_THRESHOLD_BYTES)
         except zmq.Again:
+            self._stuck = True
             return Sent.FULL
         except zmq.ZMQError as error:
             if error.errno in (zmq.EHOSTUNREACH, zmq.ETERM, zmq.ENOTSOCK):
@@ -282,46 +292,66 @@ class ZmqSocket:
         """Sending consumed an edge, perhaps: look again in the next turn, once for all sends of this turn."""
         if not self._scheduled:
             self._scheduled = True
-            self._loop.call_soon(self._scheduled_drain)
+            self._loop.call_soon(self._turn)
 
-    def _scheduled_drain(self) -> None:
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once, when whatever runs in this turn of the loop has sent what it had to send."""
+        self._at_turn_end.append(callback)
+        self.check_soon()
+
+    def _turn(self) -> None:
         self._scheduled = False
-        self._drain()
+        if self._at_turn_end:
+            callbacks, self._at_turn_end = self._at_turn_end, []
+            for callback in callbacks:
+                self._call(callback)
+        self._drain(likely=False)
 
-    def _drain(self) -> None:
+    def _readable(self) -> None:
+        self._drain(likely=True)
+
+    def _drain(self, *, likely: bool) -> None:
+        """Take what is there. ``likely``: something probably is, so the first look would be one too many."""
         if self._socket.closed:
             return
-        deadline = self._loop.time() + self._options.drain_max_ms / 1000
+        # not the loop's clock: uvloop's stands still during a turn
+        deadline = time.monotonic() + self._options.drain_max_ms / 1000
         for _ in range(self._options.drain_max_messages):
-            frames = self._receive()
+            frames = self._receive(likely)
             if frames is None:
                 self.empties += 1
                 break
+            likely = False
             self._call(self._on_message, frames)
             if self._socket.closed:
                 return
-            if self._loop.time() > deadline:
+            if time.monotonic() > deadline:
                 self.check_soon()
                 break
         else:
             self.check_soon()
-        if self._on_writable is not None:
+        if self._stuck and self._on_writable is not None:
+            self._stuck = False
             self._call(self._on_writable)
 
-    def _receive(self) -> list[Frame] | None:
+    def _receive(self, likely: bool) -> list[Frame] | None:
         # Asking for EVENTS runs libzmq's pending commands, which a throttled receive may skip, so that no edge is lost;
-        # and it costs a third of what an exception for an empty socket does.
+        # and it costs less than half of what an exception for an empty socket does.
+        options, recv = self._options, self._socket.recv
+        frames: list[Frame] = []
         try:
-            if not _option(self._socket, zmq.EVENTS) & _READABLE:
+            if not likely and not _option(self._socket, zmq.EVENTS) & _READABLE:
                 return None
-            if self._options.with_user:
+            if options.with_user:
                 return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
-            if not self._options.zero_copy_receive:
-                return list(self._socket.recv_multipart(_FLAGS))
-            parts = self._socket.recv_multipart(_FLAGS, copy=False)
+            large = _COPY_THRESHOLD_BYTES if options.zero_copy_receive else _NEVER_BYTES
+            while True:  # a Frame knows whether another one follows; asking the socket costs as much as receiving
+                part = recv(_FLAGS, False)
+                frames.append(part.bytes if len(part) < large else part.buffer)
+                if not part.more:
+                    return frames
         except zmq.ZMQError:
             return None
-        return [part.buffer if len(part) >= _COPY_THRESHOLD_BYTES else part.bytes for part in parts]
 
     def _drain_monitor(self) -> None:
         monitor = self._monitor

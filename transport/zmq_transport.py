@@ -19,10 +19,10 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import functools
 import itertools
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -309,7 +309,8 @@ class ZmqTransport:
             del self._accepted[next(iter(self._accepted))]
 
     def _new_link(self, peer: PeerId, number: int, dialed_here: bool, outs: dict[Lane, LaneOut]) -> Link:
-        return Link(peer, number, dialed_here, outs, self.counters, self._deliver, self._on_broken, self._on_malformed)
+        deliver = self._receiver.on_frames
+        return Link(peer, number, dialed_here, outs, self.counters, deliver, self._on_broken, self._on_malformed)
 
     # links come and go
 
@@ -320,9 +321,6 @@ class ZmqTransport:
         self._lives.welcome(link.peer)
         self._links[link.peer] = link
         self._receiver.on_peer_up(link.peer)
-
-    def _deliver(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
-        self._receiver.on_frames(peer, lane, frames)
 
     def _on_broken(self, link: Link) -> None:
         """Let the link die: read what has arrived, then report."""
@@ -468,9 +466,8 @@ class ZmqTransport:
             ended = await terminate(self._context, linger_s + self.limits.close_timeout_s)
             if not ended:
                 log.warning("sockets linger beyond their time; they are left behind", peer=self.peer.name)
-        if self._listen == "ipc://*":
-            with contextlib.suppress(OSError):
-                Path(self._binds[0].removeprefix("ipc://")).parent.rmdir()
+        if self._listen == "ipc://*":  # ours, with what killed processes have left that listened beside us
+            shutil.rmtree(Path(self._binds[0].removeprefix("ipc://")).parent, ignore_errors=True)
 
     def _close_sockets(self, *, linger_s: float) -> None:
         self._listener.close(linger_s=linger_s)

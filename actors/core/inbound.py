@@ -18,7 +18,7 @@ import structlog
 from actors.core.answers import Caller, Refusal, TargetGone
 from actors.core.delivery import Window
 from actors.core.errors import RefusalReason
-from actors.core.message import Message, class_of
+from actors.core.message import class_of
 from actors.core.streams import Stream
 from actors.core.watch import Gone, gone_by_link
 from transport.address import ActorAddress, PeerId
@@ -28,8 +28,6 @@ from transport.errors import MalformedBody, MalformedEnvelope, MalformedInput
 from transport.transport import DownReason, Frame, Lane
 
 if TYPE_CHECKING:
-    from actors.core.actor import Handler
-    from actors.core.cell import Cell
     from actors.core.router import Router
 
 log = structlog.get_logger("headrace.actors")
@@ -42,6 +40,7 @@ class Inbound:
 
     def __init__(self, router: Router) -> None:
         self._router = router
+        self._incarnation = router.own.incarnation
         self._strikes: Counter[PeerId] = Counter()
         self._by_kind: dict[Kind, _Receive] = {
             Kind.TELL: self._message,
@@ -110,7 +109,8 @@ class Inbound:
 
     def _try_message(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> Refusal | None:
         router = self._router
-        if envelope.target_incarnation not in (ANY_INCARNATION, router.own.incarnation):
+        life = envelope.target_incarnation
+        if life not in (self._incarnation, ANY_INCARNATION):
             return Refusal(reason=RefusalReason.OLDER_LIFE, detail=f"this is {router.own}")
         kind = class_of(envelope.tag)
         if kind is None:
@@ -126,27 +126,21 @@ class Inbound:
         except MalformedBody as error:
             self._strike(peer, str(error))
             return Refusal(reason=RefusalReason.MALFORMED, detail=str(error))
-        self._put(peer, lane, envelope, message, *admitted)
-        return None
-
-    def _put(
-        self, peer: PeerId, lane: Lane, envelope: Envelope, message: Message, cell: Cell, handler: Handler
-    ) -> None:
-        router = self._router
-        sender = None
-        if envelope.source:
-            sender = ActorAddress(envelope.source, peer, router.links.endpoint_of(peer))
-        timeout_s = router.limits.ask_timeout_s
+        sender = ActorAddress(envelope.source, peer, router.links.endpoint_of(peer)) if envelope.source else None
+        caller = None if envelope.kind is Kind.TELL else Caller(peer, envelope.request_id)
         deadline_at = None
         if envelope.deadline_ms != NO_DEADLINE:
+            deadline_at = router.now() + envelope.deadline_ms / 1000
+        window = self._window(envelope) if stream else None
+        router.put(*admitted, message, sender, caller=caller, deadline_at=deadline_at, lane=lane, window=window,
+                   trace_id=envelope.trace_id)  # fmt: skip
+        return None
+
+    def _window(self, envelope: Envelope) -> Window:
+        timeout_s = self._router.limits.ask_timeout_s
+        if envelope.deadline_ms != NO_DEADLINE:
             timeout_s = envelope.deadline_ms / 1000
-            deadline_at = router.now() + timeout_s
-        asked = envelope.kind is not Kind.TELL
-        window = None
-        if envelope.kind is Kind.STREAM_OPEN:
-            window = Window(envelope.number, envelope.number_bytes, timeout_s)
-        router.put(cell, handler, message, sender, caller=Caller(peer, envelope.request_id) if asked else None,
-                   deadline_at=deadline_at, lane=lane, window=window, trace_id=envelope.trace_id)  # fmt: skip
+        return Window(envelope.number, envelope.number_bytes, timeout_s)
 
     # answers
 

@@ -112,11 +112,13 @@ class Links:
             MessageTooLarge: it is larger than the transport carries.
         """
         self._check_size(envelope, body)
-        parcel = Parcel(envelope, body, deadline_at)
-        box = self._boxes.get(peer)
+        box = self._boxes.get(peer) if self._boxes else None
         if box is not None and (box.connecting is not None or box.queues[lane]):
-            return self._queue(peer, box, lane, parcel, surely)
-        outcome = self._hand_over(peer, lane, parcel)
+            return self._queue(peer, box, lane, Parcel(envelope, body, deadline_at), surely)
+        outcome = self._hand_over(peer, lane, envelope, body, deadline_at)
+        if outcome is SendOutcome.QUEUED:
+            return outcome
+        parcel = Parcel(envelope, body, deadline_at)
         if outcome is SendOutcome.FULL and surely:
             box = self._boxes.setdefault(peer, _Outbox())
             outcome = self._queue(peer, box, lane, parcel, surely)
@@ -130,7 +132,9 @@ class Links:
         return outcome
 
     def _check_size(self, envelope: Envelope, body: Sequence[Frame]) -> None:
-        size = sum(len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes for frame in body)
+        size = 0
+        for frame in body:
+            size += len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
         if size > self._limits.message_max_bytes:
             bound = self._limits.message_max_bytes
             raise MessageTooLarge(f"{envelope.tag} has {size} bytes, expected at most {bound}: cut it up or stream it")
@@ -147,8 +151,9 @@ class Links:
             self.cut(peer)
         return SendOutcome.FULL
 
-    def _hand_over(self, peer: PeerId, lane: Lane, parcel: Parcel) -> SendOutcome:
-        envelope, body, deadline_at = parcel
+    def _hand_over(
+        self, peer: PeerId, lane: Lane, envelope: Envelope, body: Sequence[Frame], deadline_at: float | None
+    ) -> SendOutcome:
         if deadline_at is not None:
             remaining_s = deadline_at - asyncio.get_running_loop().time()
             if remaining_s <= 0:
@@ -204,7 +209,7 @@ class Links:
             return
         for lane, queue in box.queues.items():
             while queue:
-                outcome = self._hand_over(peer, lane, queue[0])
+                outcome = self._hand_over(peer, lane, *queue[0])
                 if outcome is SendOutcome.NO_LINK:
                     return  # on_peer_down is on its way and clears the box
                 if outcome is SendOutcome.FULL:

@@ -31,12 +31,17 @@ class Questions:
     ) -> R:  # fmt: skip
         """See ``ActorRef.ask``."""
         router = self._router
-        deadline_at = router.now() + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        now = router.now()
+        deadline_at = now + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
         request_id = router.next_id()
         asker = "" if owner is None else owner.name
+        question = tag_of(type(message))
+        if attempts == 1:
+            waiter = Waiter(request_id, asker, address, question, reply, now)
+            return cast(R, await self._ask_once(waiter, owner, message, deadline_at, 0))
         pause_s = router.limits.backoff_first_s
         for attempt in range(attempts):
-            waiter = Waiter(request_id, asker, address, tag_of(type(message)), reply, router.now())
+            waiter = Waiter(request_id, asker, address, question, reply, router.now())
             try:
                 return cast(R, await self._ask_once(waiter, owner, message, deadline_at, attempt))
             except (NotSent, SentNoReply):
@@ -55,7 +60,6 @@ class Questions:
         router.requests.open(waiter)
         router.requests.arm(waiter, deadline_at)
         address = waiter.target
-        answered = False
         try:
             if address.peer == router.own:
                 waiter.sent = True
@@ -65,18 +69,14 @@ class Questions:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
                 self.send(waiter, Kind.ASK, message, Lane.MESSAGE, deadline_at, attempt=attempt)
-            reply = await future
-            answered = True
-            return reply
-        except AskError as error:
-            answered = not isinstance(error, DeadlineExceeded)
-            raise
-        finally:
+            return await future  # whoever settled it has closed the waiter
+        except BaseException as error:
             router.requests.close(waiter)
             if future.done() and not future.cancelled():
                 future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
-            if not answered:
+            if not isinstance(error, AskError) or isinstance(error, DeadlineExceeded):
                 self.cancel(waiter)
+            raise
 
     def send(
         self, waiter: Waiter, kind: Kind, message: Message, lane: Lane, deadline_at: float,

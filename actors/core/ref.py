@@ -7,7 +7,8 @@ Invariants
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actors.core.delivery import Window
 from actors.core.message import Message
@@ -48,9 +49,9 @@ class ActorRef:
         """
         return self._router.tell(self.owner, self.address, message, lane)
 
-    async def ask(
+    def ask(
         self, message: Message, reply: type[R], timeout_s: float | None = None, *, attempts: int = 1
-    ) -> R:  # fmt: skip
+    ) -> Coroutine[Any, Any, R]:  # fmt: skip
         """Ask and wait for the reply, at most ``timeout_s`` (default ``limits.ask_timeout_s``).
 
         ``attempts`` > 1 repeats the question under the same id when the link fails; its handler must be idempotent.
@@ -63,7 +64,7 @@ class ActorRef:
             DeadlineExceeded: no answer in time.
             WrongReply: the answer is no ``reply``.
         """
-        return await self._router.questions.ask(self.owner, self.address, message, reply, timeout_s, attempts)
+        return self._router.questions.ask(self.owner, self.address, message, reply, timeout_s, attempts)
 
     def stream(
         self,

@@ -4,27 +4,33 @@
 
 Invariants
 - A waiter ends exactly once and leaves the table then; an answer that finds no waiter is counted and dropped.
-- Deadlines belong to this table, never to a socket.
+- Deadlines belong to this table, never to a socket. One timer of the loop serves them all: it is set for the earliest
+  deadline that was ever nearest, so a question that is answered in time sets and cancels none.
 - An answer is kept under (asker's peer with its incarnation, request id); a repeat never runs the handler again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from actors.core.answers import Caller
 from actors.core.errors import AskError, DeadlineExceeded, NotSent, RefusalReason, Refused, SentNoReply
 from actors.core.message import Message
 from transport.address import ActorAddress, PeerId
 
+_SLACK: Final = 64
+"""Deadlines of ended questions that may lie about before they are swept out."""
+
 
 class Waiter:
     """An ask, or the consuming end of a stream, that has not ended."""
 
-    __slots__ = ("asker", "future", "question", "reply_kind", "request_id", "sent", "since", "target", "timer")
+    __slots__ = ("asker", "deadline_at", "future", "question", "reply_kind", "request_id", "sent", "since", "target")
 
     def __init__(
         self, request_id: int, asker: str, target: ActorAddress, question: str, reply_kind: type[Message], since: float
@@ -39,7 +45,8 @@ class Waiter:
         self.sent = False
         """The frames have been handed to a live link: the target may have seen them."""
         self.future: asyncio.Future[Any] | None = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.deadline_at = math.inf
+        """Loop time at which ``Requests`` lets it fail; a stream's consumer minds its own."""
 
     @property
     def is_stream(self) -> bool:
@@ -88,6 +95,10 @@ class Requests:
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._open: dict[int, Waiter] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        """A heap, with ended questions in it that are swept out when they are the most."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = math.inf
         self._opened = 0
         self._ended = 0
         self.late_replies = 0
@@ -113,15 +124,40 @@ class Requests:
 
     def arm(self, waiter: Waiter, deadline_at: float) -> None:
         """Let the waiter fail with DeadlineExceeded at loop time ``deadline_at``."""
-        waiter.timer = asyncio.get_running_loop().call_at(deadline_at, self._expire, waiter)
+        waiter.deadline_at = deadline_at
+        if len(self._deadlines) > 2 * len(self._open) + _SLACK:
+            self._deadlines = [(w.deadline_at, w.request_id) for w in self._open.values() if w.deadline_at < math.inf]
+            heapq.heapify(self._deadlines)
+        else:
+            heapq.heappush(self._deadlines, (deadline_at, waiter.request_id))
+        if deadline_at < self._rings_at:
+            self._ring_at(deadline_at)
 
-    def _expire(self, waiter: Waiter) -> None:
-        if self._open.get(waiter.request_id) is waiter:
-            self.deadlines_exceeded += 1
-            waited_s = asyncio.get_running_loop().time() - waiter.since
-            text = f"{waiter.question} to {waiter.target}: no answer within {waited_s:.3g} s"
-            self.close(waiter)
-            waiter.fail(DeadlineExceeded(text, target=waiter.target, question=waiter.question))
+    def _ring_at(self, deadline_at: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rings_at = deadline_at
+        self._timer = asyncio.get_running_loop().call_at(deadline_at, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._rings_at = math.inf
+        now = asyncio.get_running_loop().time()
+        while self._deadlines:
+            deadline_at, request_id = self._deadlines[0]
+            waiter = self._open.get(request_id)
+            if waiter is not None and deadline_at > now:
+                self._ring_at(deadline_at)
+                return
+            heapq.heappop(self._deadlines)
+            if waiter is not None and waiter.deadline_at <= now:
+                self._expire(waiter, now)
+
+    def _expire(self, waiter: Waiter, now: float) -> None:
+        self.deadlines_exceeded += 1
+        text = f"{waiter.question} to {waiter.target}: no answer within {now - waiter.since:.3g} s"
+        self.close(waiter)
+        waiter.fail(DeadlineExceeded(text, target=waiter.target, question=waiter.question))
 
     def get(self, request_id: int) -> Waiter | None:
         """The waiter of that id, if it still waits."""
@@ -129,19 +165,16 @@ class Requests:
 
     def take(self, request_id: int) -> Waiter | None:
         """The waiter of that id, removed; None, and counted, if the answer comes too late."""
-        waiter = self._open.get(request_id)
+        waiter = self._open.pop(request_id, None)
         if waiter is None:
             self.late_replies += 1
-            return None
-        self.close(waiter)
+        else:
+            self._ended += 1
         return waiter
 
     def close(self, waiter: Waiter) -> None:
         """Remove a waiter. Idempotent."""
         self._ended += self._open.pop(waiter.request_id, None) is not None
-        if waiter.timer is not None:
-            waiter.timer.cancel()
-            waiter.timer = None
 
     def mark_sent(self, peer: PeerId) -> None:
         """What was queued for ``peer`` has been handed to its link."""
@@ -159,13 +192,15 @@ class Requests:
         """Every question of this process ends now."""
         for peer in dict.fromkeys(waiter.target.peer for waiter in self._open.values()):
             self.fail_peer(peer, why, gone)
+        if self._timer is not None:
+            self._timer.cancel()
 
     def counts(self, now: float) -> AskCounts:
         """Opened, ended, open, and those that should have ended before loop time ``now``."""
         overdue = [
-            OverdueAsk(waiter.request_id, waiter.asker, waiter.target, waiter.question, now - waiter.timer.when())
+            OverdueAsk(waiter.request_id, waiter.asker, waiter.target, waiter.question, now - waiter.deadline_at)
             for waiter in self._open.values()
-            if waiter.timer is not None and waiter.timer.when() < now
+            if waiter.deadline_at < now
         ]
         return AskCounts(self._opened, self._ended, len(self._open), tuple(overdue))
 

@@ -43,7 +43,7 @@ from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind
 from transport.errors import TransportError
-from transport.transport import Lane, SendOutcome, Transport
+from transport.transport import Frame, Lane, SendOutcome, Transport
 
 R = TypeVar("R", bound=Message)
 
@@ -83,6 +83,7 @@ class Router:
         self.stopping = False
         self.handled = 0
         self._last_id = 0
+        self._trace_base = (self.own.incarnation << 20) & _ID_MASK
 
     @property
     def endpoint(self) -> str:
@@ -169,18 +170,20 @@ class Router:
         deadline_at: float | None = None,
         surely: bool = False,
     ) -> SendOutcome:
-        envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
-                            request_id=request_id, attempt=attempt, number=number,
-                            number_bytes=number_bytes)  # fmt: skip
-        body: list[Any] = []
+        """Send one message to another process, in the trace that goes on here."""
+        tag, job, epoch = "", "", 0
+        body: list[Frame] = []
         if message is not None:
-            envelope.tag, has_job, has_epoch = label(type(message))
+            tag, has_job, has_epoch = label(type(message))
             if has_job:
-                envelope.job = cast(Any, message).job
+                job = cast(Any, message).job
             if has_epoch:
-                envelope.epoch = cast(Any, message).epoch
+                epoch = cast(Any, message).epoch
             body = encode_body(message)
-        envelope.trace_id, envelope.parent_id = self._trace()
+        trace_id, parent_id = self._trace()
+        envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
+                            request_id=request_id, attempt=attempt, epoch=epoch, job=job, trace_id=trace_id,
+                            parent_id=parent_id, tag=tag, number=number, number_bytes=number_bytes)  # fmt: skip
         outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
         if outcome is not SendOutcome.QUEUED:
             self.counters[f"send_{outcome.value}"] += 1
@@ -208,11 +211,9 @@ class Router:
         delivery = current.get()
         if delivery is not None and delivery.trace_id:
             return delivery.trace_id, delivery.span_id
-        return self.new_trace(), 0
-
-    def new_trace(self) -> int:
-        """An id that no other process draws: from the incarnation and a counter, so no randomness is used."""
-        return ((self.own.incarnation << 20) ^ self.next_id()) & _ID_MASK
+        # an id that no other process draws: from the incarnation and a counter, so no randomness is used
+        self._last_id += 1
+        return self._trace_base ^ self._last_id, 0
 
     # questions and tells, from refs
 
@@ -271,12 +272,13 @@ class Router:
         window: Window | None = None, trace_id: int = 0,
     ) -> None:  # fmt: skip
         """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
-        repeatable = caller is not None and handler.idempotent and not handler.streams
+        repeatable = handler.idempotent and not handler.streams and caller is not None
         if repeatable and not self.results.begin(cast(Caller, caller), self.now()):
             return
+        self._last_id += 1
         cell.mailbox.put(
-            Delivery(message, label(type(message))[0], handler, sender, caller=caller, deadline_at=deadline_at,
-                     lane=lane, window=window, trace_id=trace_id, span_id=self.next_id())
+            Delivery(message, tag_of(type(message)), handler, sender, caller=caller, deadline_at=deadline_at,
+                     lane=lane, window=window, trace_id=trace_id, span_id=self._last_id)
         )  # fmt: skip
 
     def deliver_local(
@@ -299,12 +301,12 @@ class Router:
         caller = delivery.caller
         if caller is None or delivery.answered:
             return
-        send = partial(self.send_answer, caller, kind, message, delivery.lane, number)
-        send()
+        self.send_answer(caller, kind, message, delivery.lane, number)
         delivery.answered = True
         if delivery.handler.idempotent and not delivery.handler.streams:
             if kind is Kind.REPLY or (isinstance(message, Failure) and message.declared):
-                self.results.finish(caller, send, self.now())
+                again = partial(self.send_answer, caller, kind, message, delivery.lane, number)
+                self.results.finish(caller, again, self.now())
             else:
                 self.results.abandon(caller)
 
@@ -323,10 +325,10 @@ class Router:
         waiter = self.requests.take(request_id)
         if waiter is None:
             return
-        if kind is Kind.STREAM_END and isinstance(waiter, Stream):
-            waiter.end(number)
-        elif kind is Kind.REPLY and not waiter.is_stream and isinstance(message, waiter.reply_kind):
+        if kind is Kind.REPLY and isinstance(message, waiter.reply_kind) and not waiter.is_stream:
             waiter.settle(message)
+        elif kind is Kind.STREAM_END and isinstance(waiter, Stream):
+            waiter.end(number)
         elif kind in (Kind.ERROR, Kind.REFUSED, Kind.DOWN) and message is not None:
             waiter.fail(error_of(message, waiter.target, waiter.question, stream=waiter.is_stream))
         else:
