@@ -46,6 +46,8 @@ from configs.schema import JobConfig
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind, encode_envelope
 
+SHORT: Final = ("--tokens", "512")
+"""For ``bench all``."""
 WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.005
 
