@@ -60,11 +60,7 @@ class TokenEntry:
     def _follow_on(self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
         """bool[n] which rows go on exactly where their sample ends, given that those before them are entered."""
         right = (rows >= 0) & (event.finished <= FinishReason.ABORTED)
-        ends, budget = np.zeros((2, len(rows)), np.int32)
-        for step in distinct(steps[right]):
-            of_step = right & (steps == step)
-            ends[of_step] = self._batches[step].length[rows[of_step]]
-            budget[of_step] = self._batches[step].sampling.max_tokens
+        ends, budget = self._ends(steps, rows, right)
         order = np.argsort(event.assignments, kind="stable")
         numbers, counts = event.assignments[order], event.counts[order]
         again = numbers[1:] == numbers[:-1]
@@ -74,6 +70,19 @@ class TokenEntry:
             ends[order] += before - before[first][np.cumsum(first) - 1]
             right[order[1:]] &= ~again | (event.finished[order[:-1]] == FinishReason.RUNNING)
         return right & (event.offsets == ends) & (event.offsets + event.counts <= budget)
+
+    def _ends(self, steps: np.ndarray, rows: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
+        """Where the samples of the ``right`` rows end, and may end: int32[n] each, or one budget for all."""
+        present = distinct(steps[right])
+        if len(present) == 1 and right.all():
+            batch = self._batches[present[0]]
+            return batch.length[rows], batch.sampling.max_tokens
+        ends, budget = np.zeros((2, len(rows)), np.int32)
+        for step in present:
+            of_step = right & (steps == step)
+            ends[of_step] = self._batches[step].length[rows[of_step]]
+            budget[of_step] = self._batches[step].sampling.max_tokens
+        return ends, budget
 
     def _enter(
         self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray, pick: np.ndarray | None, outcome: Outcome

@@ -87,8 +87,8 @@ class LatencyMeter:
     """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
 
     def __init__(self) -> None:
-        self._seconds = np.full((BATCHES, CONTEXTS), np.nan)
-        self._steps = np.zeros((BATCHES, CONTEXTS), np.int64)
+        self._cells: dict[tuple[int, int], tuple[float, int]] = {}
+        """Row and column → seconds, and of how many steps."""
         self._table: LatencyTable | None = None
 
     def add(self, step_s: float, shape: StepShape, prompt_tokens: float) -> None:
@@ -99,19 +99,19 @@ class LatencyMeter:
         context = prompt_tokens + shape.generated / n
         cell = _row(n), _column(context)
         per_token_s = step_s * n / shape.tokens
-        before = float(self._seconds[cell])
-        if not math.isnan(before):
-            per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
-            weight = max(_WEIGHT, 1.0 / (int(self._steps[cell]) + 1))
-            per_token_s = before + weight * (per_token_s - before)
-        self._seconds[cell] = per_token_s
-        self._steps[cell] += 1
+        before, steps = self._cells.get(cell, (per_token_s, 0))
+        per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
+        per_token_s = before + max(_WEIGHT, 1.0 / (steps + 1)) * (per_token_s - before)
+        self._cells[cell] = per_token_s, steps + 1
         self._table = None
 
     @property
     def table(self) -> LatencyTable:
         if self._table is None:
-            self._table = LatencyTable(self._seconds.copy())
+            seconds = np.full((BATCHES, CONTEXTS), np.nan)
+            for cell, (per_token_s, _) in self._cells.items():
+                seconds[cell] = per_token_s
+            self._table = LatencyTable(seconds)
         return self._table
 
 
