@@ -185,6 +185,9 @@ class Limits(BaseModel):
     versions_held: int = Field(default=4, description="versions that the weight server keeps")
     pull_timeout_s: float = Field(default=120.0, description="one version, all of it")
     chunk_retries: int = Field(default=4, description="rounds of fetching chunks that are missing or corrupt")
+    relay_children: int = Field(
+        default=2, ge=1, description="machines that one machine feeds with a version, the trainer's among them"
+    )
     publish_timeout_s: float = Field(default=120.0, description="one version, all of it")
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")

@@ -182,6 +182,17 @@ class SyncConfig(Section):
     """``async``: how many versions older than the trained one a sample's tokens may be."""
 
 
+class WeightsConfig(Section):
+    """How new weights reach rollout workers on other machines; on the trainer's they are mapped."""
+
+    delta: bool = True
+    """Send what has changed since the version that the worker holds. Lossless; a version of which too much has changed
+    is sent whole. Worth it on links below some 25 Gbit/s."""
+    relay: bool = True
+    """Have workers pass on what they have: the trainer's machine sends each version at most twice, whatever their
+    number, and once to each other machine. Workers must be able to reach each other."""
+
+
 class CheckpointConfig(Section):
     every: NonNegativeInt = 50
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
@@ -251,6 +262,7 @@ class JobConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     sync: SyncConfig = SyncConfig()
+    weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()
     provider: ProviderConfig = ProviderConfig()

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.core.context import Context
+from actors.rollout.relay import Relay
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from transport.address import ActorAddress
@@ -27,7 +28,7 @@ class VersionPuller:
 
     def __init__(self, ctx: Context, job: str, on_ready: Callable[[float], None]) -> None:
         self._ctx = ctx
-        self._client = WeightClient(ctx, job)
+        self._client = WeightClient(ctx, job, self._serve)
         self._on_ready = on_ready
         self._wanted = NEWEST
         self._weights: ActorAddress | None = None
@@ -50,9 +51,15 @@ class VersionPuller:
         return pulled
 
     def close(self) -> None:
-        """Let go of a version that nobody took."""
+        """Let go of a version that nobody took, and of what lies in shared memory for others."""
         if (pulled := self.take()) is not None:
             pulled.close()
+        self._client.close()
+
+    async def _serve(self) -> ActorAddress:
+        """Pass on what is pulled over the network."""
+        relay = await self._ctx.spawn(f"{self._ctx.self_address.name}-relay", Relay(self._client.shelf))
+        return relay.address
 
     async def _pull(self, weights: ActorAddress) -> None:
         delay_s, version = self._ctx.limits.backoff_first_s, self._wanted
@@ -85,6 +92,7 @@ class VersionPuller:
             raise VersionNotHeld(
                 f"the newest version at the server is {pulled.policy_version}, wanted is {self._wanted}"
             )
-        self.close()
+        if (untaken := self.take()) is not None:
+            untaken.close()
         self._fetched, self._ready = pulled.policy_version, pulled
         self._on_ready(pulled.seconds)

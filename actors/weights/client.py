@@ -1,28 +1,53 @@
 """Pulling a version: map it when it lies on this machine, else fetch its chunks; verify all of it either way.
 
-    manifest ──same host?──▶ map the segment ──▶ verify every chunk ──▶ views
-        └── else ──▶ stream the missing chunks ─▶ verify each as it comes ─┐
-                          ▲────────── what is missing or corrupt ──────────┘
+    manifest ──same machine as the server──▶ map the segment ──▶ verify every chunk ──▶ views
+        │                                          ▲ its file
+        ├──── a neighbour pulls it already ────────┘
+        └──── else ──▶ chunks or deltas from the server, or from a puller that has them ──▶ verify, put in place ─┐
+                                      ▲──────────────── what is missing or corrupt ───────────────────────────────┘
 
-A pull that breaks off keeps the chunks that it has: the next call for the same version fetches only the rest. A server
-whose chunks stay corrupt is told so: the damage may lie in its segment.
+Receiving is the loop's, verifying and placing the actor's own thread's; a bounded number of chunks is between them.
+
+What comes over the network lies in a segment of this machine's shared memory (``holding.py``): neighbours map it,
+pullers elsewhere are fed from it, the next delta is applied to it, and a puller that was killed finds it again. A pull
+that breaks off keeps what it has. A server whose chunks stay corrupt is told so: the damage may lie in its segment.
 """
 
 from __future__ import annotations
 
-import mmap
+import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
 from actors.core.context import Context
+from actors.core.errors import AskError
 from actors.weights.errors import CorruptSegment, VersionNotHeld
-from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
-from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, SegmentDamaged
-from actors.weights.segments import host_id
+from actors.weights.holding import Holding, Shelf, mapped_holding, open_holding
+from actors.weights.manifest import check_manifest, same_layout, tensor_views
+from actors.weights.memory import SegmentWriter
+from actors.weights.messages import (
+    Chunk,
+    GetChunks,
+    GetManifest,
+    GetSegment,
+    Manifest,
+    ManifestReply,
+    SegmentDamaged,
+    SegmentReady,
+)
+from actors.weights.segments import host_id, segment_directory
 from transport.address import ActorAddress
 from transport.transport import Lane
+
+WINDOW_CHUNKS: Final = 16
+"""Chunks under way to a puller; half of them may be between its loop and its thread."""
+
+_SETTLE_S: Final = 1.0
+"""Until room is made for the next version: the engine loads this one first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,26 +60,27 @@ class PulledWeights:
     bytes: int
     seconds: float
     mapped: bool
+    wire_bytes: int = 0
+    """What came over the network for it: nothing if it was mapped, little if as deltas."""
 
     def close(self) -> None:
         """Let go of the views; the memory goes with the last of them."""
         self.tensors.clear()
 
 
-@dataclass(slots=True)
-class _Partial:
-    manifest: Manifest
-    buffer: bytearray
-    missing: set[int]
-
-
 class WeightClient:
-    """Pulls versions on behalf of one actor; one pull at a time."""
+    """Pulls versions on behalf of one actor; one pull at a time.
 
-    def __init__(self, ctx: Context, job: str) -> None:
+    ``serve`` starts what passes on to others the versions on ``shelf``, and says where it is.
+    """
+
+    def __init__(self, ctx: Context, job: str, serve: Callable[[], Awaitable[ActorAddress]] | None = None) -> None:
         self._ctx = ctx
         self._job = job
-        self._partial: _Partial | None = None
+        self._serve = serve
+        self._served_by: ActorAddress | None = None
+        self._writer = SegmentWriter()
+        self.shelf = Shelf()
 
     async def pull(self, weights: ActorAddress, policy_version: int) -> PulledWeights:
         """Fetch and verify ``policy_version`` (-1: the newest) from the server at ``weights``.
@@ -62,71 +88,168 @@ class WeightClient:
         Raises:
             VersionNotHeld: the server has retired it; ask for the newest.
             CorruptSegment: bytes do not match their hashes after every retry.
+            NoRoom: this machine's shared memory is full.
             AskError: the server could not be reached in time; a later call resumes.
         """
         started_s = self._ctx.now()
-        server = self._ctx.ref(weights)
-        reply = await server.ask(GetManifest(job=self._job, policy_version=policy_version), ManifestReply)
-        manifest = reply.manifest
-        if manifest is None:
-            raise VersionNotHeld(f"the weight server does not hold version {policy_version}")
-        check_manifest(manifest)
-        data = await self._map(manifest, reply)
-        mapped = data is not None
-        if data is None:
-            data = await self._fetch(weights, manifest)
+        reply = await self._locate(weights, policy_version)
+        if reply.host == host_id():
+            holding = await self._ctx.run_blocking(mapped_holding, _manifest(reply), Path(reply.path))
+            if holding is not None:
+                return self._pulled(holding, started_s, mapped=True)
+        elif reply.relay and self._serve is not None:
+            self._served_by = self._served_by or await self._serve()
+            self.shelf.expect(_manifest(reply).policy_version)
+            reply = await self._locate(weights, _manifest(reply).policy_version)
+        try:
+            holding = await self._fetch(weights, reply)
+        finally:
+            self.shelf.expect(-1)
+        return self._pulled(holding, started_s, mapped=not holding.own)
+
+    def close(self) -> None:
+        """Give back what this client has in shared memory; what is unfinished waits for its next life."""
+        for holding in self.shelf.values():
+            holding.release()
+        self.shelf.clear()
+        self._writer.close()
+
+    def _pulled(self, holding: Holding, started_s: float, *, mapped: bool) -> PulledWeights:
+        manifest = holding.manifest
         return PulledWeights(
             policy_version=manifest.policy_version,
-            tensors=tensor_views(manifest, data),
+            tensors=tensor_views(manifest, holding.view),
             dtypes={entry.name: entry.dtype for entry in manifest.tensors},
             bytes=manifest.total_bytes,
             seconds=self._ctx.now() - started_s,
             mapped=mapped,
+            wire_bytes=holding.wire_bytes,
         )
 
-    async def _map(self, manifest: Manifest, reply: ManifestReply) -> memoryview | None:
-        """The mapped segment if it is on this host, whole and intact; None to fetch it instead."""
-        if reply.host != host_id():
-            return None
-        return await self._ctx.run_blocking(_map_verified, manifest, Path(reply.path))
+    async def _locate(
+        self, weights: ActorAddress, policy_version: int, avoid: ActorAddress | None = None
+    ) -> ManifestReply:
+        """The manifest, and where to get the chunks."""
+        question = GetManifest(
+            job=self._job, policy_version=policy_version, puller=self._served_by, host=host_id(), avoid=avoid
+        )
+        reply = await self._ctx.ref(weights).ask(question, ManifestReply)
+        if reply.manifest is None:
+            raise VersionNotHeld(f"the weight server does not hold version {policy_version}")
+        check_manifest(reply.manifest)
+        return reply
 
-    async def _fetch(self, weights: ActorAddress, manifest: Manifest) -> bytearray:
-        partial = self._partial
-        if partial is None or partial.manifest != manifest:
-            partial = _Partial(manifest, bytearray(manifest.total_bytes), set(range(len(manifest.chunk_hashes))))
-            self._partial = partial
+    async def _fetch(self, weights: ActorAddress, reply: ManifestReply) -> Holding:
+        """All of a version, from whoever is named, at last from the server itself."""
+        manifest = _manifest(reply)
+        holding: Holding | None = None
+        feed, maps = reply.feed or weights, reply.feed_maps
         for _ in range(self._ctx.limits.chunk_retries):
-            await self._fetch_missing(weights, partial)
-            if not partial.missing:
-                self._partial = None
-                return partial.buffer
+            try:
+                if maps:
+                    holding = await self._map_neighbours(feed, manifest)
+                else:
+                    holding = await self._open(manifest, reply)
+                    await self._fetch_missing(feed, holding, reply)
+            except AskError:
+                if feed == weights:
+                    raise
+            if holding is not None and holding.whole:
+                return await self._keep(holding)
+            if feed != weights:
+                reply = await self._locate(weights, manifest.policy_version, avoid=feed)
+                feed, maps = reply.feed or weights, reply.feed_maps
+        holding = await self._open(manifest, reply)
+        if feed != weights:
+            await self._fetch_missing(weights, holding, reply)
+            if holding.whole:
+                return await self._keep(holding)
         self._ctx.ref(weights).tell(SegmentDamaged(job=self._job, policy_version=manifest.policy_version))
-        raise CorruptSegment(f"version {manifest.policy_version}: chunks {sorted(partial.missing)[:8]} stay corrupt")
+        raise CorruptSegment(f"version {manifest.policy_version}: chunks {sorted(holding.missing)[:8]} stay corrupt")
 
-    async def _fetch_missing(self, weights: ActorAddress, partial: _Partial) -> None:
-        wanted = np.array(sorted(partial.missing), dtype=np.int32)
-        request = GetChunks(job=self._job, policy_version=partial.manifest.policy_version, chunks=wanted)
-        stream = self._ctx.ref(weights).stream(
-            request, Chunk, timeout_s=self._ctx.limits.pull_timeout_s, credit_items=8, lane=Lane.BULK
+    async def _open(self, manifest: Manifest, reply: ManifestReply) -> Holding:
+        """What there is of a version, on the shelf or of an earlier life; nothing at first."""
+        version = manifest.policy_version
+        holding = self.shelf.get(version)
+        if holding is not None and holding.manifest == manifest:
+            return holding
+        for other in [v for v, held in self.shelf.items() if v == version or not held.whole]:
+            self.shelf.pop(other).discard()
+        path = segment_directory() / f"{Path(reply.path).name}@{self._ctx.self_address.name}"
+        self.shelf[version] = holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer)
+        self.shelf.notify()
+        return holding
+
+    async def _map_neighbours(self, neighbour: ActorAddress, manifest: Manifest) -> Holding | None:
+        """The file of a puller on this machine, once it has all of the version."""
+        question = GetSegment(job=self._job, policy_version=manifest.policy_version)
+        patience_s = self._ctx.limits.pull_timeout_s
+        ready = await self._ctx.ref(neighbour).ask(question, SegmentReady, timeout_s=patience_s)
+        return await self._ctx.run_blocking(mapped_holding, manifest, Path(ready.path))
+
+    async def _fetch_missing(self, feed: ActorAddress, holding: Holding, reply: ManifestReply) -> None:
+        base = self._base(holding.manifest) if reply.delta else None
+        if holding.whole:
+            return
+        request = GetChunks(
+            job=self._job,
+            policy_version=holding.manifest.policy_version,
+            chunks=np.array(sorted(holding.missing), dtype=np.int32),
+            base=-1 if base is None else base.manifest.policy_version,
         )
-        async with stream as chunks:
-            async for chunk in chunks:
-                if chunk.index in partial.missing and chunk_is_intact(partial.manifest, chunk.index, chunk.data.data):
-                    start, end = chunk_bounds(partial.manifest, chunk.index)
-                    partial.buffer[start:end] = chunk.data.data
-                    partial.missing.discard(chunk.index)
+        stream = self._ctx.ref(feed).stream(
+            request, Chunk, timeout_s=self._ctx.limits.pull_timeout_s, credit_items=WINDOW_CHUNKS, lane=Lane.BULK
+        )
+        landing: asyncio.Task[None] | None = None
+        waiting: list[Chunk] = []
+        try:
+            async with stream as chunks:
+                async for chunk in chunks:
+                    if chunk.index in holding.missing:
+                        waiting.append(chunk)
+                    if landing is not None and (landing.done() or len(waiting) >= WINDOW_CHUNKS // 2):
+                        await self._landed(landing)
+                        landing = None
+                    if landing is None and waiting:
+                        landing = asyncio.create_task(self._land(holding, waiting, base), name="land chunks")
+                        waiting = []
+        finally:
+            if landing is not None:
+                await self._landed(landing)
+            if waiting:
+                await self._land(holding, waiting, base)
+
+    async def _landed(self, landing: asyncio.Task[None]) -> None:
+        async with asyncio.timeout(self._ctx.limits.blocking_call_s):
+            await landing
+
+    async def _land(self, holding: Holding, chunks: list[Chunk], base: Holding | None) -> None:
+        holding.landed(chunks, await self._ctx.run_blocking(holding.land, chunks, base))
+
+    def _base(self, manifest: Manifest) -> Holding | None:
+        """The version to take deltas against."""
+        whole = [held for held in self.shelf.values() if held.whole and same_layout(held.manifest, manifest)]
+        return max(whole, key=lambda held: held.manifest.policy_version, default=None)
+
+    async def _keep(self, holding: Holding) -> Holding:
+        """It is whole: it takes the place of the version before it, and room is made for the one after it."""
+        manifest = holding.manifest
+        if holding.own:
+            if not holding.named:
+                await self._ctx.run_blocking(self._writer.finish, holding.path)
+                holding.has_its_name()
+            self._ctx.start_task(self._prepare(holding), "make room for the next version")
+        for version in [v for v in self.shelf if v != manifest.policy_version]:
+            self.shelf.pop(version).release()
+        self.shelf[manifest.policy_version] = holding
+        self.shelf.notify()
+        return holding
+
+    async def _prepare(self, holding: Holding) -> None:
+        await self._ctx.sleep(_SETTLE_S)
+        await self._ctx.run_blocking(self._writer.prepare, holding.path, holding.manifest.total_bytes)
 
 
-def _map_verified(manifest: Manifest, path: Path) -> memoryview | None:
-    try:
-        with path.open("rb") as file:
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError):
-        return None
-    if len(view) != manifest.total_bytes:
-        return None
-    for index in range(len(manifest.chunk_hashes)):
-        start, end = chunk_bounds(manifest, index)
-        if not chunk_is_intact(manifest, index, view[start:end]):
-            return None
-    return view
+def _manifest(reply: ManifestReply) -> Manifest:
+    assert reply.manifest is not None, "checked when it came"
+    return reply.manifest

@@ -4,6 +4,8 @@ HeadraceError
 └── WeightsError
     ├── VersionNotHeld     infrastructure: the server retired or never had it; ask for the newest and retry
     ├── CorruptSegment     infrastructure: bytes do not match their hash; the bad chunks are fetched again
+    ├── MalformedDelta     infrastructure: a chunk's delta cannot be applied; the chunk is fetched again
+    ├── NoRoom             infrastructure: this machine's shared memory is full; retry later
     └── MalformedManifest  bug of the publisher; do not retry
 """
 
@@ -26,3 +28,11 @@ class CorruptSegment(WeightsError):
 
 class MalformedManifest(WeightsError):
     """Tensors overlap, leave the segment, or the chunk count does not fit the size."""
+
+
+class MalformedDelta(WeightsError):
+    """A chunk's delta is none, or was made against other bytes. The chunk is fetched again."""
+
+
+class NoRoom(WeightsError):
+    """This machine's shared memory has no room for a version. Retry when others have let go of theirs."""

@@ -60,6 +60,11 @@ def chunk_is_intact(manifest: Manifest, index: int, data: memoryview | bytes) ->
     return len(data) == end - start and xxhash.xxh3_128_digest(data) == manifest.chunk_hashes[index]
 
 
+def same_layout(one: Manifest, other: Manifest) -> bool:
+    """Whether every byte of both versions stands for the same element, in the same chunk."""
+    return (one.tensors, one.total_bytes, one.chunk_bytes) == (other.tensors, other.total_bytes, other.chunk_bytes)
+
+
 def check_manifest(manifest: Manifest) -> None:
     """Refuse a manifest whose tensors or chunks do not fit its size.
 

@@ -1,6 +1,6 @@
 """What the weight server says and hears. Versions are immutable; workers pull, nobody pushes.
 
-trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker
+trainer ──Publish──▶ weights ──VersionAvailable──▶ scheduler ──PullVersion──▶ worker ──GetChunks, GetSegment──▶ worker
                         ▲──────────GetManifest, GetChunks──────────────────────┘
 """
 
@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from actors.core.message import Message, message
+from transport.address import ActorAddress
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,11 @@ class GetManifest(Message):
 
     job: str
     policy_version: int
+    puller: ActorAddress | None = None
+    """Serves, on ``host``, what it has of this version; None: it passes nothing on."""
+    host: str = ""
+    avoid: ActorAddress | None = None
+    """The feed that it was given before, and that has failed it."""
 
 
 @message("weights.manifest_reply")
@@ -66,6 +72,27 @@ class ManifestReply(Message):
 
     manifest: Manifest | None
     host: str
+    path: str
+    feed: ActorAddress | None = None
+    """Where to get the chunks; None: here."""
+    feed_maps: bool = False
+    """``feed`` is on the puller's machine: wait for it with GetSegment, and map its file."""
+    relay: bool = False
+    """Say who you are, and pass on what you have."""
+    delta: bool = False
+    """Name the version that you hold in GetChunks."""
+
+
+@message("weights.get_segment")
+class GetSegment(Message):
+    """Puller to puller on one machine. Reply: SegmentReady, once the version is whole there."""
+
+    job: str
+    policy_version: int
+
+
+@message("weights.segment_ready")
+class SegmentReady(Message):
     path: str
 
 
@@ -79,11 +106,13 @@ class SegmentDamaged(Message):
 
 @message("weights.get_chunks")
 class GetChunks(Message):
-    """Opens a credit stream of Chunk on the bulk lane, in the order asked."""
+    """Opens a credit stream of Chunk on the bulk lane, in the order asked. Asked of the server, or of a puller."""
 
     job: str
     policy_version: int
     chunks: np.ndarray  # int32[n]
+    base: int = -1
+    """A version that the asker holds: chunks may come as deltas against it."""
 
 
 @message("weights.chunk")
@@ -91,6 +120,8 @@ class Chunk(Message):
     policy_version: int
     index: int
     data: np.ndarray  # uint8[m]
+    base: int = -1
+    """-1: ``data`` is the chunk itself; else its delta against that version (``actors/weights/delta.py``)."""
 
 
 @message("weights.query_versions")
@@ -103,3 +134,5 @@ class QueryVersions(Message):
 @message("weights.versions")
 class Versions(Message):
     held: tuple[int, ...]
+    sent_bytes: int = 0
+    """Of chunks, since the server started."""

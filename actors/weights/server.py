@@ -6,6 +6,9 @@
                                           scheduler ──PullVersion──▶ worker ──GetManifest──▶ map the segment, or
                                                                         └──GetChunks──▶ a credit stream of chunks
 
+Pullers on other machines are told of one another (``relay_tree.py``), so that what leaves this machine does not grow
+with their number; chunks come as deltas to those that hold another version (``delta_source.py``).
+
 It computes nothing and holds no bytes of its own, so it can die at any moment: the next one adopts the segments that
 its predecessor left in shared memory and announces the newest. A segment that turns out to be damaged is let go, and
 its publisher, told that it has a server to look at, publishes what it holds again.
@@ -13,9 +16,10 @@ its publisher, told that it has a server to look at, publishes what it holds aga
 
 from __future__ import annotations
 
-import mmap
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -31,8 +35,10 @@ from actors.scheduler.messages import (
     ServiceFound,
     VersionAvailable,
 )
+from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact
+from actors.weights.manifest import check_manifest, chunk_bounds, same_layout
+from actors.weights.memory import damaged_chunks, map_segment, warm
 from actors.weights.messages import (
     Chunk,
     GetChunks,
@@ -45,7 +51,11 @@ from actors.weights.messages import (
     SegmentDamaged,
     Versions,
 )
+from actors.weights.relay_tree import RelayTree
 from actors.weights.segments import host_id, read_manifests, remove_segment, write_manifest
+
+_AHEAD_CHUNKS: Final = 8
+"""Made ready together, while the ones before them are sent."""
 
 
 class RefusedPublish(ReplyError):
@@ -63,7 +73,12 @@ class WeightServer(RegisteredActor):
         self._args = args
         self._job = args.name_of_job
         self._run_dir = Path(args.run_dir)
+        self._job_weights = args.job_config.weights
         self._held: dict[int, tuple[Path, Manifest]] = {}
+        self._trees: dict[int, RelayTree] = {}
+        self._sources: dict[tuple[int, int], DeltaSource] = {}
+        """Of the newest version, against those that pullers hold."""
+        self._sent_bytes = 0
 
     async def on_start(self) -> None:
         for segment, manifest in read_manifests(self._run_dir):
@@ -105,6 +120,8 @@ class WeightServer(RegisteredActor):
     def _retire(self) -> None:
         for version in sorted(self._held)[: -self.ctx.limits.versions_held]:
             remove_segment(self._held.pop(version)[0])
+        self._trees = {version: tree for version, tree in self._trees.items() if version in self._held}
+        self._sources = {pair: source for pair, source in self._sources.items() if pair[0] == self.newest}
 
     def _announce(self) -> None:
         available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
@@ -113,14 +130,26 @@ class WeightServer(RegisteredActor):
     @handles(QueryVersions)
     @idempotent
     async def query_versions(self, message: QueryVersions) -> Versions:
-        return Versions(held=tuple(sorted(self._held)))
+        return Versions(held=tuple(sorted(self._held)), sent_bytes=self._sent_bytes)
 
     @handles(GetManifest)
     @idempotent
     async def get_manifest(self, message: GetManifest) -> ManifestReply:
         version = self.newest if message.policy_version < 0 else message.policy_version
         segment, manifest = self._held.get(version, (Path(), None))
-        return ManifestReply(manifest=manifest, host=host_id(), path=str(segment) if manifest else "")
+        place = None
+        if manifest is not None and message.puller is not None and message.host != host_id():
+            tree = self._trees.setdefault(version, RelayTree(self.ctx.limits.relay_children))
+            place = tree.place(message.puller, message.host, message.avoid)
+        return ManifestReply(
+            manifest=manifest,
+            host=host_id(),
+            path=str(segment) if manifest else "",
+            feed=place.feed if place else None,
+            feed_maps=place.maps if place else False,
+            relay=self._job_weights.relay,
+            delta=self._job_weights.delta,
+        )
 
     @handles(SegmentDamaged)
     @concurrent
@@ -148,31 +177,69 @@ class WeightServer(RegisteredActor):
     @handles(GetChunks)
     @concurrent
     async def get_chunks(self, message: GetChunks) -> AsyncIterator[Chunk]:
-        if message.policy_version not in self._held:
-            raise NotHeld(f"version {message.policy_version} is not held; held: {sorted(self._held)}")
-        segment, manifest = self._held[message.policy_version]
-        with segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            for index in (int(i) for i in message.chunks):
-                if not 0 <= index < len(manifest.chunk_hashes):
-                    raise NotHeld(
-                        f"chunk {index} does not exist: version {manifest.policy_version} has "
-                        f"{len(manifest.chunk_hashes)}"
-                    )
-                start, end = chunk_bounds(manifest, index)
-                data = np.frombuffer(
-                    mapped[start:end], dtype=np.uint8
-                )  # a copy: the mapping may close before it is sent
-                yield Chunk(policy_version=manifest.policy_version, index=index, data=data)
+        version = message.policy_version
+        if version not in self._held:
+            raise NotHeld(f"version {version} is not held; held: {sorted(self._held)}")
+        segment, manifest = self._held[version]
+        wanted: list[int] = message.chunks.tolist()
+        if wrong := [index for index in wanted if not 0 <= index < len(manifest.chunk_hashes)]:
+            raise NotHeld(f"chunk {wrong[0]} does not exist: version {version} has {len(manifest.chunk_hashes)}")
+        view, source = map_segment(segment), self._deltas(manifest, message.base)
+        batches = [wanted[first : first + _AHEAD_CHUNKS] for first in range(0, len(wanted), _AHEAD_CHUNKS)]
+        ready = asyncio.create_task(self._ready(manifest, view, source, batches[0] if batches else []), name="ready")
+        try:
+            for batch, after in zip(batches, [*batches[1:], []], strict=False):
+                async with asyncio.timeout(self.ctx.limits.pull_timeout_s):
+                    deltas = await ready
+                ready = asyncio.create_task(self._ready(manifest, view, source, after), name="ready")
+                for index in batch:
+                    chunk = _chunk(manifest, view, index, message.base, deltas.get(index))
+                    self._sent_bytes += chunk.data.nbytes
+                    yield chunk
+        finally:
+            ready.cancel()
+
+    def _deltas(self, manifest: Manifest, base: int) -> DeltaSource | None:
+        """Deltas against ``base``, if the job wants them and the server still holds it."""
+        if not self._job_weights.delta or base not in self._held or base == manifest.policy_version:
+            return None
+        key = (manifest.policy_version, base)
+        if key not in self._sources:
+            (segment, _), (former, described) = self._held[manifest.policy_version], self._held[base]
+            if not same_layout(manifest, described):
+                return None
+            try:
+                self._sources[key] = DeltaSource(manifest, segment, former)
+            except (OSError, ValueError):  # just being retired
+                return None
+        return self._sources[key]
+
+    async def _ready(
+        self, manifest: Manifest, view: memoryview, source: DeltaSource | None, chunks: list[int]
+    ) -> dict[int, bytes]:
+        """Have ``chunks`` ready to be sent: as deltas, else with their pages in reach."""
+        if source is not None:
+            return await self.ctx.run_blocking(source.make, chunks)
+        for index in chunks:
+            await self.ctx.run_blocking(warm, view, *chunk_bounds(manifest, index))
+        return {}
+
+
+def _chunk(manifest: Manifest, view: memoryview, index: int, base: int, delta: bytes | None) -> Chunk:
+    """A chunk as it lies in the segment, not copied, or as its delta against ``base``."""
+    start, end = chunk_bounds(manifest, index)
+    if delta is None:
+        return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(view[start:end], np.uint8))
+    return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(delta, np.uint8), base=base)
 
 
 def _is_intact(segment: Path, manifest: Manifest) -> bool:
     """Whether every chunk fits its hash; a segment that is gone has none."""
     try:
-        with segment.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            bounds = [chunk_bounds(manifest, index) for index in range(len(manifest.chunk_hashes))]
-            return all(chunk_is_intact(manifest, index, mapped[start:end]) for index, (start, end) in enumerate(bounds))
+        view = map_segment(segment)
     except (OSError, ValueError):
         return False
+    return len(view) == manifest.total_bytes and not damaged_chunks(manifest, view)
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.weights.manifest import hash_chunks
+from actors.weights.memory import SegmentWriter, copy_and_hash
 from actors.weights.messages import Manifest, TensorEntry
 
 
 def write_segment(
-    path: Path, data: memoryview, *, job: str, policy_version: int, chunk_bytes: int, tensors: tuple[TensorEntry, ...]
+    path: Path,
+    data: memoryview,
+    *,
+    job: str,
+    policy_version: int,
+    chunk_bytes: int,
+    tensors: tuple[TensorEntry, ...],
+    writer: SegmentWriter | None = None,
 ) -> Manifest:
-    """Write ``data`` (uint8) to ``path`` and describe it. Hashes come from memory, so a torn write is noticed."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb", buffering=0) as file:
-        written = 0
-        while written < len(data):
-            written += file.write(data[written:]) or 0
-    manifest = Manifest(
+    """Copy ``data`` (uint8) to ``path``, the one copy there is, and describe it.
+
+    Hashes are those of ``data``, so a torn write is noticed. ``writer``: of the versions before this one.
+    """
+    writer = writer or SegmentWriter()
+    place, _ = writer.begin(path, len(data))
+    with memoryview(place) as view:
+        hashes = copy_and_hash(data, view, chunk_bytes)
+    writer.finish(path)
+    return Manifest(
         job=job,
         policy_version=policy_version,
         parent=policy_version - 1,
         total_bytes=len(data),
         chunk_bytes=chunk_bytes,
-        chunk_hashes=hash_chunks(data, chunk_bytes),
+        chunk_hashes=hashes,
         tensors=tensors,
     )
-    partial.rename(path)
-    return manifest

@@ -31,6 +31,7 @@ from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.trainer.losses import token_logprobs, token_losses
+from actors.weights.memory import SegmentWriter
 from actors.weights.messages import Manifest
 
 R = TypeVar("R")
@@ -46,23 +47,37 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._thread: ThreadPoolExecutor | None = None
+        self._helper: ThreadPoolExecutor | None = None
+        """Makes room for the next version while this one is trained on."""
+        self._segments = SegmentWriter()
+        self._next_segment: tuple[Path, int] | None = None
         self._core: _Core | None = None
 
     async def start(self, spec: BackendSpec) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
+        self._helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segments")
         self._core = await self._run(_Core, spec)
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         return await self._run(self._open.score, batch, temperature, reference)
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        self._make_room()
         return await self._run(self._open.accumulate, batch, loss)
 
     async def step(self, *, weight: float) -> StepResult:
         return await self._run(self._open.step, weight)
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        return await self._run(self._open.export_segment, path, job, policy_version, chunk_bytes)
+        manifest = await self._run(self._open.export_segment, path, job, policy_version, chunk_bytes, self._segments)
+        self._next_segment = path, manifest.total_bytes
+        return manifest
+
+    def _make_room(self) -> None:
+        """For the next version, once we train again: just after a publication others need the machine to pull."""
+        if self._next_segment is not None and self._helper is not None:
+            self._helper.submit(self._segments.prepare, *self._next_segment)
+            self._next_segment = None
 
     async def save(self, directory: Path) -> None:
         await self._run(self._open.save, directory)
@@ -82,7 +97,10 @@ class TorchBackend:
     async def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
-        self._thread = self._core = None
+        if self._helper is not None:
+            self._helper.submit(self._segments.close)
+            self._helper.shutdown(wait=False)
+        self._thread = self._helper = self._core = None
 
     @property
     def _open(self) -> _Core:
@@ -204,7 +222,9 @@ class _Core:
 
     # ------------------------------------------------------------ files
 
-    def export_segment(self, path: Path, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
+    def export_segment(
+        self, path: Path, job: str, policy_version: int, chunk_bytes: int, writer: SegmentWriter
+    ) -> Manifest:
         data = self._parameters.bytes_on_host().numpy().data
         return write_segment(
             path,
@@ -213,6 +233,7 @@ class _Core:
             policy_version=policy_version,
             chunk_bytes=chunk_bytes,
             tensors=self._parameters.entries,
+            writer=writer,
         )
 
     def save(self, directory: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from actors.weights import segments
-from actors.weights.client import _map_verified
+from actors.weights.holding import mapped_holding
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.messages import Manifest
 from configs.fault_plan import ChunkTarget
@@ -41,9 +41,9 @@ def publish(run_dir: Path, version: int) -> tuple[Path, Manifest]:
 
 def test_a_spoilt_chunk_is_never_mapped_and_the_mended_one_is(run_dir: Path) -> None:
     segment, manifest = publish(run_dir, 3)
-    before = _map_verified(manifest, segment)
+    before = mapped_holding(manifest, segment)
     assert before is not None
-    intact = bytes(before)
+    intact = bytes(before.view)
 
     spoilt = spoil_chunk(run_dir, ChunkTarget(index=2), random.Random(5))
     assert (spoilt.version, spoilt.index) == (3, 2)
@@ -52,13 +52,13 @@ def test_a_spoilt_chunk_is_never_mapped_and_the_mended_one_is(run_dir: Path) -> 
     assert len(differing) == 1
     assert 2 * CHUNK <= differing[0] < 3 * CHUNK
     assert (now[differing[0]] ^ intact[differing[0]]).bit_count() == 1
-    assert _map_verified(manifest, segment) is None, "wrong weights must not be used"
-    assert bytes(before) == intact, "who has verified it keeps what was verified"
+    assert mapped_holding(manifest, segment) is None, "wrong weights must not be used"
+    assert bytes(before.view) == intact, "who has verified it keeps what was verified"
 
     assert mend_chunk(spoilt) == "the intact file is back"
-    after = _map_verified(manifest, segment)
+    after = mapped_holding(manifest, segment)
     assert after is not None
-    assert bytes(after) == intact
+    assert bytes(after.view) == intact
     assert sorted(path.name for path in segment.parent.glob("*spoilt*")) == []
 
 
@@ -95,7 +95,7 @@ def test_what_a_killed_head_left_spoilt_is_mended_by_the_next(run_dir: Path) -> 
         spoil_chunk(run_dir, ChunkTarget(version=version), random.Random(1))
     segments.remove_segment(gone)
     assert mend_all(run_dir) == 1
-    assert _map_verified(manifest, segment) is not None
+    assert mapped_holding(manifest, segment) is not None
     assert {path.name for path in segment.parent.glob("headrace-*")} == {
         segment.name,
         segments.manifest_path(segment).name,

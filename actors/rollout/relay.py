@@ -1,0 +1,62 @@
+"""Passes on to other pullers the versions that this one has, each chunk as soon as it is verified here.
+
+    server ── chunks ─▶ this puller ── chunks ─▶ pullers on other machines
+                              └── the file ────▶ neighbours on this machine, once it is whole
+
+It holds nothing of its own: what is on the client's shelf is to be had here, and who waits for what is let go is told
+so, and asks the weight server for somebody else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+
+from actors.core.actor import Actor, concurrent, handles
+from actors.core.errors import ReplyError
+from actors.weights.holding import Holding, Shelf
+from actors.weights.manifest import chunk_bounds
+from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
+
+
+class NotOnTheShelf(ReplyError):
+    """This puller does not have that version, or will not have all of it; ask the weight server for another feed."""
+
+
+class Relay(Actor):
+    """Serves ``shelf``, which its puller fills."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    @handles(GetSegment)
+    @concurrent
+    async def get_segment(self, message: GetSegment) -> SegmentReady:
+        holding = await self._holding(message.policy_version)
+        if not await holding.until(None, self.ctx.limits.pull_timeout_s):
+            raise NotOnTheShelf(f"version {message.policy_version} did not become whole here")
+        return SegmentReady(path=str(holding.path))
+
+    @handles(GetChunks)
+    @concurrent
+    async def get_chunks(self, message: GetChunks) -> AsyncIterator[Chunk]:
+        holding = await self._holding(message.policy_version)
+        manifest = holding.manifest
+        for index in (int(i) for i in message.chunks):
+            if not 0 <= index < len(manifest.chunk_hashes):
+                raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} does not exist")
+            if not await holding.until(index, self.ctx.limits.pull_timeout_s):
+                raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} did not come here")
+            delta = holding.deltas.get(index)
+            if delta is not None and delta.base == message.base:
+                yield delta
+                continue
+            start, end = chunk_bounds(manifest, index)
+            data = np.frombuffer(holding.view[start:end], dtype=np.uint8)
+            yield Chunk(policy_version=message.policy_version, index=index, data=data)
+
+    async def _holding(self, version: int) -> Holding:
+        if (holding := await self._shelf.until(version, self.ctx.limits.pull_timeout_s)) is None:
+            raise NotOnTheShelf(f"version {version} is not here; here are {sorted(self._shelf)}")
+        return holding

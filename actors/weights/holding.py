@@ -1,0 +1,171 @@
+"""A version as one puller has it: more of it from moment to moment, each chunk verified before anybody sees it.
+
+    begin ─▶ <segment>@<holder>.partial ── land, land, … ─▶ whole ─▶ <segment>@<holder> ─▶ release
+
+Invariants
+- A chunk leaves ``missing`` only when its bytes, where they lie, are those of the manifest's hash.
+- The file outlives a holder that was killed: its next life verifies what is there and fetches the rest.
+- ``missing`` and ``ended`` change on the event loop; bytes are written by the holder's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.weights.delta import apply_delta
+from actors.weights.errors import MalformedDelta, NoRoom
+from actors.weights.manifest import chunk_bounds, chunk_is_intact
+from actors.weights.memory import SegmentWriter, damaged_chunks, map_segment, partial_path
+from actors.weights.messages import Chunk, Manifest
+
+
+class Holding:
+    """One version, whole or partly. ``own``: the file at ``path`` is this holder's and goes with it."""
+
+    def __init__(self, manifest: Manifest, path: Path, view: memoryview, missing: set[int], *, own: bool) -> None:
+        self.manifest = manifest
+        self.path = path
+        self.view = view
+        self.missing = missing
+        self.own = own
+        self.named = not own
+        """The file has its final name: it can be mapped."""
+        self.ended = False
+        """Let go of: who waits for more of it waits in vain."""
+        self.wire_bytes = 0
+        """What has come over the network for it."""
+        self.deltas: dict[int, Chunk] = {}
+        """Chunks that came as deltas, to be passed on as such."""
+        self._changed = asyncio.Event()
+
+    @property
+    def whole(self) -> bool:
+        return not self.missing
+
+    def land(self, chunks: Sequence[Chunk], base: Holding | None) -> list[int]:
+        """Put ``chunks`` in their places; which of them are right. Blocks."""
+        landed: list[int] = []
+        for chunk in chunks:
+            start, end = chunk_bounds(self.manifest, chunk.index)
+            place = self.view[start:end]
+            if chunk.base >= 0:
+                right = base is not None and self._apply(chunk, base.view[start:end], place)
+            elif right := chunk_is_intact(self.manifest, chunk.index, chunk.data.data):
+                place[:] = chunk.data.data
+            if right:
+                landed.append(chunk.index)
+        return landed
+
+    def _apply(self, chunk: Chunk, old: memoryview, place: memoryview) -> bool:
+        try:
+            apply_delta(chunk.data, old, place)
+        except MalformedDelta:
+            return False
+        return chunk_is_intact(self.manifest, chunk.index, place)
+
+    def damaged(self, chunks: Sequence[int]) -> list[int]:
+        """Those of ``chunks`` whose bytes, where they lie, are not right. Blocks."""
+        return damaged_chunks(self.manifest, self.view, chunks)
+
+    def landed(self, chunks: Sequence[Chunk], right: Sequence[int]) -> None:
+        """Tell those who wait that ``right`` are there."""
+        self.missing.difference_update(right)
+        self.wire_bytes += sum(chunk.data.nbytes for chunk in chunks)
+        self.deltas.update((chunk.index, chunk) for chunk in chunks if chunk.base >= 0 and chunk.index in right)
+        self._wake()
+
+    def has_its_name(self) -> None:
+        """All of it is in the file at ``path``."""
+        self.named = True
+        self._wake()
+
+    def _wake(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _lacks(self, index: int | None) -> bool:
+        return not self.named if index is None else index in self.missing
+
+    async def until(self, index: int | None, timeout_s: float) -> bool:
+        """Wait until chunk ``index``, or the whole file, is here; False if it is let go of, or is not in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self.ended and self._lacks(index):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return not self.ended
+
+    def release(self) -> None:
+        """Let go of it: views that are still held keep their bytes, the file goes."""
+        self.ended = True
+        self._wake()
+        if self.own and self.whole:
+            self.path.unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Release it, and also what there is of an unfinished one."""
+        self.release()
+        if self.own:
+            partial_path(self.path).unlink(missing_ok=True)
+
+
+class Shelf(dict[int, Holding]):
+    """The versions that one puller has from the network: the newest whole one, and the one that comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._coming = -1
+        self._changed = asyncio.Event()
+
+    def expect(self, policy_version: int) -> None:
+        """Others may be told already to get ``policy_version`` here; -1: nothing comes any more."""
+        self._coming = policy_version
+        self.notify()
+
+    def notify(self) -> None:
+        """Something was put here."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def until(self, policy_version: int, timeout_s: float) -> Holding | None:
+        """That version as soon as it begins to come; None if it does not."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while policy_version not in self and policy_version == self._coming:
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        return self.get(policy_version)
+
+
+def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter) -> Holding:
+    """Room for a version at ``path``, with whatever an earlier life has left there. Blocks.
+
+    Raises:
+        NoRoom: there is none.
+    """
+    if (there := mapped_holding(manifest, path)) is not None:
+        there.own = True  # and named
+        return there
+    path.unlink(missing_ok=True)
+    try:
+        memory, resumed = writer.begin(path, manifest.total_bytes)
+    except OSError as error:
+        raise NoRoom(f"version {manifest.policy_version} of {manifest.total_bytes} bytes at {path}: {error}") from error
+    view = memoryview(memory)
+    missing = damaged_chunks(manifest, view) if resumed else range(len(manifest.chunk_hashes))
+    return Holding(manifest, path, view, set(missing), own=True)
+
+
+def mapped_holding(manifest: Manifest, path: Path) -> Holding | None:
+    """The version in the file at ``path``, mapped, if all of it is there and intact. Blocks."""
+    try:
+        view = map_segment(path)
+    except (OSError, ValueError):
+        return None
+    if len(view) != manifest.total_bytes or damaged_chunks(manifest, view):
+        return None
+    return Holding(manifest, path, view, set(), own=False)

@@ -1,0 +1,177 @@
+"""Segments as memory: mapped to be read, opened to be written, copied and hashed chunk by chunk on all cores.
+
+    begin ─▶ <path>.partial, mapped ─ write ─▶ finish ─▶ <path>        whole under its final name, or not there at all
+      ▲                                          │ beside further work
+      └──── its pages are there already ◀──── prepare ─▶ <…>-spare
+
+A fresh page of shared memory costs several times its copy: it is found, zeroed, entered in a table. So whoever writes
+version after version prepares the next segment's pages while nobody waits. That takes no more memory than there is at
+the moment of a publication, before the oldest version retires.
+
+Pages are always allocated before they are written through a mapping: where memory is full, that is an OSError and not a
+signal that ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from actors.weights.manifest import chunk_bounds, chunk_is_intact
+from actors.weights.messages import Manifest
+
+PARALLEL_BYTES: Final = 32 << 20
+"""Below this a second thread costs more than it brings, and no spare segment is kept."""
+_THREADS_MAX: Final = 4
+_STEP_BYTES: Final = 16 << 20
+"""Page tables are filled in steps, since Python holds its lock meanwhile."""
+_POPULATE_READ: Final = 22
+_POPULATE_WRITE: Final = 23
+
+
+def map_segment(path: Path) -> memoryview:
+    """The bytes of ``path``, read-only. The mapping goes with the last view of it.
+
+    Raises:
+        OSError, ValueError: it cannot be opened, or is empty.
+    """
+    with path.open("rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def partial_path(path: Path) -> Path:
+    """Where a segment lies until it is whole."""
+    return path.with_name(f"{path.name}.partial")
+
+
+class SegmentWriter:
+    """Writes one segment after another; calls come from one thread at a time, ``prepare`` may come from another."""
+
+    def __init__(self) -> None:
+        self._spare: tuple[Path, mmap.mmap] | None = None
+        self._lock = threading.Lock()
+
+    def begin(self, path: Path, size: int) -> tuple[mmap.mmap, bool]:
+        """``<path>.partial`` to be written, and whether it was there, left by somebody who did not finish.
+
+        Raises:
+            OSError: there is no room for ``size`` bytes.
+        """
+        partial = partial_path(path)
+        with contextlib.suppress(OSError):
+            if partial.stat().st_size == size:
+                return _writable(partial, size), True
+        with self._lock:
+            if self._spare is not None and len(self._spare[1]) == size and self._spare[0].parent == path.parent:
+                (spare, memory), self._spare = self._spare, None
+                with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up
+                    spare.rename(partial)
+                    return memory, False
+        return _writable(partial, size), False
+
+    def finish(self, path: Path) -> None:
+        """What was begun for ``path`` is whole. Idempotent."""
+        with contextlib.suppress(FileNotFoundError):
+            partial_path(path).rename(path)
+
+    def prepare(self, path: Path, size: int) -> None:
+        """Have the pages of a segment of ``size`` bytes ready beside ``path``; without room for it there is none."""
+        if size < PARALLEL_BYTES:
+            return
+        with self._lock:
+            if self._spare is not None and len(self._spare[1]) == size:
+                return
+            self._drop_spare()
+            spare = path.with_name(f"{path.name.rpartition('-v')[0] or path.name}-{os.getpid()}-spare")
+            try:
+                memory = _writable(spare, size)
+            except OSError:
+                spare.unlink(missing_ok=True)
+                return
+            _populate(memory, size, _POPULATE_WRITE)
+            self._spare = spare, memory
+
+    def close(self) -> None:
+        """Give the spare back."""
+        with self._lock:
+            self._drop_spare()
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare[0].unlink(missing_ok=True)
+            self._spare = None
+
+
+def _writable(path: Path, size: int) -> mmap.mmap:
+    with path.open("a+b") as file:
+        os.truncate(file.fileno(), size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+        return mmap.mmap(file.fileno(), size)
+
+
+def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
+    with contextlib.suppress(OSError, ValueError):  # an older kernel: pages come one by one as they are touched
+        for start in range(0, size, _STEP_BYTES):
+            memory.madvise(advice, start, min(_STEP_BYTES, size - start))
+
+
+def warm(view: memoryview, start: int, end: int) -> None:
+    """Enter the pages of a part of a mapped segment into this process's table, all at once."""
+    memory = view.obj
+    if isinstance(memory, mmap.mmap):
+        start -= start % mmap.PAGESIZE
+        with contextlib.suppress(OSError, ValueError):
+            memory.madvise(_POPULATE_READ, start, end - start)
+
+
+def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] | None = None) -> list[int]:
+    """Those of ``chunks`` (all) in a whole version's bytes that do not fit their hashes."""
+    wanted = list(range(len(manifest.chunk_hashes)) if chunks is None else chunks)
+    damaged: list[int] = []
+
+    def check(index: int) -> None:
+        start, end = chunk_bounds(manifest, index)
+        warm(view, start, end)
+        if not chunk_is_intact(manifest, index, view[start:end]):
+            damaged.append(index)
+
+    _on_all_cores(check, wanted, manifest.total_bytes)
+    return sorted(damaged)
+
+
+def copy_and_hash(source: memoryview, place: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
+    """Copy ``source`` to ``place``; the xxh3-128 digests of its chunks, of what was read, not of what was written."""
+    digests: list[bytes] = [b""] * -(-len(source) // chunk_bytes)
+
+    def move(index: int) -> None:
+        part = slice(index * chunk_bytes, (index + 1) * chunk_bytes)
+        place[part] = source[part]
+        digests[index] = xxhash.xxh3_128_digest(source[part])
+
+    _on_all_cores(move, list(range(len(digests))), len(source))
+    return tuple(digests)
+
+
+def _on_all_cores(work: Callable[[int], None], items: list[int], size: int) -> None:
+    """Do ``work`` for every item; hashing and copying let other threads run."""
+    threads = min(_THREADS_MAX, os.cpu_count() or 1) if size >= PARALLEL_BYTES else 1
+    if threads == 1:
+        for item in items:
+            work(item)
+        return
+
+    def share(first: int) -> None:
+        for item in items[first::threads]:
+            work(item)
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        list(pool.map(share, range(threads)))

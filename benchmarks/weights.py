@@ -1,0 +1,392 @@
+"""What it costs to hand a version on: published by a real trainer, pulled on the same machine, and over TCP.
+
+    trainer here ─ publish ─▶ shared memory ── map, verify ─▶ engine here              against memcpy + its own load
+                                    └─ chunks over TCP ─▶ 1, then N pullers elsewhere  against a raw stream of chunks
+
+Every version is pulled by all of them in turn, and the raw stream takes its turn between them, so that they see the
+same machine. "Elsewhere" is another process that is told that it runs on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import uvloop
+import zmq
+
+from actors.core.actor import Actor, handles
+from actors.core.leader import Leader
+from actors.core.ref import ActorRef
+from actors.core.system import ActorSystem
+from actors.roles import RoleArgs
+from actors.rollout.engine import EngineSpec
+from actors.scheduler.messages import (
+    Acknowledged,
+    LookupService,
+    RegisterService,
+    ServiceFound,
+    VersionAvailable,
+)
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.batching import TrainSample, cut
+from actors.trainer.publisher import Publisher
+from actors.trainer.spans import SpanRecorder
+from actors.weights.client import WeightClient
+from actors.weights.segments import remove_segments, segment_directory, segment_path
+from benchmarks._echo import new_system
+from benchmarks._jobs import ROOT, Result, hardware, measured, show
+from benchmarks._weights import Pull, PullDone
+from configs.limits import DEFAULT_LIMITS
+from configs.schema import JobConfig
+from transport.address import ActorAddress
+
+DEFAULT_BYTES: Final = 600_000_000
+"""300 million parameters in bfloat16."""
+ROUNDS: Final = 5
+PULLERS: Final = 8
+JOB: Final = "bench"
+
+
+def job_config() -> JobConfig:
+    """A job that says nothing but its name."""
+    return JobConfig.model_validate(
+        {
+            "name": JOB,
+            "steps": 1,
+            "model": {"source": "hf", "path": "unused", "dtype": "bfloat16"},
+            "data": {"source": "jsonl", "path": "unused"},
+            "reward": {"kind": "exact_match"},
+            "weights": {"delta": False},  # versions here are equal; deltas are measured by `bench delta`
+        }
+    )
+
+
+class Scheduler(Actor):
+    """As much of a scheduler as weights need: who serves what."""
+
+    def __init__(self) -> None:
+        self._services: dict[str, ActorAddress] = {}
+
+    @handles(RegisterService)
+    async def register(self, message: RegisterService) -> Acknowledged:
+        self._services[message.role] = message.address
+        return Acknowledged()
+
+    @handles(LookupService)
+    async def lookup(self, message: LookupService) -> ServiceFound:
+        return ServiceFound(address=self._services.get(message.role))
+
+    @handles(VersionAvailable)
+    async def available(self, message: VersionAvailable) -> None:
+        """Nobody waits for it here."""
+
+
+class Bystander(Actor):
+    """Lends its context to what an actor owns, so that it is measured by itself."""
+
+
+@dataclass
+class Children:
+    """Processes of this benchmark; they end with it."""
+
+    running: list[subprocess.Popen[str]] = field(default_factory=lambda: list[subprocess.Popen[str]]())
+
+    def start(self, kind: str, args: dict[str, Any]) -> str:
+        """Start one; the line in which it says where it is."""
+        command = [sys.executable, "-m", "benchmarks._weights", kind, json.dumps(args)]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.running.append(process)
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    async def actor(self, kind: str, args: dict[str, Any]) -> ActorAddress:
+        """Start one that hosts an actor; it may talk to us before it says where it is."""
+        return msgspec.json.decode(await asyncio.to_thread(self.start, kind, args), type=ActorAddress)
+
+    def end(self) -> None:
+        for process in self.running:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.close()
+            try:
+                process.wait(timeout=10.0)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout=10.0)
+            process.stdout.close()
+
+
+@contextlib.contextmanager
+def children() -> Iterator[Children]:
+    """A family that ends with the block."""
+    family = Children()
+    try:
+        yield family
+    finally:
+        family.end()
+
+
+class RawStream:
+    """The limit: a file's chunks through plain sockets. ``kept``: each is also put in its place, as weights must be."""
+
+    def __init__(self, family: Children, sockets: int) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._sockets: list[zmq.Socket[bytes]] = []
+        for port in json.loads(family.start("raw", {"sockets": sockets})):
+            socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.RCVHWM, 8)
+            socket.connect(f"tcp://127.0.0.1:{port}")
+            self._sockets.append(socket)
+        self._place = np.zeros(0, np.uint8)
+
+    def take(self, path: Path, chunk_bytes: int, *, kept: bool) -> float:
+        """Seconds for all chunks of ``path``."""
+        size = path.stat().st_size
+        if kept and len(self._place) != size:
+            self._place = np.ones(size, np.uint8)
+        place, stride = self._place.data, len(self._sockets)
+        began = perf_counter()
+        for first, socket in enumerate(self._sockets):
+            order = {"path": str(path), "chunk_bytes": chunk_bytes, "first": first, "stride": stride}
+            socket.send(json.dumps(order).encode())
+        for start in range(0, size, chunk_bytes):
+            frame = self._sockets[start // chunk_bytes % stride].recv(copy=False)
+            if kept:
+                place[start : start + chunk_bytes] = frame.buffer
+        return perf_counter() - began
+
+    def close(self) -> None:
+        for socket in self._sockets:
+            socket.send(b"null")
+            socket.close(linger=100)
+        self._context.term()
+
+
+class Bench:
+    """A trainer, its weight server, an engine beside it, and pullers elsewhere."""
+
+    def __init__(self, family: Children, scratch: Path, model: Path) -> None:
+        self._family = family
+        self._run_dir = scratch / "run"
+        self._memory = segment_directory() / f"headrace-bench-{scratch.name}"
+        self._model = model
+        self.system: ActorSystem = new_system("here")
+        self.version = 0
+        self.found: dict[str, list[float]] = {}
+
+    async def start(self) -> None:
+        from actors.rollout.engines.torch_engine import TorchEngine
+        from actors.trainer.backends.torch_backend import TorchBackend
+
+        self._memory.mkdir()
+        await self.system.start()
+        await self.system.spawn("scheduler", Scheduler())
+        role = RoleArgs(
+            role="weights",
+            name="weights",
+            node="here",
+            job=job_config().model_dump_json(),
+            model_path="",
+            run_dir=str(self._run_dir),
+            scheduler=self.system.address("scheduler"),
+            metrics=self.system.address("metrics"),
+        )
+        self.server = await self._family.actor("server", {"role": msgspec.to_builtins(role)})
+        trainer = Bystander()
+        await self.system.spawn("trainer", trainer)
+        self._backend, self.engine = TorchBackend(), TorchEngine()
+        await self._backend.start(BackendSpec(model_path=self._model, dtype="bfloat16", threads=2))
+        await self.engine.start(
+            EngineSpec(model_path=self._model, dtype="bfloat16", max_running=2, max_context_tokens=64, threads=2)
+        )
+        scheduler = Leader(trainer.ctx, self.system.address("scheduler"))
+        self._publisher = Publisher(
+            trainer.ctx,
+            self._backend,
+            SpanRecorder(trainer.ctx, job=JOB, track="trainer", metrics=lambda: self.system.address("metrics")),
+            job=JOB,
+            run_dir=self._run_dir,
+            scheduler=scheduler,
+        )
+        await self._publisher.find_server()
+        self._neighbour = WeightClient(trainer.ctx, JOB)
+
+    async def stop(self) -> None:
+        await self._publisher.settle()
+        await self.engine.close()
+        await self._backend.close()
+        await self.system.stop()
+        remove_segments(self._run_dir)
+        for path in self._memory.iterdir():
+            path.unlink()
+        self._memory.rmdir()
+
+    @property
+    def segment(self) -> Path:
+        return segment_path(self._run_dir, self.version)
+
+    def note(self, name: str, value: float) -> float:
+        self.found.setdefault(name, []).append(value)
+        return value
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.found[name])
+
+    async def publish(self) -> None:
+        """The next version, as the trainer does it: after training."""
+        self.version += 1
+        await self._backend.accumulate(_micro_batch(), LossSpec())
+        await asyncio.sleep(1.5)
+        began = perf_counter()
+        await self._publisher.publish(self.version)
+        self.note("publish_stall", perf_counter() - began)
+        await self._publisher.settle()
+        self.note("publish", perf_counter() - began)
+
+    async def pull_here(self) -> None:
+        """Map, verify, load; and beside it one memcpy, and the engine's load of what lies in its own memory."""
+        began = perf_counter()
+        pulled = await self._neighbour.pull(self.server, self.version)
+        assert pulled.mapped, "a puller on the trainer's machine maps"
+        self.note("map", perf_counter() - began)
+        await self.engine.load_weights(pulled.tensors, pulled.dtypes, self.version, in_flight="recompute")
+        self.note("map_and_load", perf_counter() - began)
+        own = {name: array.copy() for name, array in pulled.tensors.items()}
+        began = perf_counter()
+        await self.engine.load_weights(own, pulled.dtypes, self.version, in_flight="recompute")
+        self.note("load", perf_counter() - began)
+        source = np.fromfile(self.segment, np.uint8)
+        place = np.ones_like(source)
+        began = perf_counter()
+        np.copyto(place, source)
+        self.note("memcpy", perf_counter() - began)
+        pulled.close()
+
+    async def puller(self, name: str, machine: str) -> ActorRef:
+        """A new process that pulls, on ``machine``."""
+        args = {"name": name, "job": JOB, "machine": machine, "memory": str(self._memory)}
+        return self.system.ref(await self._family.actor("puller", args))
+
+    async def pull_there(self, pullers: Sequence[ActorRef]) -> list[PullDone]:
+        """All of them pull the newest version at once."""
+        order = Pull(weights=self.server, policy_version=self.version)
+        return await asyncio.gather(*(puller.ask(order, PullDone, timeout_s=60.0) for puller in pullers))
+
+
+def _micro_batch() -> MicroBatch:
+    """One short sample."""
+    tokens = np.arange(3, 7, dtype=np.int32)
+    zeros = np.zeros(4, np.float32)
+    sample = TrainSample(
+        prompt=0, sibling=0, prompt_ids=tokens, tokens=tokens, logprobs=zeros, stale=zeros > 0, advantage=1.0
+    )
+    return next(iter(cut([sample], budget_tokens=64, keep_zero=True)))
+
+
+def make_model(path: Path, size_bytes: int) -> None:
+    """A random bfloat16 checkpoint of about ``size_bytes``, as deep as wide."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    hidden = 1024 if size_bytes >= 100_000_000 else 64
+    layer_bytes = 2 * (4 * hidden * hidden + 3 * hidden * 3 * hidden)
+    vocab = 16_384 if hidden == 1024 else 128
+    layers = max(1, round((size_bytes - 2 * vocab * hidden) / layer_bytes))
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        head_dim=64,
+        intermediate_size=3 * hidden,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(path)
+    from tests.tiny_checkpoint import save_tokenizer
+
+    save_tokenizer(path)
+
+
+async def _measure(options: argparse.Namespace, scratch: Path, family: Children) -> Result:
+    bench = Bench(family, scratch, scratch / "model")
+    raw = RawStream(family, options.sockets)
+    await bench.start()
+    try:
+        alone = [await bench.puller("alone", "elsewhere")]
+        for _ in range(options.rounds + 1):  # the first is for warming up
+            await bench.publish()
+            await bench.pull_here()
+            bench.note("raw", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=False))
+            done = await bench.pull_there(alone)
+            bench.note("tcp", done[0].seconds)
+            bench.note("tcp_cpu", done[0].cpu_s)
+            bench.note("raw_kept", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=True))
+        size = bench.segment.stat().st_size
+        for values in bench.found.values():
+            del values[0]
+        return {"bytes": size, **_figures(bench, size)}
+    finally:
+        raw.close()
+        await bench.stop()
+
+
+def _figures(bench: Bench, size: int) -> Result:
+    seconds = {f"{name}_ms": round(1000 * bench.median(name), 1) for name in bench.found}
+    return {
+        "gb_per_second_tcp": round(size / bench.median("tcp") / 1e9, 2),
+        "raw_gb_per_second": round(size / bench.median("raw") / 1e9, 2),
+        "ratio_tcp": round(bench.median("raw") / bench.median("tcp"), 3),
+        "raw_kept_gb_per_second": round(size / bench.median("raw_kept") / 1e9, 2),
+        "ratio_tcp_kept": round(bench.median("raw_kept") / bench.median("tcp"), 3),
+        "ratio_memcpy": round(bench.median("map_and_load") / (bench.median("memcpy") + bench.median("load")), 3),
+        **seconds,
+    }
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> Result:
+    """All of it in ``scratch``."""
+    machine = hardware()
+    make_model(scratch / "model", options.bytes)
+    with children() as family, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return {"hardware": machine, **runner.run(_measure(options, scratch, family))}
+
+
+def print_table(found: Result) -> None:
+    """For people."""
+    for name, value in found.items():
+        print(f"  {name:28} {value}")
+
+
+def main(args: list[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        prog="headrace bench weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions; medians of them are printed")
+    parser.add_argument("--sockets", type=int, default=1, help="of the raw stream")
+    options = parser.parse_args(args)
+    show(measured(measure, options), options, print_table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

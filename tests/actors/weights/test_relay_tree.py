@@ -1,0 +1,62 @@
+"""Who feeds whom: few children each, no circles, neighbours together, whatever fails in whatever order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.weights.relay_tree import Place, RelayTree
+from transport.address import ActorAddress, PeerId
+
+
+def puller(number: int, life: int = 1) -> ActorAddress:
+    return ActorAddress(f"rollout-{number}-relay", PeerId(f"node-{number}", life))
+
+
+def test_the_server_feeds_two_machines_however_many_there_are() -> None:
+    tree = RelayTree(2)
+    feeds = Counter(tree.place(puller(n), f"host-{n}").feed for n in range(20))
+    assert feeds[None] == 2
+    assert max(feeds.values()) == 2
+
+
+def test_the_second_puller_of_a_machine_waits_for_the_first() -> None:
+    tree = RelayTree(2)
+    assert tree.place(puller(0), "there") == Place("there", None, maps=False)
+    assert tree.place(puller(1), "there") == Place("there", puller(0), maps=True)
+    assert tree.place(puller(2), "there") == Place("there", puller(0), maps=True)
+
+
+def test_a_puller_that_asks_again_keeps_its_place_until_it_complains() -> None:
+    tree = RelayTree(1)
+    tree.place(puller(0), "a")
+    before = tree.place(puller(1), "b")
+    assert before.feed == puller(0)
+    assert tree.place(puller(1), "b") == before
+    assert tree.place(puller(1), "b", avoid=puller(0)).feed is None
+
+
+def test_a_new_life_takes_the_place_of_the_one_before() -> None:
+    """It is not told to wait for itself."""
+    tree = RelayTree(2)
+    tree.place(puller(0, life=1), "a")
+    assert tree.place(puller(0, life=2), "a") == Place("a", None, maps=False)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=60), st.integers(1, 3))
+def test_nobody_feeds_itself_by_any_detour(events: list[tuple[int, bool]], children_max: int) -> None:
+    """Pullers come, complain and come again; from each the server is reached."""
+    tree, places = RelayTree(children_max), dict[ActorAddress, Place]()
+    for number, complains in events:
+        own = puller(number)
+        avoid = places[own].feed if complains and own in places else None
+        places[own] = tree.place(own, f"host-{number // 2}", avoid)
+        seen, at = {own}, places[own].feed
+        while at is not None and at in tree._places:
+            assert at not in seen
+            seen.add(at)
+            at = tree._places[at].feed
+    fed = Counter(at.feed for at in tree._places.values() if not at.maps and at.feed is not None)
+    assert all(count <= children_max for count in fed.values())

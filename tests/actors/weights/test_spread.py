@@ -1,0 +1,295 @@
+"""A version that spreads over machines: real servers, pullers and relays over the in-memory network."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, concurrent, handles
+from actors.core.ref import ActorRef
+from actors.core.system import ActorSystem
+from actors.roles import RoleArgs
+from actors.rollout.puller import VersionPuller
+from actors.weights import segments, server
+from actors.weights.client import PulledWeights
+from actors.weights.holding import Holding
+from actors.weights.manifest import hash_chunks, layout
+from actors.weights.messages import Chunk, Manifest, Publish, Published, QueryVersions, Versions
+from actors.weights.segments import SIMULATED_HOST, Host
+from actors.weights.server import WeightServer
+from configs.schema import JobConfig
+from tests.actors.weights.test_pull import JOB, FakeScheduler
+from tests.actors.weights.test_pull import Pull as Want
+from tests.actors.weights.test_pull import Pulled as Wanted
+from transport.address import PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+CHUNK_BYTES, CHUNKS = 4096, 64
+TOTAL_BYTES = CHUNK_BYTES * CHUNKS
+
+
+class Worker(Actor):
+    """As much of a rollout worker as pulls."""
+
+    def __init__(self) -> None:
+        self.ready = asyncio.Event()
+        self.pulled: PulledWeights | None = None
+
+    async def on_start(self) -> None:
+        self.puller = VersionPuller(self.ctx, "j", self._on_ready)
+
+    async def on_stop(self) -> None:
+        self.puller.close()
+
+    def _on_ready(self, _pull_s: float) -> None:
+        self.pulled = self.puller.take()
+        self.ready.set()
+
+    @handles(Want)
+    @concurrent
+    async def want(self, message: Want) -> Wanted:
+        self.ready.clear()
+        self.puller.want(message.version, message.weights)
+        async with asyncio.timeout(10):
+            await self.ready.wait()
+        return Wanted()
+
+
+class World:
+    """One trainer's machine with a weight server; machines with pullers come and go."""
+
+    def __init__(self, run_dir: Path, job: JobConfig) -> None:
+        self._run_dir = run_dir
+        self._job = job
+        self._network = MemoryNetwork()
+        self._lives = 0
+        self.near = self._system("near")
+        self.systems: list[ActorSystem] = []
+        self.bytes: dict[int, bytes] = {}
+
+    def _system(self, name: str) -> ActorSystem:
+        self._lives += 1
+        return ActorSystem(MemoryTransport(self._network, PeerId(name, self._lives)))
+
+    async def start(self) -> None:
+        await self.near.start()
+        await self.near.spawn("scheduler", FakeScheduler())
+        args = RoleArgs(
+            role="weights",
+            name="weights",
+            node="n",
+            job=self._job.model_dump_json(),
+            model_path="",
+            run_dir=str(self._run_dir),
+            scheduler=self.near.address("scheduler"),
+            metrics=self.near.address("metrics"),
+        )
+        self.server = await self.near.spawn("weights", WeightServer(args))
+
+    async def worker(self, name: str, machine: str) -> tuple[Worker, ActorRef]:
+        """A puller in a process of its own on ``machine``."""
+        memory = self._run_dir / machine
+        memory.mkdir(parents=True, exist_ok=True)
+        token = SIMULATED_HOST.set(Host(machine, memory))
+        try:
+            system, worker = self._system(f"{machine}.{name}"), Worker()
+            await system.start()
+            self.systems.append(system)
+            await system.spawn(name, worker)
+        finally:
+            SIMULATED_HOST.reset(token)
+        return worker, self.near.ref(system.address(name))
+
+    async def publish(self, version: int, data: np.ndarray) -> None:
+        entries, total = layout([("a", "bfloat16", (TOTAL_BYTES // 2,))])
+        assert total == data.nbytes
+        self.bytes[version] = data.tobytes()
+        path = segments.segment_path(self._run_dir, version)
+        path.write_bytes(self.bytes[version])
+        manifest = Manifest(
+            job="j",
+            policy_version=version,
+            parent=version - 1,
+            total_bytes=total,
+            chunk_bytes=CHUNK_BYTES,
+            chunk_hashes=hash_chunks(self.bytes[version], CHUNK_BYTES),
+            tensors=entries,
+        )
+        await self.server.ask(Publish(manifest=manifest, host=segments.host_id(), path=str(path)), Published)
+
+    async def pull(self, worker: tuple[Worker, ActorRef], version: int) -> PulledWeights:
+        """Have it pull, and see that it got what was published."""
+        actor, ref = worker
+        await ref.ask(Want(weights=self.server.address, version=version), Wanted, timeout_s=10)
+        assert actor.pulled is not None
+        assert actor.pulled.tensors["a"].tobytes() == self.bytes[version]
+        return actor.pulled
+
+    async def sent_bytes(self) -> int:
+        return (await self.server.ask(QueryVersions(job="j"), Versions)).sent_bytes
+
+    async def stop(self) -> None:
+        for system in self.systems:
+            await system.stop()
+        await self.near.stop()
+        segments.remove_segments(self._run_dir)
+
+
+def words(seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**16, TOTAL_BYTES // 2, np.uint16)
+
+
+def nudged(data: np.ndarray, share: float) -> np.ndarray:
+    """The last bit of ``share`` of the words, as a step at a low learning rate does."""
+    return data ^ (np.random.default_rng(9).random(len(data)) < share).astype(np.uint16)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    built = World(tmp_path, JOB)
+    await built.start()
+    yield built
+    await built.stop()
+
+
+async def test_eight_machines_get_a_version_and_the_trainers_sends_it_at_most_twice(world: World) -> None:
+    """All pull at once; who comes later is fed by who came before, while it is still being fed itself."""
+    await world.publish(1, words(1))
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n}") for n in range(8)]
+    pulled = await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
+    assert not any(one.mapped for one in pulled)
+    assert await world.sent_bytes() <= 2 * TOTAL_BYTES
+
+
+async def test_of_four_pullers_on_one_machine_one_fetches_and_the_others_map_its_file(world: World) -> None:
+    await world.publish(1, words(1))
+    workers = [await world.worker(f"rollout-{n}", "there") for n in range(4)]
+    pulled = await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
+    assert sorted(one.mapped for one in pulled) == [False, True, True, True]
+    assert await world.sent_bytes() == TOTAL_BYTES
+
+
+async def test_without_relays_each_machine_is_fed_by_the_server(tmp_path: Path) -> None:
+    world = World(tmp_path, JOB.model_copy(update={"weights": JOB.weights.model_copy(update={"relay": False})}))
+    await world.start()
+    await world.publish(1, words(1))
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n}") for n in range(3)]
+    await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
+    assert await world.sent_bytes() == 3 * TOTAL_BYTES
+    await world.stop()
+
+
+async def test_the_next_version_costs_what_has_changed(world: World) -> None:
+    """Against the version that the puller holds; passed on as it came; equal bit for bit."""
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n}") for n in range(4)]
+    await world.publish(1, words(1))
+    await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
+    before = await world.sent_bytes()
+    await world.publish(2, nudged(words(1), 0.01))
+    pulled = await asyncio.gather(*(world.pull(worker, 2) for worker in workers))
+    assert all(one.wire_bytes < 0.05 * TOTAL_BYTES for one in pulled)
+    assert await world.sent_bytes() - before < 2 * 0.05 * TOTAL_BYTES
+
+
+async def test_a_version_of_which_all_has_changed_comes_whole(world: World) -> None:
+    worker = await world.worker("rollout-0", "there")
+    await world.publish(1, words(1))
+    await world.pull(worker, 1)
+    await world.publish(2, words(2))
+    assert (await world.pull(worker, 2)).wire_bytes == TOTAL_BYTES
+
+
+async def test_a_puller_that_skipped_versions_gets_a_delta_against_the_one_that_it_holds(world: World) -> None:
+    worker = await world.worker("rollout-0", "there")
+    await world.publish(1, words(1))
+    await world.pull(worker, 1)
+    await world.publish(2, nudged(words(1), 0.5))
+    await world.publish(3, nudged(words(1), 0.01))
+    assert (await world.pull(worker, 3)).wire_bytes < 0.05 * TOTAL_BYTES
+
+
+async def test_a_delta_is_not_taken_on_trust(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunk is checked against the version's own hash, and only that chunk is fetched again."""
+    worker = await world.worker("rollout-0", "there")
+    await world.publish(1, words(1))
+    await world.pull(worker, 1)
+    land, spoilt = Holding.land, list[int]()
+
+    def spoil_one(self: Holding, chunks: list[Chunk], base: Holding | None) -> list[int]:
+        right = land(self, chunks, base)
+        if not spoilt and 5 in right:
+            self.view[5 * CHUNK_BYTES + 77] ^= 4
+            spoilt.append(5)
+            right = [i for i in right if not self.damaged([i])]
+        return right
+
+    monkeypatch.setattr(Holding, "land", spoil_one)
+    await world.publish(2, nudged(words(1), 0.01))
+    await world.pull(worker, 2)
+    assert spoilt == [5]
+
+
+async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest, sent = server._chunk, list[int]()
+
+    def flip_once(manifest: Manifest, view: memoryview, index: int, base: int, delta: bytes | None) -> Chunk:
+        chunk = honest(manifest, view, index, base, delta)
+        sent.append(index)
+        if index == 7 and sent.count(7) == 1:
+            data = chunk.data.copy()
+            data[100] ^= 1
+            return Chunk(policy_version=chunk.policy_version, index=index, data=data)
+        return chunk
+
+    monkeypatch.setattr(server, "_chunk", flip_once)
+    await world.publish(1, words(1))
+    await world.pull(await world.worker("rollout-0", "there"), 1)
+    assert sorted(sent) == sorted([*range(CHUNKS), 7])
+
+
+async def test_a_puller_that_is_killed_midway_goes_on_in_its_next_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was verified lies in the shared memory of its machine; only the rest is fetched."""
+    await world.publish(1, words(1))
+    worker = await world.worker("rollout-0", "there")
+    landed, half = Holding.landed, asyncio.Event()
+
+    def notice(self: Holding, chunks: list[Chunk], right: list[int]) -> None:
+        landed(self, chunks, right)
+        if len(self.missing) <= CHUNKS // 2:
+            half.set()
+
+    def hang(self: Holding, chunks: list[Chunk], right: list[int]) -> None:
+        if half.is_set():
+            raise RuntimeError("killed")
+        notice(self, chunks, right)
+
+    monkeypatch.setattr(Holding, "landed", hang)
+    worker[1].tell(Want(weights=world.server.address, version=1))
+    async with asyncio.timeout(10):
+        await half.wait()
+    await world.systems[0].stop()
+    monkeypatch.setattr(Holding, "landed", landed)
+    before = await world.sent_bytes()
+    again = await world.worker("rollout-0", "there")
+    pulled = await world.pull(again, 1)
+    assert 0 < pulled.wire_bytes <= TOTAL_BYTES // 2
+    assert await world.sent_bytes() - before == pulled.wire_bytes
+
+
+async def test_when_a_relay_dies_those_that_it_fed_are_fed_by_another(world: World) -> None:
+    """A chain of three; the middle one goes while the last one waits for it."""
+    await world.publish(1, words(1))
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n}") for n in range(5)]
+    pulls = [asyncio.create_task(world.pull(worker, 1)) for worker in workers]
+    await asyncio.sleep(0.02)
+    await world.systems[0].stop()
+    done = await asyncio.gather(*pulls, return_exceptions=True)
+    assert [isinstance(one, PulledWeights) for one in done[1:]] == [True] * 4
