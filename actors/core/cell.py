@@ -212,7 +212,8 @@ class Cell:
             if delivery.handler.streams:
                 await self.router.streams.produce(delivery, method(delivery.message))
             else:
-                result: Message | None = await method(batch if delivery.handler.batched else delivery.message)
+                message = batch if delivery.handler.batched else delivery.message
+                result: Message | None = await method(message)
                 if delivery.caller is not None:
                     answer(delivery, Kind.REPLY, Done() if result is None else result)
         except StaleEpoch as error:

@@ -67,7 +67,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/operations.py", "Operations.watch", "queue.get()"),
     ],
     "the code that is called has its own limits, where it is written; it cannot be told here which it is": [
-        ("actors/core/cell.py", "Cell._run", "method(delivery.message)"),
+        ("actors/core/cell.py", "Cell._run", "method(message)"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "items"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
