@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import gc
 import logging
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Generator, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
@@ -30,6 +32,9 @@ from transport.sim.guards import guarded
 from transport.sim.loop import SimulatedLoop, SimulationDeadlock
 
 Show = Callable[[str], None]
+_PREFIX: Final = "headrace-sim-"
+_SETTLED_S: Final = 60.0
+"""Older than this, a directory has been locked if anybody uses it."""
 
 
 @dataclass(frozen=True)
@@ -53,28 +58,57 @@ class Outcome:
 def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:
     """Run ``scenario`` under ``seed``. ``show`` is given a line for each thing that happens, with its virtual time."""
     began_s = time.perf_counter()
-    root = Path(tempfile.mkdtemp(prefix="headrace-sim-", dir=segment_directory()))
     loop = SimulatedLoop(seed)
+    with directory() as root, _unmanaged_memory(), _logs_go_to(show, loop):
+        world = World(scenario, seed, root, loop, show)
+        report = _run(world, loop)
+        violations = [*world.findings, *judge(world)]
+        if report:
+            violations.insert(0, report.partition("\n")[0])
+        return Outcome(
+            seed=seed,
+            hash=world.trace.hash,
+            violations=violations,
+            virtual_seconds=round(loop.time(), 6),
+            seconds=time.perf_counter() - began_s,
+            events=world.trace.events,
+            faults=world.struck,
+            report=report,
+            learned={job.name: learned(world, job) for job in world.jobs},
+        )
+
+
+@contextlib.contextmanager
+def directory() -> Generator[Path]:
+    """In shared memory, locked while it is used and then removed, as are those of simulations that were killed."""
+    root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=segment_directory()))
+    lock = os.open(root, os.O_RDONLY)
     try:
-        with _unmanaged_memory(), _logs_go_to(show, loop):
-            world = World(scenario, seed, root, loop, show)
-            report = _run(world, loop)
-            violations = [*world.findings, *judge(world)]
-            if report:
-                violations.insert(0, report.partition("\n")[0])
-            return Outcome(
-                seed=seed,
-                hash=world.trace.hash,
-                violations=violations,
-                virtual_seconds=round(loop.time(), 6),
-                seconds=time.perf_counter() - began_s,
-                events=world.trace.events,
-                faults=world.struck,
-                report=report,
-                learned={job.name: learned(world, job) for job in world.jobs},
-            )
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        settled_s = root.stat().st_mtime - _SETTLED_S
+        for left in root.parent.glob(f"{_PREFIX}*"):
+            if left != root:
+                _remove_if_abandoned(left, settled_s)
+        yield root
     finally:
         shutil.rmtree(root, ignore_errors=True)
+        os.close(lock)
+
+
+def _remove_if_abandoned(left: Path, settled_s: float) -> None:
+    """Who was killed holds no lock; who has just made its directory may not have locked it yet."""
+    try:
+        lock = os.open(left, os.O_RDONLY)
+    except OSError:  # its owner was faster, or is another user
+        return
+    try:
+        if os.fstat(lock).st_mtime < settled_s:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    except BlockingIOError:  # it is in use
+        return
+    finally:
+        os.close(lock)
 
 
 def _run(world: World, loop: SimulatedLoop) -> str:

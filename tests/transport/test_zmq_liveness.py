@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -83,9 +84,9 @@ class Scene:
             [sys.executable, "-c", CHILD, self._listen, *dial], stdout=subprocess.PIPE, text=True, cwd=ROOT
         )
         assert self.process.stdout is not None
-        endpoint = (await asyncio.to_thread(self.process.stdout.readline)).strip()
+        self._endpoint = (await asyncio.to_thread(self.process.stdout.readline)).strip()
         if not self._child_dials:
-            await self.transport.connect(endpoint, timeout_s=10)
+            await self.transport.connect(self._endpoint, timeout_s=10)
         self.child = await asyncio.wait_for(asyncio.shield(self.watcher.up), 10)
         return self
 
@@ -95,6 +96,8 @@ class Scene:
         assert self.process.stdout is not None
         self.process.stdout.close()
         await self.transport.close(timeout_s=0.2)
+        if self._listen == "ipc://*":  # who is killed cannot remove its directory
+            shutil.rmtree(Path(self._endpoint.removeprefix("ipc://")).parent)
 
     async def down_after(self, number: signal.Signals) -> tuple[DownReason, float]:
         """Send the child a signal; how the watcher took it, and after how many seconds."""

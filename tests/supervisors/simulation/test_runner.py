@@ -1,0 +1,40 @@
+"""Where a simulation keeps its files."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from actors.weights.segments import SIMULATED_HOST, Host
+from supervisors.simulation.runner import directory
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """Takes the place of shared memory."""
+    token = SIMULATED_HOST.set(Host("here", tmp_path))
+    yield tmp_path
+    SIMULATED_HOST.reset(token)
+
+
+def made_long_ago(path: Path) -> Path:
+    path.mkdir()
+    (path / "journal.db").touch()
+    os.utime(path, (1, 1))
+    return path
+
+
+def test_what_a_killed_simulation_has_left_is_removed_and_what_is_in_use_or_just_made_is_not(memory: Path) -> None:
+    dead, used, new = (memory / f"headrace-sim-{name}" for name in ("dead", "used", "new"))
+    made_long_ago(dead)
+    lock = os.open(made_long_ago(used), os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    new.mkdir()
+    with directory() as root:
+        assert sorted(memory.iterdir()) == sorted([root, used, new])
+    os.close(lock)
+    assert sorted(memory.iterdir()) == sorted([used, new])
