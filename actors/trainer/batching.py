@@ -51,9 +51,19 @@ def split(message: LeaseGroups) -> list[LeaseGroup]:
         raise BadLease(str(error)) from error
 
 
-def group_samples(group: LeaseGroup, algorithm: Algorithm) -> list[TrainSample]:
-    """The samples of one leased group, in sibling order. Raises BadLease when the columns do not fit together."""
+def group_samples(group: LeaseGroup, algorithm: Algorithm, *, max_staleness: int) -> list[TrainSample]:
+    """The samples of one leased group, in sibling order.
+
+    Raises:
+        BadLease: the columns do not fit together, or a token is of a version older than ``max_staleness`` allows.
+    """
     check_group(group)
+    oldest = int(group.versions.min(initial=group.step))
+    if oldest < group.step - max_staleness:
+        raise BadLease(
+            f"group of step {group.step}, prompt {group.prompt}: versions has {oldest}, expected {max_staleness} "
+            f"fewer than the step at most (sync.max_staleness); the scheduler let a worker of that version generate it"
+        )
     advantages = algorithm.advantages(group.rewards).tolist()
     ends = np.cumsum(group.lengths).tolist()
     stale = group.versions < group.step

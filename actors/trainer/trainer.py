@@ -259,7 +259,8 @@ class Trainer(Actor):
     # ------------------------------------------------------------ training
 
     async def _accumulate(self, window: list[LeaseGroup], accounts: StepAccounts) -> None:
-        samples = [sample for group in window for sample in group_samples(group, self._algorithm)]
+        bound = self._job.staleness
+        samples = [s for group in window for s in group_samples(group, self._algorithm, max_staleness=bound)]
         with_kl = self._loss.kl_coefficient > 0
         budget = self._job.trainer.micro_batch_tokens
         with self._spans.span("train", step=self.step, samples=len(samples)):

@@ -69,6 +69,12 @@ def test_the_backoff_doubles_up_to_its_bound_and_stays_within_the_jitter():
     assert policy.delay_s(10_000, rng) <= 2.4
 
 
+def test_children_that_fail_together_do_not_start_again_together():
+    policy = BackoffPolicy(first_s=1.0, max_s=64.0, jitter=0.2)
+    delays_s = [policy.delay_s(1, random.Random(seed)) for seed in range(50)]
+    assert max(delays_s) - min(delays_s) > 0.2
+
+
 def test_the_backoff_starts_anew_after_a_quiet_life_and_skips_preemptions():
     backoff = Backoff(BackoffPolicy(first_s=1.0, max_s=64.0, jitter=0.0, quiet_s=60.0))
     rng = random.Random(1)

@@ -42,7 +42,7 @@ def prompts_of(windows: list[list[LeaseGroup]]) -> list[list[int]]:
 
 
 def test_a_group_becomes_samples_with_their_own_tokens_and_advantages() -> None:
-    samples = group_samples(lease(0, rewards=(1.0, 0.0), lengths=[2, 3]), GRPO)
+    samples = group_samples(lease(0, rewards=(1.0, 0.0), lengths=[2, 3]), GRPO, max_staleness=0)
     assert [s.tokens.tolist() for s in samples] == [[0, 1], [2, 3, 4]]
     assert [s.logprobs.tolist() for s in samples] == [[0.0, -1.0], [-2.0, -3.0, -4.0]]
     assert [s.advantage for s in samples] == pytest.approx([0.70710, -0.70710], abs=1e-4)
@@ -51,7 +51,17 @@ def test_a_group_becomes_samples_with_their_own_tokens_and_advantages() -> None:
 def test_tokens_of_an_older_version_are_marked_stale() -> None:
     group = lease(0, step=3, lengths=[2, 2], version=3)
     group.versions[:] = [2, 3, 3, 3]
-    assert [s.stale.tolist() for s in group_samples(group, GRPO)] == [[True, False], [False, False]]
+    samples = group_samples(group, GRPO, max_staleness=1)
+    assert [s.stale.tolist() for s in samples] == [[True, False], [False, False]]
+
+
+def test_tokens_older_than_the_staleness_bound_are_refused() -> None:
+    """The scheduler gives no work to workers that are too far behind; should it ever, nobody learns from that."""
+    group = lease(0, step=3, lengths=[2, 2], version=3)
+    group.versions[:] = [1, 3, 3, 3]
+    assert len(group_samples(group, GRPO, max_staleness=2)) == 2
+    with pytest.raises(BadLease, match=r"step 3, prompt 0: versions has 1, expected 1 fewer .*sync.max_staleness"):
+        group_samples(group, GRPO, max_staleness=1)
 
 
 @pytest.mark.parametrize("field", ["lengths", "rewards", "tokens", "logprobs", "versions", "prompt_ids"])
@@ -60,7 +70,7 @@ def test_columns_that_do_not_fit_together_are_refused_by_name(field: str) -> Non
     broken = {name: getattr(group, name) for name in group.__struct_fields__}
     broken[field] = broken[field][:0] if field == "prompt_ids" else broken[field][:-1]
     with pytest.raises(BadLease, match=r"tokens|" + field):
-        group_samples(LeaseGroup(**broken), GRPO)
+        group_samples(LeaseGroup(**broken), GRPO, max_staleness=0)
 
 
 def test_a_trainer_that_lags_behind_finds_all_that_has_come_in_one_window() -> None:
