@@ -26,6 +26,7 @@ import zmq
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
+from actors.rollout.relay import Relay
 from actors.weights.client import WeightClient
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
@@ -57,7 +58,13 @@ class Puller(Actor):
         self._job = job
 
     async def on_start(self) -> None:
-        self._client = WeightClient(self.ctx, self._job)
+        self._client = WeightClient(self.ctx, self._job, self._serve)
+
+    async def _serve(self) -> ActorAddress:
+        return (await self.ctx.spawn("relay", Relay(self._client.shelf))).address
+
+    async def on_stop(self) -> None:
+        self._client.close()
 
     @handles(Pull)
     async def pull(self, message: Pull) -> PullDone:

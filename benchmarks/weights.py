@@ -45,6 +45,7 @@ from actors.trainer.batching import TrainSample, cut
 from actors.trainer.publisher import Publisher
 from actors.trainer.spans import SpanRecorder
 from actors.weights.client import WeightClient
+from actors.weights.messages import QueryVersions, Versions
 from actors.weights.segments import remove_segments, segment_directory, segment_path
 from benchmarks._echo import new_system
 from benchmarks._jobs import ROOT, Result, hardware, measured, show
@@ -341,10 +342,31 @@ async def _measure(options: argparse.Namespace, scratch: Path, family: Children)
         size = bench.segment.stat().st_size
         for values in bench.found.values():
             del values[0]
-        return {"bytes": size, **_figures(bench, size)}
+        return {"bytes": size, **_figures(bench, size), **await _spread(bench, options, size)}
     finally:
         raw.close()
         await bench.stop()
+
+
+async def _spread(bench: Bench, options: argparse.Namespace, size: int) -> Result:
+    """Many pullers at once, on ``options.machines`` other machines."""
+    names = [(f"many-{n}", f"machine-{n % options.machines}") for n in range(options.pullers)]
+    many = [await bench.puller(name, machine) for name, machine in names]
+    versions = bench.system.ref(bench.server)
+    for _ in range(2):  # the first is for warming up
+        await bench.publish()
+        before = (await versions.ask(QueryVersions(job=JOB), Versions)).sent_bytes
+        began = perf_counter()
+        await bench.pull_there(many)
+        took_s = perf_counter() - began
+        sent_bytes = (await versions.ask(QueryVersions(job=JOB), Versions)).sent_bytes - before
+    return {
+        "pullers": len(many),
+        "machines": options.machines,
+        "all_pullers_ms": round(took_s * 1000, 1),
+        "ratio_all_pullers": round(took_s / bench.median("tcp"), 2),
+        "sent_by_trainer": round(sent_bytes / size, 3),
+    }
 
 
 def _figures(bench: Bench, size: int) -> Result:
@@ -383,6 +405,8 @@ def main(args: list[str]) -> int:
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions; medians of them are printed")
     parser.add_argument("--sockets", type=int, default=1, help="of the raw stream")
+    parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
+    parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
     options = parser.parse_args(args)
     show(measured(measure, options), options, print_table)
     return 0
