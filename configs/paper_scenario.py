@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from configs.schema import NonNegativeInt, Section
+from configs.studies.combined import CombinedSpotStudy, CombinedStaticStudy, CombinedStreamStudy
 from configs.studies.rlboost import MigrationStudy, SeedingStudy, SpotStudy, StaticStudy
 from configs.studies.streamrl import (
     CostStudy,
@@ -43,7 +44,10 @@ Study = Annotated[
     | StaticStudy
     | SeedingStudy
     | MigrationStudy
-    | SpotStudy,
+    | SpotStudy
+    | CombinedStreamStudy
+    | CombinedStaticStudy
+    | CombinedSpotStudy,
     Field(discriminator="kind"),
 ]
 """Every kind there is; a new one is added here and to ``supervisors/simulation/studies/registry.py``."""

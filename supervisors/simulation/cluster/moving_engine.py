@@ -119,6 +119,13 @@ class MovingEngine:
             self.stall_s += self.instance.prefill_token_s * need
             heapq.heappush(self._ends, (self.position + max(1.0, sample.length - sample.kept), sample.number))
 
+    def has_room(self, sample: Sample) -> bool:
+        """Whether ``sample`` would begin at once."""
+        if self.pending or len(self.running) >= self.instance.places:
+            return False
+        need = sample.prompt_tokens + sample.kept
+        return not self.running or self.context + need <= _ADMIT * self.instance.kv_tokens
+
     def tokens(self, sample: Sample) -> int:
         """That a sample which runs here has."""
         return int(min(sample.length - 1, sample.kept + self.position - sample.joined))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from supervisors.simulation.studies import rlboost, streamrl_lengths, streamrl_stages, streamrl_throughput
+from supervisors.simulation.studies import combined, rlboost, streamrl_lengths, streamrl_stages, streamrl_throughput
 
 Measures = Mapping[str, float]
 """Name → what came out; a name says its unit, or is a ratio."""
@@ -27,5 +27,8 @@ STUDIES: dict[str, Callable[[Any, int], Measures]] = {
     "rlboost_seeding": rlboost.seeding,
     "rlboost_migration": rlboost.migration,
     "rlboost_spot": rlboost.spot,
+    "combined_streamrl": combined.streamrl,
+    "combined_static": combined.static,
+    "combined_spot": combined.spot,
 }
 """By ``study.kind``."""

@@ -34,12 +34,12 @@ def static(study: StaticStudy, seed: int) -> dict[str, float]:
         "tokens_millions": base.tokens / 1e6,
     }
     for workers in study.workers:
-        steps = _settled(model, setup, Options(target=workers), workers, setup.steps, seed)
-        rate = _rate(steps)
+        steps = settled(model, setup, Options(target=workers), workers, setup.steps, seed)
+        tokens_s = rate(steps)
         at = f"n{workers}"
-        measures[f"{at}.speedup"] = rate / base.tokens_s
-        measures[f"{at}.cost_per_token_ratio"] = base.tokens_per_dollar / _per_dollar(steps)
-        measures[f"{at}.efficiency"] = _per_dollar(steps) / base.tokens_per_dollar
+        measures[f"{at}.speedup"] = tokens_s / base.tokens_s
+        measures[f"{at}.cost_per_token_ratio"] = base.tokens_per_dollar / per_dollar(steps)
+        measures[f"{at}.efficiency"] = per_dollar(steps) / base.tokens_per_dollar
         measures[f"{at}.seed_s"] = sum(step.seed_s for step in steps) / len(steps)
         measures[f"{at}.target"] = sum(step.target for step in steps) / len(steps)
         measures[f"{at}.step_s"] = sum(step.seconds for step in steps) / len(steps)
@@ -88,8 +88,8 @@ def spot(study: SpotStudy, seed: int) -> dict[str, float]:
         base = _colocated(model, study.setup, seed)
         gains: list[tuple[float, float]] = []
         for name, part in parts.items():
-            steps = _over(model, study.setup, part, seed)
-            gain = _rate(steps) / base.tokens_s, _per_dollar(steps) / base.tokens_per_dollar
+            steps = over(model, study.setup, part, seed)
+            gain = rate(steps) / base.tokens_s, per_dollar(steps) / base.tokens_per_dollar
             gains.append(gain)
             at = f"{model_name}.{name}"
             measures |= {f"{at}.speedup": gain[0], f"{at}.efficiency": gain[1]}
@@ -142,7 +142,7 @@ def _colocated(model: HybridModel, setup: HybridSetup, seed: int) -> _Base:
     return _Base(steps_s, train_s, tokens, model.machines * setup.reserved_price)
 
 
-def _settled(
+def settled(
     model: HybridModel, setup: HybridSetup, options: Options, workers: int, steps: int, seed: int
 ) -> list[StepFigures]:
     """The last third of a run with ``workers`` that stay."""
@@ -152,11 +152,11 @@ def _settled(
     return done[-max(1, steps // 3) :]
 
 
-def _rate(steps: Sequence[StepFigures]) -> float:
+def rate(steps: Sequence[StepFigures]) -> float:
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
-def _per_dollar(steps: Sequence[StepFigures]) -> float:
+def per_dollar(steps: Sequence[StepFigures]) -> float:
     return sum(step.tokens for step in steps) / sum(step.cost for step in steps)
 
 
@@ -177,7 +177,7 @@ def _through_losses(study: SeedingStudy, model: HybridModel, options: Options, s
         measured = []
         while cluster.now_s < began_s + (study.lost + 1) * study.return_every_s:
             measured.append(cluster.step(cluster.draw()))
-    return _rate(measured)
+    return rate(measured)
 
 
 def _warm(study: MigrationStudy, seed: int) -> HybridCluster:
@@ -200,7 +200,7 @@ def _overhead_s(study: MigrationStudy, past: HybridCluster, at_s: float, keep: b
     return seconds[0] - seconds[1]
 
 
-def _over(model: HybridModel, setup: HybridSetup, part: Trace, seed: int) -> list[StepFigures]:
+def over(model: HybridModel, setup: HybridSetup, part: Trace, seed: int) -> list[StepFigures]:
     """Steps that begin within the part."""
     cluster = HybridCluster(model, setup, Options(), part.events, seed)
     done: list[StepFigures] = []

@@ -122,15 +122,19 @@ class Bench:
 
     def _stages(self, rollout: int, train: int, line_bytes_s: float) -> Stages:
         work, shape = self.workload, self.model.transformer
-        sample = np.array([self.workload.max_tokens * self.scale / 2])
-        token_s = float(self.train_each_s(train, sample)[0] / (sample[0] + work.prompt_tokens))
         moved_bytes = 2 * 2 * _STATE_BYTES * shape.parameters  # actor and critic, out and in
         return Stages(
             transfer_s=costs.transfer_s(shape, self.rollout_device, rollout, wide_area_bytes_s=line_bytes_s),
             switch_s=moved_bytes / train / work.switch_bytes_s,
             step_s=work.train.step_s,
-            saturating_s=work.train.saturating_tokens * train * token_s,
+            saturating_s=self.saturating_s(train),
         )
+
+    def saturating_s(self, train: int) -> float:
+        """What the smallest micro-batch takes that keeps ``train`` devices busy."""
+        sample = np.array([self.workload.max_tokens * self.scale / 2])
+        token_s = float(self.train_each_s(train, sample)[0] / (sample[0] + self.workload.prompt_tokens))
+        return self.workload.train.saturating_tokens * train * token_s
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,123 @@
+"""When machines that both generate and train stop generating: as soon as the trainer would not have to wait.
+
+Goes beyond RLBoost's window (``offload``), which is learned from step to step and therefore late whenever machines come
+or go or lengths drift. In words:
+
+- The trainer works through whole groups as they are finished. If it began now, and all the other workers generated what
+  is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
+- Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
+  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. With enough other workers
+  that is when the first groups are finished; with none it is when everything is: plain colocation.
+- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if what is left
+  would keep it waiting for longer than changing over and back takes, with a margin.
+
+``wait_s`` comes from a short event simulation over the workers' own pace: all that run get a token a step, a step takes
+what the batch says, what waits takes the places that become free, in order. Ranked lengths are enough; a wrong estimate
+costs a wait, never a sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from actors.scheduler.policies.generation_time import StepTime
+
+MARGIN = 3.0
+"""A dry trainer goes back for a wait of at least so many changes there and back."""
+
+
+class Left(NamedTuple):
+    """One unfinished sample."""
+
+    tokens: float
+    """That it still needs, as expected."""
+    group: int
+    """A negative one: of another step."""
+    cache_tokens: float
+    """That it takes of a worker's cache meanwhile, on average."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverView:
+    """What is left of the step that is trained next."""
+
+    ready_s: float
+    """Training that has arrived."""
+    running: Sequence[Left]
+    """Samples that other workers run, those of other steps too: they take room all the same."""
+    queued: Sequence[Left]
+    """All others of the step in the order in which they would begin: the trainer's own go first."""
+    train_s: dict[int, float]
+    """Group → its training, of the groups that are not complete."""
+    workers: int
+    """Other ones."""
+    places: int
+    """Of one of them."""
+    cache_tokens: float
+    """Of one of them."""
+    pace: StepTime
+    begin_s: float = 0.0
+    """Until the other workers, or the first of them, begin."""
+
+
+def wait_s(view: HandOverView) -> float:
+    """How long the trainer would stand still if it began now, less than nothing if it has time to spare.
+
+    ``inf``: somebody has to generate, and nobody else is there.
+    """
+    if not view.train_s:
+        return -math.inf
+    if not view.workers:
+        return math.inf
+    complete_s = _complete_s(view)
+    waited_s, trained_s = -math.inf, view.ready_s
+    for end_s, group in sorted((end_s, group) for group, end_s in complete_s.items()):
+        waited_s = max(waited_s, end_s - trained_s)
+        trained_s += view.train_s[group]
+    return waited_s
+
+
+def _complete_s(view: HandOverView) -> dict[int, float]:
+    """Group → when the last of its samples ends. Workers count as one large one whose samples are evenly shared."""
+    workers = view.workers
+    complete_s = dict.fromkeys(view.train_s, 0.0)
+    active = list(view.running)  # by the token at which they end
+    heapq.heapify(active)
+    cached = sum(one.cache_tokens for one in active)
+    waiting = iter(view.queued)
+    upcoming = next(waiting, None)
+    now_s, token = view.begin_s, 0.0
+    while active or upcoming:
+        while upcoming and (
+            not active
+            or (len(active) < workers * view.places and cached + upcoming.cache_tokens <= workers * view.cache_tokens)
+        ):
+            heapq.heappush(active, upcoming._replace(tokens=token + upcoming.tokens))
+            cached += upcoming.cache_tokens
+            upcoming = next(waiting, None)
+        batch = len(active)
+        done = heapq.heappop(active)
+        now_s += (done.tokens - token) * view.pace.step_s(max(1.0, batch / workers), cached / batch)
+        token, cached = done.tokens, cached - done.cache_tokens
+        if done.group in complete_s:
+            complete_s[done.group] = now_s
+    return complete_s
+
+
+def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]) -> list[int]:
+    """Groups in the order in which a trainer that waits is fed best: most training for the tokens still to generate."""
+    return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
+
+
+def should_train(view: HandOverView, *, slack_s: float) -> bool:
+    """Whether the trainer's engines are to hand over now."""
+    return wait_s(view) <= -slack_s
+
+
+def should_return(view: HandOverView, *, switch_s: float) -> bool:
+    """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
+    return wait_s(view) > MARGIN * 2 * switch_s

@@ -1,0 +1,48 @@
+"""How many machines that come and go are worth their price.
+
+RLBoost's capacity target (``offload``) asks for as many as generate everything while the trainer trains, rounded up,
+whatever a machine costs. Here, in words: with n of them a step takes as long as its slower stage,
+
+    T(n) = max(training, (generation + L · training) / (L + n))        L engines on the machines that train
+
+since an engine there either generates or is asleep while its machine trains; it costs T(n) · (reserved + n · price).
+Take the n that makes a step cheapest; of equal ones the larger, which is faster. Where a step's time is worth more than
+its price, say so with ``time_price``.
+
+Pure: measured seconds and prices in, a number out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step has measured, and prices in one unit for the same time."""
+
+    generate_s: float
+    """Engine seconds, of all engines together."""
+    train_s: float
+    local_engines: int
+    reserved_price: float
+    """All machines that stay."""
+    machine_price: float
+    """One more."""
+    time_price: float = 0.0
+    """That a result sooner is worth, beside what machines cost."""
+
+    def seconds(self, machines: int) -> float:
+        engines = self.local_engines + machines
+        if not engines:
+            return float("inf")
+        return max(self.train_s, (self.generate_s + self.local_engines * self.train_s) / engines)
+
+    def price(self, machines: int) -> float:
+        """Of a step."""
+        return self.seconds(machines) * (self.reserved_price + self.time_price + machines * self.machine_price)
+
+
+def decide(step: StepCost, most: int) -> int:
+    """Machines to have, from 0 to ``most``."""
+    return min(range(most + 1), key=lambda n: (step.price(n), -n))

@@ -1,0 +1,163 @@
+"""How early any policy could have been done, with true lengths and the trace known beforehand: a bound, not a schedule.
+
+docs/papers/combined.md derives it. Nothing here knows a policy; what is given is the work and the machines.
+
+    decode steps ≥ tokens / places, ≥ context tokens / KV cache   ─▶ Demand.work_s: engine seconds, at the very least
+    trained by t ≤ what the engines can have finished by t        ─▶ end ≥ t + training that is left then, for every t
+    step v needs version v - k                                    ─▶ end(v) ≥ end(v - 1 - k) + its longest sample alone
+
+Invariants
+- Every relaxation lets a schedule do more than it could: preemption for nothing, samples in parts, engines always full.
+- An engine second of a reserved machine is either generated in or trained in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.scheduler.policies.generation_time import Instance
+from supervisors.providers.traces import Trace
+from supervisors.simulation.cluster.costs import DecodePace
+
+_INSTANTS = 64
+"""At which the middle condition is looked at; each of them alone gives a bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One step's work, by group: what the trainer takes as a whole."""
+
+    work_s: np.ndarray
+    """Of engines together, float64[groups]."""
+    alone_s: np.ndarray
+    """Of the longest sample, decoded without company, float64[groups]."""
+    train_s: np.ndarray
+    """On all devices that train, float64[groups]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """The machines."""
+
+    local: float
+    """Engines on the machines that train."""
+    others_s: Callable[[float, float], float]
+    """(begin, end) → engine seconds that the others can give between them."""
+    step_s: float
+    """Of the optimizer, after a step's last sample."""
+    staleness: int
+    """k: step v may be generated with version v - k."""
+    switch_s: float = 0.0
+    """With k = 0, of the training machines in a step: to generation and back."""
+
+
+def demand(instance: Instance, prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int) -> Demand:
+    """Of samples in order of their groups, ``group`` each."""
+    pace = instance.pace
+    assert isinstance(pace, DecodePace)
+    tokens = np.asarray(lengths, np.float64)
+    contexts = tokens * (prompt_tokens + tokens / 2)  # summed over its steps
+    own_s = pace.sequence_s * tokens + pace.context_token_s * contexts + instance.prefill_token_s * prompt_tokens
+    return Demand(
+        work_s=(own_s + _shared_s(instance, pace, tokens, contexts)).reshape(-1, group).sum(axis=1),
+        alone_s=(own_s + tokens * (pace.fixed_s + max(pace.weights_s, pace.compute_s))).reshape(-1, group).max(axis=1),
+        train_s=np.asarray(train_s, np.float64).reshape(-1, group).sum(axis=1),
+    )
+
+
+def _shared_s(instance: Instance, pace: DecodePace, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    """Each sample's part of what a step costs whatever is in it: by places or by cache, whichever runs out first."""
+    per_place = tokens / instance.places
+    per_token = contexts / instance.kv_tokens
+    reading = [(pace.fixed_s + pace.weights_s) * steps for steps in (per_place, per_token)]
+    computing = [pace.fixed_s * steps + pace.compute_s * tokens for steps in (per_place, per_token)]
+    return max((*reading, *computing), key=lambda shared: float(shared.sum()))
+
+
+def of_trace(trace: Trace, until_serving_s: float) -> Callable[[float, float], float]:
+    """``Supply.others_s`` of machines that come and go, one engine each, which serve so long after they came."""
+    came: dict[str, float] = {}
+    spans: list[tuple[float, float]] = []
+    for event in trace.events:
+        if event.what == "up":
+            came[event.node] = event.at_s + until_serving_s
+        elif event.what == "kill":
+            spans.append((came.pop(event.node), event.at_s))
+    spans += [(from_s, float("inf")) for from_s in came.values()]
+    return lambda begin_s, end_s: sum(max(0.0, min(end_s, b) - max(begin_s, a)) for a, b in spans)
+
+
+def earliest_ends_s(demands: Sequence[Demand], supply: Supply) -> list[float]:
+    """For each step, an instant before which no schedule has trained it; the first begins at 0."""
+    ends: list[float] = []
+    trained_s = work_s = 0.0
+    for v, one in enumerate(demands):
+        released_s = ends[v - 1 - supply.staleness] if v > supply.staleness else 0.0
+        trained_s += float(one.train_s.sum()) + supply.step_s
+        work_s += float(one.work_s.sum())
+        bounds = [
+            (ends[-1] if ends else 0.0) + float(one.train_s.sum()) + supply.step_s,
+            released_s + float(one.alone_s.max()) + supply.step_s,
+            _all_work_done_s(work_s, trained_s, supply),
+        ]
+        if not supply.staleness:
+            bounds.append(released_s + _one_step_s(one, supply, released_s) + supply.step_s)
+        ends.append(max(bounds))
+    return ends
+
+
+def least_cost(demands: Sequence[Demand], supply: Supply, reserved_s: float, other_s: float) -> float:
+    """What the steps cost at least, in the unit of the two prices a second: all reserved machines, one other engine.
+
+    An end later by a second costs ``reserved_s`` and saves ``local`` engine seconds of others, so the earliest end is
+    also the cheapest while reserved machines cost more than that; else everything may be generated on them.
+    """
+    assert reserved_s >= other_s * supply.local, "else waiting is cheaper than renting, and the bound another one"
+    end_s = earliest_ends_s(demands, supply)[-1]
+    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in demands)
+    work_s = sum(float(one.work_s.sum()) for one in demands)
+    return reserved_s * end_s + other_s * max(0.0, work_s - supply.local * (end_s - training_s))
+
+
+def _all_work_done_s(work_s: float, training_s: float, supply: Supply) -> float:
+    """The first instant by which machines can have given so many seconds to generation and to training."""
+
+    def enough(end_s: float) -> bool:
+        return supply.local * max(0.0, end_s - training_s) + supply.others_s(0.0, end_s) >= work_s
+
+    high = max(1.0, training_s)
+    for _ in range(60):
+        if enough(high):
+            break
+        high *= 2
+    else:
+        raise ValueError(f"no machine ever gives the {work_s:.0f} engine seconds of generation")
+    low = 0.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return low
+
+
+def _one_step_s(one: Demand, supply: Supply, begin_s: float) -> float:
+    """k = 0: the largest, over instants t, of t and the training that is left at t at best."""
+    all_s = float(one.train_s.sum())
+    rank = np.argsort(-one.train_s / one.work_s, kind="stable")
+    work, train, alone = one.work_s[rank], one.train_s[rank], one.alone_s[rank]
+    horizon_s = 2 * (all_s + supply.switch_s) + float(one.work_s.sum()) / max(supply.local, 1.0)
+    best_s = 0.0
+    for t in np.geomspace(horizon_s / 1000, horizon_s, _INSTANTS):
+        there = alone <= t
+        done_work = np.concatenate([[0.0], np.cumsum(work[there])])
+        done_train = np.concatenate([[0.0], np.cumsum(train[there])])
+        given_s = supply.others_s(begin_s, begin_s + float(t))
+        low, high = 0.0, min(float(t), float(done_train[-1]))
+        for _ in range(40):  # the most that can be trained by t
+            x = (low + high) / 2
+            engine_s = supply.local * max(0.0, float(t) - x - supply.switch_s) + given_s
+            low, high = (x, high) if x <= np.interp(engine_s, done_work, done_train) else (low, x)
+        best_s = max(best_s, float(t) + all_s - high if high < all_s * (1 - 1e-9) else 0.0)
+    return best_s

@@ -1,0 +1,241 @@
+"""The combined policy against each paper's own on that paper's scenario, and against the clairvoyant bound.
+
+same samples, machines, cost models ─┬─▶ the paper's policy            (pipeline.py, hybrid.py)   ─┐
+                                     ├─▶ streaming, ranking, hand-over, price  (combined.py)      ─┼─▶ ratios
+                                     └─▶ true lengths and trace known          (clairvoyant.py)   ─┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from actors.scheduler.policies import stage_balance
+from actors.scheduler.policies.generation_time import Instance
+from configs.studies.combined import CombinedSpotStudy, CombinedStaticStudy, CombinedStreamStudy
+from configs.studies.rlboost import H100, HYBRID, HybridModel, HybridSetup
+from configs.studies.streamrl import MODELS, Ranker
+from supervisors.providers.trace_files import read_trace
+from supervisors.providers.traces import Trace, TraceEvent
+from supervisors.simulation.cluster import clairvoyant, costs
+from supervisors.simulation.cluster.clairvoyant import Demand, Supply
+from supervisors.simulation.cluster.combined import CombinedCluster, Figures, Machines, Rules
+from supervisors.simulation.cluster.hybrid import HybridCluster, Options
+from supervisors.simulation.cluster.lengths import estimate_lengths
+from supervisors.simulation.cluster.moving_engine import Sample
+from supervisors.simulation.studies import rlboost
+from supervisors.simulation.studies.streamrl_bench import Bench, bench
+
+_WARM_UP = 2
+"""Steps that are left out of a rate where a run is endless; the share of the bound counts them."""
+_TRIED = 3
+_OTHER_DRAWS = 1000
+"""Added to the seed for the runs that choose a split: what is measured is not looked at."""
+
+# ------------------------------------------------------------ StreamRL's scenario
+
+
+def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
+    """Samples a second against StreamRL's asynchronous mode, for every model and length."""
+    measures: dict[str, float] = {}
+    work = study.workload
+    for name in study.models:
+        own = bench(work, MODELS[name], work.split_variant, seed).split()
+        for variant in study.variants:
+            one = bench(work, MODELS[name], variant, seed)
+            own_s = one.iterations_s(["async"], "simulated", rollout=own.rollout, train=own.train)["async"]
+            split, figures = combined_stream(one, study.staleness)
+            ends = figures.ends_s
+            combined_s = (ends[-1] - ends[_WARM_UP - 1]) / (len(ends) - _WARM_UP)
+            at = f"{name}.{variant}"
+            measures |= {
+                f"{at}.rollout_devices": float(split.rollout),
+                f"{at}.train_devices": float(split.train),
+                f"{at}.samples_s": work.samples / combined_s,
+                f"{at}.over_streamrl": own_s / combined_s,
+                f"{at}.of_bound": bound_stream_s(one, len(ends), study.staleness) / ends[-1],
+            }
+    return measures
+
+
+def combined_stream(one: Bench, staleness: int) -> tuple[stage_balance.Split, Figures]:
+    """All iterations of the workload, on the devices split by throughput: overlapping steps have no tail to pay for."""
+    split = _split(one, staleness)
+    return split, _run_stream(one, split, staleness, one.workload.iterations)
+
+
+def _split(one: Bench, staleness: int) -> stage_balance.Split:
+    """Of the three that look best by the pace of full batches, the one whose short run on other draws is fastest."""
+    work, unit, devices = one.workload, costs.MACHINE_DEVICES, one.model.devices
+    tp = one.model.transformer.tensor_parallel
+    instance = _engine(one.pool(tp)[0], work.prompt_tokens)
+    batch_s = _full_batches_s(instance, one.lengths(0), work.prompt_tokens)
+    splits = [
+        stage_balance.Split(x, devices - x, max(batch_s * tp / x, one.train_s(devices - x)))
+        for x in range(unit, devices, unit)
+    ]
+    other = replace(one, seed=one.seed + _OTHER_DRAWS)
+    best = sorted(splits, key=lambda split: (split.iteration_s, split.rollout))[:_TRIED]
+    return min(best, key=lambda split: _run_stream(other, split, staleness, _WARM_UP + 2).ends_s[-1])
+
+
+def _run_stream(one: Bench, split: stage_balance.Split, staleness: int, iterations: int) -> Figures:
+    work, shape, device = one.workload, one.model.transformer, one.rollout_device
+    machines = Machines(
+        instance=_engine(one.pool(shape.tensor_parallel)[0], work.prompt_tokens),
+        fixed=split.rollout // shape.tensor_parallel,
+        local=0,
+        train_s=lambda samples: float(one.train_each_s(split.train, np.array([s.length for s in samples])).sum()),
+        step_s=work.train.step_s,
+        pull_s=lambda _: costs.transfer_s(shape, device, split.rollout),
+        load_s=0.0,
+        least_s=one.saturating_s(split.train),
+    )
+
+    def draw(step: int) -> list[Sample]:
+        return [Sample(i, i, work.prompt_tokens, int(tokens)) for i, tokens in enumerate(one.lengths(step))]
+
+    cluster = CombinedCluster(machines, Rules(staleness), draw, _ranked(work.ranker, one.seed))
+    return cluster.run(steps=iterations)
+
+
+def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
+    """Any device may generate or train at any time, and change over for nothing."""
+    work, shape = one.workload, one.model.transformer
+    instance = _engine(one.pool(shape.tensor_parallel)[0], work.prompt_tokens)
+    demands: list[Demand] = []
+    for k in range(steps):
+        lengths = one.lengths(k)
+        train_s = one.train_each_s(one.model.devices, lengths)
+        demands.append(clairvoyant.demand(instance, work.prompt_tokens, lengths, train_s, 1))
+    engines = one.model.devices / shape.tensor_parallel
+    supply = Supply(engines, lambda begin_s, end_s: 0.0, work.train.step_s, staleness)
+    return clairvoyant.earliest_ends_s(demands, supply)[-1]
+
+
+def _engine(instance: Instance, prompt_tokens: int) -> Instance:
+    """With what is reserved for each response counted in places."""
+    fit = int(instance.kv_tokens // (prompt_tokens + instance.reserve_tokens)) if instance.reserve_tokens else 1 << 30
+    return replace(instance, places=max(1, min(instance.places, fit)), reserve_tokens=0)
+
+
+def _full_batches_s(instance: Instance, lengths: np.ndarray, prompt_tokens: int) -> float:
+    """One engine with all places taken, for samples like these: the profile of a stage that never runs empty."""
+    tokens = lengths.astype(np.float64)
+    context = float((tokens * (prompt_tokens + tokens / 2)).sum() / tokens.sum())
+    return float(tokens.sum()) * instance.pace.step_s(instance.places, context) / instance.places
+
+
+def _ranked(ranker: Ranker, seed: int) -> Callable[[int, Sequence[Sample]], np.ndarray]:
+    def expect(step: int, samples: Sequence[Sample]) -> np.ndarray:
+        lengths = np.array([s.length for s in samples], np.float64)
+        return estimate_lengths(lengths, ranker, np.random.default_rng([seed, step, 1]))
+
+    return expect
+
+
+# ------------------------------------------------------------ RLBoost's scenarios
+
+
+def static(study: CombinedStaticStudy, seed: int) -> dict[str, float]:
+    """Fixed numbers of workers: tokens a second and a dollar against RLBoost's policy."""
+    model, setup, measures = HYBRID[study.model], study.setup, dict[str, float]()
+    for workers in study.workers:
+        steps = rlboost.settled(model, setup, Options(target=workers), workers, setup.steps, seed)
+        there = Trace("fixed", tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(workers)), float("inf"))
+        job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
+        figures = job.run(there, steps=max(_WARM_UP + 2, setup.steps // 3))
+        measures |= _compared(f"n{workers}", job, figures, there, rlboost.rate(steps), rlboost.per_dollar(steps))
+    return measures
+
+
+def spot(study: CombinedSpotStudy, seed: int) -> dict[str, float]:
+    """Parts of a real trace: the same against RLBoost's policy, each part and their mean."""
+    parts = rlboost.segments(read_trace(rlboost.ROOT / study.trace).kept(study.part, seed), study.segment_s)
+    measures: dict[str, float] = {}
+    for name in study.models:
+        for segment, part in parts.items():
+            steps = rlboost.over(HYBRID[name], study.setup, part, seed)
+            job = HybridJob(HYBRID[name], study.setup, study.ranker, seed, study.staleness)
+            figures = job.run(part, until_s=part.length_s)
+            rates = rlboost.rate(steps), rlboost.per_dollar(steps)
+            measures |= _compared(f"{name}.{segment}", job, figures, part, *rates)
+        for what in ("over_rlboost", "per_dollar_over_rlboost", "of_bound", "per_dollar_of_bound"):
+            measures[f"{name}.{what}"] = float(np.mean([measures[f"{name}.{segment}.{what}"] for segment in parts]))
+    return measures
+
+
+def replace_boot(setup: HybridSetup) -> HybridSetup:
+    """Workers that are there from the beginning have booted."""
+    return setup.model_copy(update={"boot_s": 1e-9})
+
+
+@dataclass(frozen=True, slots=True)
+class HybridJob:
+    """One of RLBoost's models on its machines, under the combined policy."""
+
+    model: HybridModel
+    setup: HybridSetup
+    ranker: Ranker
+    seed: int
+    staleness: int
+
+    def run(self, trace: Trace, *, steps: int | None = None, until_s: float = float("inf")) -> Figures:
+        setup, like = self.setup, HybridCluster(self.model, self.setup, Options(), seed=self.seed)
+        machines = Machines(
+            instance=like.local[0].instance,
+            fixed=0,
+            local=len(like.local),
+            train_s=like.train_s,
+            step_s=setup.train.step_s,
+            pull_s=like.pull_s,
+            load_s=setup.load_s,
+            switch_s=setup.switch_s,
+            boot_s=setup.boot_s,
+            reserved_price=self.model.machines * setup.reserved_price,
+            spot_price=setup.spot_price,
+            least_samples=setup.micro_batch_responses,
+        )
+        rules = Rules(self.staleness)
+        cluster = CombinedCluster(machines, rules, lambda _: like.draw(), _ranked(self.ranker, self.seed), trace.events)
+        return cluster.run(steps=steps, until_s=until_s)
+
+    def bounds(self, figures: Figures, trace: Trace) -> tuple[float, float]:
+        """Seconds and dollars that the steps of a run take at least."""
+        setup, like = self.setup, HybridCluster(self.model, self.setup, Options(), seed=self.seed)
+        cost = setup.train.model_copy(update={"flops_use": self.model.train_flops_use})
+        devices = self.model.machines * costs.MACHINE_DEVICES
+        demands: list[Demand] = []
+        for lengths in figures.lengths:
+            tokens = lengths + setup.prompt_tokens
+            train_s = costs.train_token_s(self.model.transformer, H100, cost, devices, tokens)
+            instance = like.local[0].instance
+            demands.append(clairvoyant.demand(instance, setup.prompt_tokens, lengths, train_s, setup.group_size))
+        on_policy = self.staleness == 0
+        supply = Supply(
+            local=len(like.local),
+            others_s=clairvoyant.of_trace(trace, setup.boot_s + like.pull_s(1)),
+            step_s=setup.train.step_s,
+            staleness=self.staleness,
+            switch_s=2 * setup.switch_s if on_policy else 0.0,
+        )
+        ends = clairvoyant.earliest_ends_s(demands, supply)
+        hour_s = 3600
+        prices = self.model.machines * setup.reserved_price / hour_s, setup.spot_price / hour_s
+        return ends[-1], clairvoyant.least_cost(demands, supply, *prices)
+
+
+def _compared(
+    at: str, job: HybridJob, figures: Figures, trace: Trace, own_rate: float, own_per_dollar: float
+) -> dict[str, float]:
+    bound_s, bound_dollars = job.bounds(figures, trace)
+    tokens, seconds, dollars = sum(figures.tokens), figures.ends_s[-1], figures.costs[-1]
+    return {
+        f"{at}.over_rlboost": tokens / seconds / own_rate,
+        f"{at}.per_dollar_over_rlboost": tokens / dollars / own_per_dollar,
+        f"{at}.of_bound": bound_s / seconds,
+        f"{at}.per_dollar_of_bound": bound_dollars / dollars,
+        f"{at}.remote_mean": figures.rented_s / seconds,
+    }

@@ -1,0 +1,77 @@
+"""When machines that train hand over, and how many others are worth their price: small cases by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+
+from actors.scheduler.policies.hand_over import HandOverView, Left, feeding_order, should_return, should_train, wait_s
+from actors.scheduler.policies.worth_having import StepCost, decide
+
+
+@dataclass(frozen=True)
+class Steady:
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        return 1.0
+
+
+VIEW = HandOverView(
+    ready_s=5.0,
+    running=[Left(10.0, 0, 20.0), Left(30.0, 1, 20.0)],
+    queued=[],
+    train_s={0: 15.0, 1: 5.0},
+    workers=1,
+    places=2,
+    cache_tokens=100.0,
+    pace=Steady(),
+)
+
+
+def test_the_wait_is_the_worst_lag_of_a_group_behind_the_training_before_it() -> None:
+    assert wait_s(VIEW) == pytest.approx(10.0)  # group 0 comes 5 s late, group 1 10 s
+    assert wait_s(replace(VIEW, ready_s=25.0)) == pytest.approx(-10.0)
+
+
+def test_it_hands_over_once_it_would_not_wait_with_slack_to_spare() -> None:
+    assert not should_train(VIEW, slack_s=0.0)
+    early = replace(VIEW, ready_s=25.0)
+    assert should_train(early, slack_s=10.0)
+    assert not should_train(early, slack_s=10.1)
+
+
+def test_with_nobody_else_it_generates_until_nothing_is_left() -> None:
+    alone = replace(VIEW, workers=0)
+    assert wait_s(alone) == math.inf
+    assert should_train(replace(alone, running=[], train_s={}), slack_s=1e9)
+
+
+def test_what_waits_begins_when_a_place_and_cache_are_free_and_other_steps_take_room_too() -> None:
+    queued = replace(VIEW, queued=[Left(10.0, 2, 20.0)], train_s={0: 0.0, 1: 0.0, 2: 0.0}, ready_s=0.0)
+    assert wait_s(queued) == pytest.approx(30.0)  # begins at 10 s, ends at 20 s, and the running one at 30 s
+    blocked = replace(queued, running=[Left(50.0, -1, 90.0)], train_s={2: 0.0})
+    assert wait_s(blocked) == pytest.approx(60.0)
+
+
+def test_a_dry_trainer_goes_back_for_a_long_wait_only() -> None:
+    dry = replace(VIEW, ready_s=0.0)
+    assert should_return(dry, switch_s=1.0)  # 15 s of waiting against 6
+    assert not should_return(dry, switch_s=5.0)
+    assert should_return(replace(VIEW, workers=0, ready_s=0.1), switch_s=100.0), "else nobody would ever end it"
+
+
+def test_the_trainer_is_fed_with_what_gives_most_training_for_its_tokens() -> None:
+    assert feeding_order({0: 100.0, 1: 10.0, 2: 50.0}, {0: 10.0, 1: 2.0, 2: 1.0}) == [1, 0, 2]
+
+
+def test_machines_are_taken_as_long_as_they_make_a_step_cheaper() -> None:
+    step = StepCost(generate_s=100.0, train_s=20.0, local_engines=4, reserved_price=10.0, machine_price=0.5)
+    assert decide(step, 20) == 5  # five generate in 20 s what is needed; a sixth would only cost
+    assert decide(step, 3) == 3
+    assert decide(replace(step, machine_price=100.0), 20) == 0
+
+
+def test_time_that_has_a_price_buys_no_machine_beyond_the_trainer() -> None:
+    step = StepCost(generate_s=101.0, train_s=20.0, local_engines=4, reserved_price=10.0, machine_price=2.0)
+    assert decide(step, 20) <= decide(replace(step, time_price=1000.0), 20) == 6

@@ -1,0 +1,255 @@
+"""The clairvoyant bound against exhaustive search; what the combined cluster conserves; no run beats the bound."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.scheduler.policies.generation_time import Instance
+from configs.studies.combined import CombinedStreamStudy
+from configs.studies.rlboost import HYBRID, HybridSetup
+from configs.studies.streamrl import MODELS, Ranker, Workload
+from supervisors.providers.trace_generator import Market, generate
+from supervisors.providers.traces import Trace, TraceEvent
+from supervisors.simulation.cluster import clairvoyant
+from supervisors.simulation.cluster.clairvoyant import Supply
+from supervisors.simulation.cluster.costs import DecodePace
+from supervisors.simulation.cluster.hybrid import HybridCluster, Options
+from supervisors.simulation.studies import combined
+from supervisors.simulation.studies.combined import HybridJob
+from supervisors.simulation.studies.streamrl_bench import Bench
+
+PROMPT = 2
+
+# ------------------------------------------------------------ the bound, by brute force
+
+
+@dataclass(frozen=True)
+class Case:
+    """Samples of one token count each, in steps of ``per_step``; each sample is trained alone."""
+
+    lengths: tuple[int, ...]
+    per_step: int
+    train_s: tuple[float, ...]
+    instance: Instance
+    local: int
+    others: int
+    staleness: int
+    step_s: float
+
+    @property
+    def steps(self) -> int:
+        return len(self.lengths) // self.per_step
+
+    def bound_s(self) -> float:
+        demands = [
+            clairvoyant.demand(
+                self.instance,
+                PROMPT,
+                np.array(self.lengths[k : k + self.per_step]),
+                np.array(self.train_s[k : k + self.per_step]),
+                1,
+            )
+            for k in range(0, len(self.lengths), self.per_step)
+        ]
+        supply = Supply(self.local, lambda a, b: self.others * (b - a), self.step_s, self.staleness)
+        return clairvoyant.earliest_ends_s(demands, supply)[-1]
+
+
+State = tuple[tuple[int, ...], tuple[tuple[float, tuple[int, ...]], ...], tuple[float, int], frozenset[int]]
+"""Tokens of each sample; for each engine its step's rest and samples; the trainer's rest and sample; who is trained."""
+
+
+def optimum_s(case: Case) -> float:
+    """The best end over all schedules: any samples on any engine at each step, moved for nothing, any idling."""
+    best: dict[State, float] = {}
+    engines = case.local + case.others
+    least = [math.inf]
+
+    def step_s(samples: tuple[int, ...], tokens: tuple[int, ...]) -> float:
+        contexts = [PROMPT + tokens[i] + 0.5 for i in samples]
+        prefill_s = sum(PROMPT * case.instance.prefill_token_s for i in samples if not tokens[i])
+        return case.instance.pace.step_s(len(samples), sum(contexts) / len(samples)) + prefill_s
+
+    def may(sample: int, trained: frozenset[int]) -> bool:
+        """Its step is open."""
+        return len(trained) >= case.per_step * (sample // case.per_step - case.staleness)
+
+    def choices(state: State) -> list[State]:
+        """What idle engines and an idle trainer may begin now, one thing after the other."""
+        tokens, busy, (train_left, in_training), trained = state
+        out: list[State] = []
+        taken = {i for _, samples in busy for i in samples}
+        free = [i for i, n in enumerate(case.lengths) if tokens[i] < n and i not in taken and may(i, trained)]
+        for e in range(engines):
+            if busy[e][1] or (e < case.local and in_training >= 0):
+                continue
+            for count in range(1, min(len(free), case.instance.places) + 1):
+                for samples in itertools.combinations(free, count):
+                    if sum(PROMPT + tokens[i] + 1 for i in samples) <= case.instance.kv_tokens:
+                        begun = (*busy[:e], (step_s(samples, tokens), samples), *busy[e + 1 :])
+                        out.append((tokens, begun, (train_left, in_training), trained))
+        if in_training < 0 and not any(samples for _, samples in busy[: case.local]):
+            now = len(trained) // case.per_step
+            for i in range(now * case.per_step, min((now + 1) * case.per_step, len(tokens))):
+                if i not in trained and tokens[i] == case.lengths[i]:
+                    ends_step = (len(trained) + 1) % case.per_step == 0
+                    out.append((tokens, busy, (case.train_s[i] + ends_step * case.step_s, i), trained))
+        return out
+
+    def search(state: State, now_s: float) -> None:
+        if now_s >= min(least[0], best.get(state, math.inf)) - 1e-12:
+            return
+        best[state] = now_s
+        tokens, busy, (train_left, in_training), trained = state
+        if len(trained) == len(tokens):
+            least[0] = now_s
+            return
+        for following in choices(state):
+            search(following, now_s)
+        ends = [left for left, samples in busy if samples] + ([train_left] if in_training >= 0 else [])
+        if not ends:
+            return
+        wait_s = min(ends)
+        grown = list(tokens)
+        after: list[tuple[float, tuple[int, ...]]] = []
+        for left, samples in busy:
+            if samples and left <= wait_s + 1e-12:
+                for i in samples:
+                    grown[i] += 1
+                after.append((0.0, ()))
+            else:
+                after.append((round(left - wait_s, 9) if samples else 0.0, samples))
+        training = (0.0, -1) if in_training < 0 else (round(train_left - wait_s, 9), in_training)
+        if in_training >= 0 and train_left <= wait_s + 1e-12:
+            trained, training = trained | {in_training}, (0.0, -1)
+        search((tuple(grown), tuple(after), training, trained), now_s + wait_s)
+
+    search((tuple(0 for _ in case.lengths), ((0.0, ()),) * engines, (0.0, -1), frozenset()), 0.0)
+    return least[0]
+
+
+def pace(fixed: float, weights: float, compute: float, sequence: float, context: float) -> DecodePace:
+    return DecodePace(fixed, weights, compute, sequence, context)
+
+
+CASES = st.builds(
+    Case,
+    lengths=st.tuples(*[st.integers(1, 2)] * 3),
+    per_step=st.sampled_from([1, 3]),
+    train_s=st.tuples(*[st.sampled_from([0.5, 1.0, 4.0])] * 3),
+    instance=st.builds(
+        Instance,
+        pace=st.builds(
+            pace,
+            st.sampled_from([0.1, 1.0]),
+            st.sampled_from([0.1, 1.0]),
+            st.sampled_from([0.05, 0.6]),
+            st.sampled_from([0.0, 0.3]),
+            st.sampled_from([0.0, 0.1]),
+        ),
+        places=st.integers(1, 2),
+        kv_tokens=st.sampled_from([5.0, 20.0]),
+        prefill_token_s=st.sampled_from([0.0, 0.1]),
+    ),
+    local=st.integers(0, 1),
+    others=st.integers(0, 1),
+    staleness=st.integers(0, 1),
+    step_s=st.sampled_from([0.0, 0.5]),
+)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(CASES)
+def test_no_schedule_at_all_ends_before_the_bound(case: Case) -> None:
+    if case.local + case.others:
+        assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)
+
+
+def test_the_bound_is_reached_where_nothing_is_relaxed() -> None:
+    """One engine, one place: every token takes a whole step, and training follows."""
+    instance = Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=1, kv_tokens=100.0)
+    case = Case((2, 1, 2), 3, (0.1, 0.1, 0.1), instance, local=1, others=0, staleness=0, step_s=0.5)
+    assert optimum_s(case) == pytest.approx(case.bound_s(), rel=0.01)
+
+
+def test_work_that_no_engine_can_do_is_told() -> None:
+    instance = Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=1, kv_tokens=100.0)
+    with pytest.raises(ValueError, match="no machine ever gives"):
+        Case((1, 1, 1), 3, (1.0,) * 3, instance, local=0, others=0, staleness=0, step_s=0.0).bound_s()
+
+
+# ------------------------------------------------------------ the cluster
+
+SMALL = HybridSetup(prompts=8, boot_s=20.0)
+MODEL = HYBRID["8B"]
+
+
+def spot_trace(seed: int) -> Trace:
+    market = Market(nodes_max=3, life_mean_s=120, absent_mean_s=60, crunch_every_s=300, crunch_mean_s=100, notice_s=0)
+    return generate(market, 20_000, seed)
+
+
+@settings(max_examples=4, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 1000), staleness=st.integers(0, 2))
+def test_every_sample_is_trained_once_in_order_and_no_run_beats_the_bound(seed: int, staleness: int) -> None:
+    job, trace = HybridJob(MODEL, SMALL, Ranker(), seed, staleness), spot_trace(seed)
+    figures = job.run(trace, steps=3)
+    drawn = HybridCluster(MODEL, SMALL, Options(), seed=seed)
+    for lengths, tokens in zip(figures.lengths, figures.tokens, strict=True):
+        samples = drawn.draw()
+        assert [s.length for s in samples] == lengths.tolist()
+        assert tokens == sum(s.prompt_tokens + s.length for s in samples)
+    assert figures.ends_s == sorted(figures.ends_s)
+    bound_s, dollars = job.bounds(figures, trace)
+    assert bound_s <= figures.ends_s[-1]
+    assert dollars <= figures.costs[-1]
+
+
+def test_rlboost_itself_never_beats_the_on_policy_bound() -> None:
+    trace = Trace("fixed", tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(3)), math.inf)
+    cluster = HybridCluster(MODEL, SMALL, Options(target=3), seed=2)
+    cluster.place_now(3)
+    steps = [cluster.step(cluster.draw()) for _ in range(4)]
+    job = HybridJob(MODEL, combined.replace_boot(SMALL), Ranker(), 2, 0)
+    figures = job.run(trace, steps=4)
+    assert job.bounds(figures, trace)[0] <= sum(step.seconds for step in steps)
+
+
+def test_without_other_machines_it_is_colocation_and_with_them_faster() -> None:
+    none, some = (
+        HybridJob(MODEL, combined.replace_boot(SMALL), Ranker(), 1, 1).run(
+            Trace("fixed", tuple(TraceEvent(0.0, f"{i}", "up") for i in range(n)), math.inf), steps=4
+        )
+        for n in (0, 3)
+    )
+    assert none.rented_s == 0.0
+    assert some.ends_s[-1] < none.ends_s[-1]
+
+
+def test_overlapping_steps_beat_one_batch_after_the_other_on_the_same_devices() -> None:
+    work = Workload(samples=128, iterations=4)
+    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
+    _, overlapping = combined.combined_stream(one, 1)
+    _, apart = combined.combined_stream(one, 0)
+    assert combined.bound_stream_s(one, 4, 1) <= overlapping.ends_s[-1] < apart.ends_s[-1]
+
+
+def test_a_wrong_ranker_costs_time_and_loses_nothing() -> None:
+    good, bad = (HybridJob(MODEL, SMALL, Ranker(sigma=sigma), 3, 1).run(spot_trace(3), steps=3) for sigma in (0.0, 3.0))
+    assert [a.tolist() for a in good.lengths] == [b.tolist() for b in bad.lengths]
+
+
+def test_the_study_names_the_cells_of_the_figure() -> None:
+    study = CombinedStreamStudy(
+        kind="combined_streamrl", models=["7B"], variants=["5K"], workload=Workload(samples=64, iterations=3)
+    )
+    measures = combined.streamrl(study, 0)
+    assert {"7B.5K.over_streamrl", "7B.5K.of_bound"} <= set(measures)
+    assert 0 < measures["7B.5K.of_bound"] <= 1
