@@ -33,7 +33,9 @@ GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0}
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="headrace bench fleet", description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    parser = argparse.ArgumentParser(
+        prog="headrace bench fleet", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--virtual-s", type=float, default=3600.0, help="how long the fleet is simulated")
     parser.add_argument("--json", action="store_true", help="one object as the last line")

@@ -131,7 +131,5 @@ def _handler(name: str, function: Callable[..., Any]) -> Handler:
         batched=bool(getattr(function, _BATCHED, False)),
     )
     if handler.batched and not handler.occupies:
-        raise WrongHandler(
-            f"{function.__qualname__}: a batch is handled in turn; it cannot run beside others"
-        )
+        raise WrongHandler(f"{function.__qualname__}: a batch is handled in turn; it cannot run beside others")
     return handler
