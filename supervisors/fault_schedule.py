@@ -136,7 +136,7 @@ class FaultSchedule:
         await asyncio.sleep(max(0.0, fault.delay_after_trigger_s - elapsed_s))
 
     async def _strike(self, number: int, fault: FaultBase, rng: random.Random) -> None:
-        self._left[number] -= 1
+        """One strike. If the run is over while it still waits for its target, it is left, and counts as skipped."""
         try:
             hit = await self._nemesis.strike(fault, rng, number)
         except FaultNotPossible as error:
@@ -145,6 +145,7 @@ class FaultSchedule:
         else:
             self.injected += 1
             self._run.say(f"fault {number}: {fault.kind} on {', '.join(hit)}")
+        self._left[number] -= 1
 
 
 class Past:

@@ -27,6 +27,8 @@ class Run:
         self.said: list[str] = []
         self.strikes: list[tuple[float, int, str]] = []
         self.impossible: set[str] = set()
+        self.never: set[str] = set()
+        """Kinds whose target does not come."""
         self.listeners: list[Callable[[Mapping[str, Any]], None]] = []
         self.steps = 0
 
@@ -52,6 +54,8 @@ class Run:
         if fault.target.role == "head":
             self.record("fault_announced", fault=number)
             raise asyncio.CancelledError  # nobody lives to tell
+        if fault.kind in self.never:
+            await asyncio.get_running_loop().create_future()
         if fault.kind in self.impossible:
             self.record("fault_failed", fault=number)
             raise FaultNotPossible("not here")
@@ -127,6 +131,22 @@ def test_what_cannot_be_done_is_told_and_the_rest_goes_on(tmp_path: Path) -> Non
     run = play(tmp_path, scenario)
     assert told == {"injected": 1, "failed": 1, "skipped": 0}
     assert "fault 0 (hang on role rollout) was not injected: not here" in run.said
+
+
+def test_a_strike_that_still_waits_for_its_target_when_the_run_is_over_is_skipped(tmp_path: Path) -> None:
+    told: dict[str, int] = {}
+
+    async def scenario(run: Run) -> None:
+        run.never = {"hang"}
+        schedule = FaultSchedule(
+            run, run, plan({"kind": "hang", "target": ROLLOUT}, {"kind": "kill", "target": ROLLOUT})
+        )
+        schedule.start()
+        await run.go_on(1)
+        told.update(schedule.stop())
+
+    play(tmp_path, scenario)
+    assert told == {"injected": 1, "failed": 0, "skipped": 1}
 
 
 def test_equal_seeds_draw_alike_and_a_fault_draws_apart_from_its_neighbours(tmp_path: Path) -> None:
