@@ -58,6 +58,17 @@ class HarmedRun(HeadraceRun):
         os.kill(pid, number)
         return Harm(name, at_s)
 
+    def harm_if_there(self, name: str, number: signal.Signals) -> Harm | None:
+        """As ``harm``, without waiting; None while that process is away, or when the run is over."""
+        pid, at_s = self._pid_of(name), time.time()
+        if pid is None:
+            return None
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        return Harm(name, at_s)
+
     def _pid_of(self, name: str) -> int | None:
         """None while it, or the head, is being started again."""
         try:

@@ -99,8 +99,10 @@ class Measured:
                 continue
             next_s = next_s or self._seen_s[self._skip - 1] + every_s / 4
             if time.time() >= next_s:
-                self.kills.append(run.harm(f"rollout-{len(self.kills) % self._workers}", signal.SIGKILL))
-                next_s += every_s
+                kill = run.harm_if_there(f"rollout-{len(self.kills) % self._workers}", signal.SIGKILL)
+                if kill is not None:  # else it is still away: looked for again, until the run is over
+                    self.kills.append(kill)
+                    next_s += every_s
         self._look()
         run.finish()
         rows = run.rows()
