@@ -208,15 +208,15 @@ print(took_s, *sorted(set(sys.modules) & {"torch", "vllm", "transformers", "data
 
 
 def test_the_kernel_starts_in_under_a_second_without_torch_or_vllm() -> None:
-    """Processor time, so that a busy machine does not count; the better of two, since the first may compile."""
-    runs = [
-        subprocess.run(
-            [sys.executable, "-c", KERNEL], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        ).stdout.split()
-        for _ in range(2)
-    ]
-    assert min(float(took_s) for took_s, *_ in runs) < 1.0
-    assert runs[-1][1:] == []
+    """Processor time, which a busy machine doubles at most; the best of five, of which the first may compile."""
+    for _ in range(5):
+        command = [sys.executable, "-c", KERNEL]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+        took_s, *unwanted = done.stdout.split()
+        assert unwanted == []
+        if float(took_s) < 1.0:
+            return
+    pytest.fail(f"the kernel took {took_s} s of processor time to start, five times")
 
 
 @pytest.mark.parametrize(
