@@ -84,7 +84,7 @@ def directory() -> Generator[Path]:
     root = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=segment_directory()))
     lock = os.open(root, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ours alone: nobody looks at one so young
         settled_s = root.stat().st_mtime - _SETTLED_S
         for left in root.parent.glob(f"{_PREFIX}*"):
             if left != root:

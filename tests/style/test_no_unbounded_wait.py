@@ -93,6 +93,11 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/operations.py", "Operations.submit",
          "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
     ],
+    "it is asked not to block (LOCK_NB)": [
+        ("supervisors/simulation/runner.py", "directory", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
+        ("supervisors/simulation/runner.py", "_remove_if_abandoned",
+         "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
+    ],
     "as many seeds as were asked for, in front of whoever asked": [
         ("supervisors/simulation/seeds.py", "_run_part", "process.communicate()"),
     ],
