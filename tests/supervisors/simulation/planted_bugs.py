@@ -35,7 +35,7 @@ from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.batching import Inbox
 from actors.trainer.publisher import Publisher
 from actors.trainer.trainer import Trainer
-from actors.weights import client
+from actors.weights import holding, memory
 from actors.weights import server as weight_server
 from supervisors import restart_budget, strategies
 from supervisors.node_agent import NodeAgent
@@ -247,7 +247,8 @@ def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -
 
 @planted
 def chunks_are_not_verified(replace: Replace) -> None:
-    replace(client, "chunk_is_intact", lambda manifest, index, data: True)
+    for verifier in (holding, memory):
+        replace(verifier, "chunk_is_intact", lambda manifest, index, data: True)
 
 
 @planted
