@@ -257,6 +257,10 @@ def a_weight_server_does_not_adopt_what_its_predecessor_held(replace: Replace) -
     replace(Trainer, "service_changed", _ignores)
 
 
+async def _ignores_all(self: object) -> None:
+    """Looks for nobody."""
+
+
 async def _ignores(self: object, message: object) -> None:
     """A handler that does nothing."""
 
@@ -334,6 +338,7 @@ def a_restarted_trainer_forgets_the_momentum_of_its_optimizer(replace: Replace) 
 @planted
 def a_trainer_never_looks_for_another_weight_server(replace: Replace) -> None:
     replace(Publisher, "server_changed", lambda self, address: None)
+    replace(Publisher, "_look_again", _ignores_all)
 
 
 # ------------------------------------------------------------ job and supervision
