@@ -5,7 +5,8 @@
                                                    └──▶ subscribers, watchers (WatchJob)
 
     loop            waits for                      unblocked by
-    issue a batch   the prompt source              its registration; tried again until the batch is issued
+    issue a batch   the prompt source              its registration, for the scheduler asks again then; tried
+                                                   again until the batch is issued
     stop            the final checkpoint           CheckpointStored(final)
 
 Invariants
@@ -17,6 +18,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -68,6 +70,8 @@ class Job(Actor):
         self._summary = Summary()
         self._subscribers: list[Subscriber] = []
         self._issuing: set[int] = set()
+        self._asked_again = asyncio.Event()
+        """The scheduler knows something new about the prompt source: no use in waiting longer."""
         self._checkpoint_waiters: list[asyncio.Future[jm.CheckpointReport]] = []
         self._checkpoint = ""
         self._reason = ""
@@ -163,7 +167,9 @@ class Job(Actor):
     async def need_batch(self, order: sm.NeedBatch) -> None:
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
-        if order.step not in self._issuing and not self.state.over:
+        if order.step in self._issuing:
+            self._asked_again.set()
+        elif not self.state.over:
             self._issuing.add(order.step)
             self.ctx.start_task(self._issue(order.step), f"issue step {order.step}")
 
@@ -177,10 +183,16 @@ class Job(Actor):
                         return
                 except AskError as error:
                     self.ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
-                await self.ctx.sleep(delay_s)
+                await self._until_asked_again(delay_s)
                 delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
         finally:
             self._issuing.discard(step)
+
+    async def _until_asked_again(self, at_most_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._asked_again.wait()
+        self._asked_again.clear()
 
     async def _try_issue(self, step: int) -> bool:
         """False: no prompt source has registered yet."""

@@ -60,6 +60,8 @@ class Services:
             self._scoring.serve(offer.address)
         elif role == "job":
             self._steps.job_registered()
+        elif role == "prompts" and before != offer.address:
+            self._steps.ask_again()
         elif role in ("weights", "trainer") and before != offer.address:
             self._versions.introduce_weights()
         elif role == "ranker" and before != offer.address:

@@ -118,6 +118,10 @@ class Steps:
         for news in self._untold:
             self._scope.tell(self._scope.services["job"], news)
         self._untold.clear()
+        self.ask_again()
+
+    def ask_again(self) -> None:
+        """For the next batch: the job, or the source of its prompts, has begun to serve."""
         self._asked_batch = (-1, 0.0)
         self.need_batch()
 

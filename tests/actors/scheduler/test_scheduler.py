@@ -71,6 +71,22 @@ def test_the_start_up_of_whoever_delivers_prompts_is_no_part_of_the_first_step(i
     in_world(scenario)
 
 
+def test_prompts_are_read_as_soon_as_somebody_delivers_them(in_world: InWorld) -> None:
+    """Not when the job would have looked again, which after half a minute is seconds apart."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        world.workers = [await world.start_worker("rollout-0")]
+        world.trainer = await world.start_trainer()
+        await asyncio.sleep(30.0)
+        assert not world.scheduler._ledger.batches
+        world.rewards = await world.start_rewards()
+        await world.until(lambda: 0 in world.scheduler._ledger.batches, timeout_s=0.05)
+        await finish(world)
+
+    in_world(scenario)
+
+
 def test_sync_mode_gives_each_step_to_workers_of_exactly_its_version(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
