@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-Result = dict[str, Any]
+from benchmarks._command import Result
 
 BASELINES: Final = Path(__file__).resolve().parent / "baselines"
 TOLERANCE: Final = 0.1

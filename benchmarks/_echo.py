@@ -17,12 +17,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import numpy as np
-import uvloop
 import zmq
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from benchmarks._processes import on_uvloop, until_input_ends
 from configs.limits import DEFAULT_LIMITS
 from transport.address import new_peer
 from transport.link_faults import FaultableTransport
@@ -189,7 +189,7 @@ async def _serve_actor() -> None:
     await system.start()
     await system.spawn(ECHO, Echo())
     _say(system.address(ECHO).endpoint, str(system.peer.name), str(system.peer.incarnation))
-    await _until_input_ends()
+    await until_input_ends()
     await system.stop()
 
 
@@ -249,7 +249,7 @@ async def _serve_socket(end: _Mirror | _Sink | _Source) -> None:
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     end.socket = RawSocket(socket, end.take)
     _say(f"tcp://127.0.0.1:{port}")
-    await _until_input_ends()
+    await until_input_ends()
     end.socket.close()
     context.term()
 
@@ -258,13 +258,6 @@ def _say(*words: str) -> None:
     print(" ".join(words), flush=True)
 
 
-async def _until_input_ends() -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    await ended.wait()
-
-
 if __name__ == "__main__":
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        ends = {"socket": _Mirror, "sink": _Sink, "source": _Source}
-        runner.run(_serve_actor() if sys.argv[1] == "actor" else _serve_socket(ends[sys.argv[1]]()))
+    ends = {"socket": _Mirror, "sink": _Sink, "source": _Source}
+    on_uvloop(_serve_actor() if sys.argv[1] == "actor" else _serve_socket(ends[sys.argv[1]]()))

@@ -1,11 +1,9 @@
-"""What every benchmark needs: the model made once, Headrace as a process of its own, what the machine is.
-
-Also the parts of their command lines and reports that are the same.
+"""What the benchmarks need that run whole jobs: the model made once, Headrace as a process of its own. And for all of
+them, what the machine is.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -13,23 +11,18 @@ import platform
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks._processes import ROOT
 from configs.loader import dump_job, load_job
 from configs.schema import JobConfig
 
-Result = dict[str, Any]
-
-ROOT: Final = Path(__file__).resolve().parent.parent
 _LOOK_S: Final = 2.0
 """Long enough to see who computes now; the load average also remembers who did a minute ago."""
 OFF_POLICY: Final = ("one_step_barrier", "async")
-BUSY_LOAD: Final = 0.5
-"""Cores kept busy by others, above which a result says so."""
 RUN_TIMEOUT_S: Final = 3600.0
 """One measured run: far longer than any that tells something."""
 
@@ -144,34 +137,6 @@ def hardware() -> dict[str, Any]:
 def settings_for(mode: str) -> tuple[str, ...]:
     """What suits a mode on two cores: off-policy, a worker has one of them and the trainer the other."""
     return ("sync.max_staleness=1", "rollout.workers=1") if mode in OFF_POLICY else ()
-
-
-def add_job_options(parser: argparse.ArgumentParser, job: Path) -> None:
-    """Which job is measured, on which cores, and how it is told; ``job`` is the file unless another is named."""
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
-    parser.add_argument("--job", type=Path, default=job)
-    parser.add_argument("--set", action="append", metavar="a.b=c", help="override a key of the job file; repeatable")
-    parser.add_argument("--cores", type=int, default=2)
-    parser.add_argument("--model", type=Path, help="take this model instead of making one")
-
-
-def measured(measure: Callable[[argparse.Namespace, Path], Result], options: argparse.Namespace) -> Result:
-    """What ``measure`` finds in a directory of its own, with a note if others kept the machine busy."""
-    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
-        result = measure(options, Path(scratch))
-    if result["hardware"]["load_before"] > BUSY_LOAD:
-        result["note"] = "the machine was busy before the measurement began: these figures are not to be quoted"
-    return result
-
-
-def show(result: Result, options: argparse.Namespace, print_table: Callable[[Result], None]) -> None:
-    """One line of JSON with ``--json``, else a table."""
-    if options.json:
-        print(json.dumps(result), flush=True)
-        return
-    print_table(result)
-    if note := result.get("note"):
-        print(f"  {note}")
 
 
 def job_text(job: JobConfig) -> str:

@@ -10,13 +10,11 @@ through the same outbox as the rollout worker's, as fast as the link takes them.
 from __future__ import annotations
 
 import asyncio
-import resource
 import sys
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-import uvloop
 import zmq
 
 from actors.core.actor import Actor, handles
@@ -25,22 +23,15 @@ from actors.core.tenure import RenewLease, Tenure
 from actors.rollout.messages import Assign, EngineStats
 from actors.rollout.outbox import Outbox
 from actors.scheduler.messages import FinishReason, Registered, RegisterWorker, TokenDelta
-from configs.limits import DEFAULT_LIMITS
-from transport.address import ActorAddress, PeerId, new_peer
-from transport.link_faults import FaultableTransport
+from benchmarks._echo import new_system
+from benchmarks._processes import cpu_s, on_uvloop
+from transport.address import ActorAddress, PeerId
 from transport.zmq_socket import Context, new_context
-from transport.zmq_transport import ZmqTransport
 
 JOB: Final = "bench"
 VOCABULARY: Final = 50_000
 _TURN: Final = 16
 """Deltas that a worker sends before the next one gets its turn."""
-
-
-def cpu_s() -> float:
-    """CPU seconds of this process, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def token_ids(prompt: int, sibling: int, tokens: int) -> np.ndarray:
@@ -111,10 +102,7 @@ class Streamer(Actor):
 
 
 async def _start(name: str, scheduler: ActorAddress, slots: int, context: Context[Any]) -> tuple[ActorSystem, Streamer]:
-    links = ZmqTransport(
-        new_peer(name), listen="tcp://127.0.0.1:*", cluster="bench", limits=DEFAULT_LIMITS, context=context
-    )
-    system = ActorSystem(FaultableTransport(links, limits=DEFAULT_LIMITS, seed=0), limits=DEFAULT_LIMITS)
+    system = new_system(name, context)
     await system.start()
     streamer = Streamer(scheduler, slots)
     await system.spawn(name, streamer)
@@ -166,14 +154,13 @@ async def _when_told(work: Callable[[], Any]) -> None:
 
 
 def _main(kind: str, endpoint: str, *words: str) -> None:
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        if kind == "workers":
-            name, incarnation, actor, *numbers = words
-            scheduler = ActorAddress(actor, PeerId(name, int(incarnation)), endpoint)
-            runner.run(_workers(scheduler, *map(int, numbers)))
-        else:
-            count, messages, *sizes = map(int, words)
-            runner.run(_sockets(endpoint, count, messages, sizes))
+    if kind == "workers":
+        name, incarnation, actor, *numbers = words
+        scheduler = ActorAddress(actor, PeerId(name, int(incarnation)), endpoint)
+        on_uvloop(_workers(scheduler, *map(int, numbers)))
+    else:
+        count, messages, *sizes = map(int, words)
+        on_uvloop(_sockets(endpoint, count, messages, sizes))
 
 
 if __name__ == "__main__":

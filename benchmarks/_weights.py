@@ -1,4 +1,4 @@
-"""The other processes of `bench weights` and `bench join`: a weight server, and pullers that believe to be elsewhere.
+"""The other processes of `bench weights`: a weight server, and pullers that believe to be elsewhere.
 
     python -m benchmarks._weights server ARGS     the job's WeightServer, as its role process hosts it
     python -m benchmarks._weights puller ARGS     a WeightClient; on another machine, if ARGS names one
@@ -9,10 +9,8 @@ Each prints where it is, then serves until its standard input ends. ARGS are JSO
 
 from __future__ import annotations
 
-import asyncio
 import json
 import mmap
-import resource
 import sys
 import threading
 from pathlib import Path
@@ -20,7 +18,6 @@ from typing import Any, Final
 
 import msgspec
 import structlog
-import uvloop
 import zmq
 
 from actors.core.actor import Actor, handles
@@ -31,6 +28,7 @@ from actors.weights.client import WeightClient
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
 from benchmarks._echo import new_system
+from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
 from transport.address import ActorAddress
 
 PULLER: Final = "puller"
@@ -68,16 +66,11 @@ class Puller(Actor):
 
     @handles(Pull)
     async def pull(self, message: Pull) -> PullDone:
-        before_s = _cpu_s()
+        before_s = cpu_s()
         pulled = await self._client.pull(message.weights, message.policy_version)
-        done = PullDone(seconds=pulled.seconds, cpu_s=_cpu_s() - before_s, mapped=pulled.mapped, bytes=pulled.bytes)
+        done = PullDone(seconds=pulled.seconds, cpu_s=cpu_s() - before_s, mapped=pulled.mapped, bytes=pulled.bytes)
         pulled.close()
         return done
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 async def _serve(name: str, actor_name: str, actor: Actor) -> None:
@@ -86,14 +79,8 @@ async def _serve(name: str, actor_name: str, actor: Actor) -> None:
     await system.spawn(actor_name, actor)
     address = system.address(actor_name)
     print(msgspec.json.encode(address).decode(), flush=True)
-    await _until_input_ends()
+    await until_input_ends()
     await system.stop()
-
-
-async def _until_input_ends() -> None:
-    ended = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
-    await ended.wait()
 
 
 def _serve_raw(args: dict[str, Any]) -> None:
@@ -134,8 +121,7 @@ def main(kind: str, args: dict[str, Any]) -> None:
         serving = _serve(SERVER, SERVER, WeightServer(role))
     else:
         serving = _serve(args["name"], PULLER, Puller(args["job"]))
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serving)
+    on_uvloop(serving)
 
 
 if __name__ == "__main__":

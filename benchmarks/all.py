@@ -1,31 +1,24 @@
 """All benchmarks of the data plane, each short and in a process of its own, as one object under their names.
 
-What a benchmark adds to its command line to be short is its own ``SHORT``. One that is not there is left out; one that
-fails appears with its error, and the exit code says so.
+What a benchmark adds to its command line to be short is its own ``SHORT``. One that fails appears with its error,
+and the exit code says so.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
-import importlib.util
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
+from benchmarks._command import Result, command_line
 from benchmarks._jobs import BenchmarkFailed, last_line
 
-NAMES: Final = ("ask", "tell", "stream", "tokens", "weights", "delta", "join")
+NAMES: Final = ("ask", "tell", "stream", "tokens", "weights", "delta")
 TIMEOUT_S: Final = 300.0
 
 
-def existing(names: Sequence[str] = NAMES) -> list[str]:
-    """Those of ``names`` that there are, in this order."""
-    return [name for name in names if importlib.util.find_spec(f"benchmarks.{name}") is not None]
-
-
-def run(name: str, *, short: bool) -> dict[str, Any]:
+def run(name: str, *, short: bool) -> Result:
     """One benchmark's result; ``{"error": …}`` if it failed."""
     extra = getattr(importlib.import_module(f"benchmarks.{name}"), "SHORT", ()) if short else ()
     command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *extra]
@@ -37,10 +30,7 @@ def run(name: str, *, short: bool) -> dict[str, Any]:
 
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench all", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("all", __doc__)
     parser.add_argument("--long", action="store_true", help="each as long as when it is run by itself")
     parser.add_argument("--only", default=",".join(NAMES), help="names, with commas")
     options = parser.parse_args(args)
@@ -48,8 +38,8 @@ def main(args: list[str]) -> int:
     unknown = [name for name in wanted if name not in NAMES]
     if unknown:
         parser.error(f"--only: there is no {unknown[0]!r}; expected some of {', '.join(NAMES)}")
-    found: dict[str, Any] = {}
-    for name in existing([name for name in NAMES if name in wanted]):
+    found: dict[str, Result] = {}
+    for name in [name for name in NAMES if name in wanted]:
         print(f"{name} …", file=sys.stderr)
         found[name] = run(name, short=not options.long)
         if not options.json:

@@ -8,11 +8,8 @@ Round trips are one at a time and the two sides take turns, so that both see the
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import resource
 import statistics
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -20,14 +17,15 @@ from time import perf_counter
 from typing import Final, NamedTuple
 
 import psutil
-import uvloop
 import zmq
 
 from actors.core.ref import ActorRef
 from benchmarks import _baseline
 from benchmarks._baseline import Ratio
+from benchmarks._command import Result, command_line, show
 from benchmarks._echo import ECHO, Ping, Pong, RawSocket, new_system
-from benchmarks._jobs import ROOT, Result, hardware, show
+from benchmarks._jobs import hardware
+from benchmarks._processes import beside, cpu_s, on_uvloop
 from transport.address import ActorAddress, PeerId
 
 ROUNDS: Final = 8
@@ -63,20 +61,9 @@ class Other(NamedTuple):
 @contextmanager
 def echo(kind: str) -> Iterator[Other]:
     """A ``benchmarks._echo`` process; it ends with the block."""
-    command = [sys.executable, "-m", "benchmarks._echo", kind]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
+    with beside("_echo", kind) as process:
+        assert process.stdout is not None
         yield Other(process.pid, process.stdout.readline().split())
-    finally:
-        process.stdin.close()
-        try:
-            process.wait(timeout=10.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10.0)
-        process.stdout.close()
 
 
 @asynccontextmanager
@@ -189,24 +176,13 @@ async def _take_turns(ref: ActorRef, raw: RawEcho, count: int) -> tuple[Sides, S
     return trips, rates, used_s
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process, libzmq's threads included."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench ask", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("ask", __doc__)
     parser.add_argument("--count", type=int, default=8000, help="questions one at a time, and in flight in each round")
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    machine = hardware()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = {"hardware": machine, **runner.run(measure(options.count))}
+    result = {"hardware": hardware(), **on_uvloop(measure(options.count))}
     code = _baseline.settle(result, "ask", RATIOS, options)
     show(result, options, _print_table)
     return code

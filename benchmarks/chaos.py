@@ -21,19 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks._command import Result, add_job_options, command_line, measured, show
 from benchmarks._harm import Harm, HarmedRun, Row, with_vocabulary
 from benchmarks._jobs import (
-    ROOT,
     BenchmarkFailed,
-    Result,
-    add_job_options,
     hardware,
     job_text,
-    measured,
     prepare_job,
-    show,
     use_cores,
 )
+from benchmarks._processes import ROOT
 from configs.loader import load_job
 
 BEYOND_GOAL: Final = 0.05
@@ -155,9 +152,7 @@ def _mean(rows: Sequence[Row], key: str) -> float:
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line("chaos", __doc__)
     add_job_options(parser, ROOT / "benchmarks" / "chaos.yaml")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--skip", type=int, default=3, help="first steps that do not count")

@@ -24,7 +24,8 @@ from actors.weights.delta import apply_delta, encode_delta
 from actors.weights.manifest import chunk_bounds
 from actors.weights.memory import map_segment
 from actors.weights.messages import Manifest
-from benchmarks._jobs import Result, hardware, measured, show
+from benchmarks._command import Result, command_line, measured, show
+from benchmarks._jobs import hardware
 from configs.limits import DEFAULT_LIMITS
 
 DEFAULT_BYTES: Final = 40_000_000
@@ -115,22 +116,13 @@ def measure(options: argparse.Namespace, scratch: Path) -> Result:
     }
 
 
-def print_table(found: Result) -> None:
-    """For people."""
-    for name, value in found.items():
-        print(f"  {name:28} {value}")
-
-
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench delta", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("delta", __doc__)
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps; medians over them are printed")
     options = parser.parse_args(args)
-    show(measured(measure, options), options, print_table)
+    show(measured(measure, options), options)
     return 0
 
 

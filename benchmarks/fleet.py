@@ -8,18 +8,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from actors.scheduler.policies import assign, dispatch_long
 from actors.scheduler.policies.generation_time import Instance
 from actors.scheduler.view import AssignView, GroupView, WorkerView
+from benchmarks._command import Result, command_line, show
 from benchmarks._jobs import hardware
 from configs.studies.hardware import DecodeCost
 from configs.studies.streamrl import H800, MODELS, LengthHistogram
@@ -33,21 +32,19 @@ GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0}
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="headrace bench fleet", description=(__doc__ or "").split("\n", maxsplit=1)[0]
-    )
+    parser = command_line("fleet", __doc__)
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--virtual-s", type=float, default=3600.0, help="how long the fleet is simulated")
-    parser.add_argument("--json", action="store_true", help="one object as the last line")
     options = parser.parse_args(arguments)
     figures = rounds(options.workers) | hour(options.workers, options.virtual_s)
-    result: dict[str, Any] = {"benchmark": "fleet", "hardware": hardware(), "goals": GOALS} | figures
-    if options.json:
-        print(json.dumps(result), flush=True)
-    else:
-        for name, value in figures.items():
-            print(f"{name:24} {value:12.4g}" + (f"   goal {GOALS[name]:g}" if name in GOALS else ""))
+    result: Result = {"benchmark": "fleet", "hardware": hardware(), "goals": GOALS} | figures
+    show(result, options, lambda _: _print_table(figures))
     return 0
+
+
+def _print_table(figures: dict[str, float]) -> None:
+    for name, value in figures.items():
+        print(f"{name:24} {value:12.4g}" + (f"   goal {GOALS[name]:g}" if name in GOALS else ""))
 
 
 def rounds(workers: int) -> dict[str, float]:

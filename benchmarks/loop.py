@@ -22,22 +22,19 @@ from typing import Final
 
 from benchmarks import _baseline
 from benchmarks._baseline import TOLERANCE, Ratio
+from benchmarks._command import Result, add_job_options, command_line, measured, show
 from benchmarks._jobs import (
-    ROOT,
-    Result,
-    add_job_options,
     hardware,
     job_text,
     last_line,
-    measured,
     model_of,
     prepare_job,
     run_headrace,
     samples_per_second,
     settings_for,
-    show,
     use_cores,
 )
+from benchmarks._processes import ROOT
 from configs.loader import load_job
 
 THREAD_SETTINGS: Final = ("1:1", "2:2", "1:2")
@@ -135,9 +132,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench loop", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line("loop", __doc__)
     add_job_options(parser, ROOT / "benchmarks" / "loop.yaml")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count")

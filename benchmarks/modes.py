@@ -20,20 +20,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchmarks._command import Result, add_job_options, command_line, measured, show
 from benchmarks._jobs import (
-    ROOT,
-    Result,
-    add_job_options,
     hardware,
     job_text,
-    measured,
     prepare_job,
     run_headrace,
     samples_per_second,
     settings_for,
-    show,
     use_cores,
 )
+from benchmarks._processes import ROOT
 from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 
@@ -95,9 +92,7 @@ def _speed(result: Result) -> float:
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench modes", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line("modes", __doc__)
     add_job_options(parser, JOB)
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--steps", type=int, default=40)

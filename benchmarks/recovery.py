@@ -20,19 +20,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks._command import Result, add_job_options, command_line, measured, show
 from benchmarks._harm import Harm, HarmedRun, Row, percentile, with_vocabulary
 from benchmarks._jobs import (
-    ROOT,
     BenchmarkFailed,
-    Result,
-    add_job_options,
     hardware,
     job_text,
-    measured,
     prepare_job,
-    show,
     use_cores,
 )
+from benchmarks._processes import ROOT
 from configs.loader import load_job
 
 GOALS: Final = {
@@ -163,9 +160,7 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench recovery", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line("recovery", __doc__)
     add_job_options(parser, ROOT / "benchmarks" / "recovery.yaml")
     parser.add_argument("--kills", type=int, default=24, help="rollout workers that are killed while they hold samples")
     parser.add_argument("--hangs", type=int, default=4, help="rollout workers that are stopped")

@@ -9,22 +9,22 @@ stream take turns; medians.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
 from time import perf_counter
 from typing import Final
 
-import uvloop
 import zmq
 
 from actors.core.ref import ActorRef
 from benchmarks import _baseline
 from benchmarks._baseline import Ratio
+from benchmarks._command import Result, command_line, show
 from benchmarks._echo import GO, Flow, Item, RawSocket, new_system
-from benchmarks._jobs import Result, hardware, show
-from benchmarks.ask import cpu_s, echo
+from benchmarks._jobs import hardware
+from benchmarks._processes import cpu_s, on_uvloop
+from benchmarks.ask import echo
 from transport.transport import Lane
 
 ROUNDS: Final = 5
@@ -120,17 +120,12 @@ async def _take_turns(ref: ActorRef, raw: RawStream, count: int, size: int, lane
 
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench stream", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("stream", __doc__)
     parser.add_argument("--items", type=int, default=50_000, help="small items of each round")
     parser.add_argument("--chunks", type=int, default=1000, help="chunks of 1 MiB of each round")
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    machine = hardware()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = {"hardware": machine, **runner.run(measure(options.items, options.chunks))}
+    result = {"hardware": hardware(), **on_uvloop(measure(options.items, options.chunks))}
     code = _baseline.settle(result, "stream", RATIOS, options)
     show(result, options, _print_table)
     return code

@@ -10,14 +10,12 @@ most two windows under way. Ours and the raw socket take turns; medians.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import statistics
 import sys
 from time import perf_counter
 from typing import Final
 
-import uvloop
 import zmq
 
 from actors.core.answers import Done
@@ -25,9 +23,11 @@ from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from benchmarks import _baseline
 from benchmarks._baseline import Ratio
+from benchmarks._command import Result, command_line, show
 from benchmarks._echo import GO, Counts, GetCounts, RawSocket, StartCount, Told, new_system
-from benchmarks._jobs import Result, hardware, show
-from benchmarks.ask import Other, cpu_s, echo
+from benchmarks._jobs import hardware
+from benchmarks._processes import cpu_s, on_uvloop
+from benchmarks.ask import Other, echo
 from transport.transport import SendOutcome
 from transport.zmq_socket import new_context
 
@@ -181,16 +181,11 @@ async def _all_at_once(systems: list[ActorSystem], other: Other, each: int) -> R
 
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench tell", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("tell", __doc__)
     parser.add_argument("--count", type=int, default=100_000, help="tells of each round")
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    machine = hardware()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        result = {"hardware": machine, **runner.run(measure(options.count))}
+    result = {"hardware": hardware(), **on_uvloop(measure(options.count))}
     code = _baseline.settle(result, "tell", RATIOS, options)
     show(result, options, _print_table)
     return code or int(bool(result["lost"] or result["fan_in"]["lost"]))

@@ -12,24 +12,21 @@ end the journal is read and folded into a second ledger, whose tokens are compar
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import structlog
-import uvloop
 import zmq
 
 from actors.core.ref import ActorRef
@@ -39,9 +36,11 @@ from actors.scheduler.batch import SampleState
 from actors.scheduler.journal import SqliteJournal
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.scheduler import Scheduler
+from benchmarks._command import Result, command_line, show
 from benchmarks._echo import RawSocket, new_system
-from benchmarks._jobs import ROOT, BenchmarkFailed, hardware
-from benchmarks._streamers import JOB, cpu_s, logprobs, token_ids
+from benchmarks._jobs import BenchmarkFailed, hardware
+from benchmarks._processes import beside, cpu_s, on_uvloop
+from benchmarks._streamers import JOB, logprobs, token_ids
 from configs.schema import JobConfig
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind, encode_envelope
@@ -50,8 +49,6 @@ SHORT: Final = ("--tokens", "512")
 """For ``bench all``."""
 WAIT_S: Final = 120.0
 _LOOK_S: Final = 0.005
-
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +69,6 @@ class Load:
     @property
     def messages(self) -> int:
         return self.workers * self.tokens
-
-
-@contextmanager
-def streamers(*words: object) -> Iterator[subprocess.Popen[str]]:
-    """A ``benchmarks._streamers`` process; it ends with the block."""
-    command = [sys.executable, "-m", "benchmarks._streamers", *map(str, words)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        yield process
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(timeout=10.0)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout=10.0)
-        process.stdout.close()
 
 
 async def said(process: subprocess.Popen[str]) -> str:
@@ -166,7 +143,7 @@ async def measure_ours(load: Load, directory: Path) -> Result:
             each = load.workers // load.processes
             where = (ref.address.endpoint, ref.address.peer.name, ref.address.peer.incarnation, ref.address.name)
             processes = [
-                stack.enter_context(streamers("workers", *where, i * each, each, load.sequences))
+                stack.enter_context(beside("_streamers", "workers", *where, i * each, each, load.sequences))
                 for i in range(load.processes)
             ]
             for process in processes:
@@ -235,7 +212,7 @@ async def measure_raw(load: Load, sizes: list[int]) -> Result:
         taken += 1
 
     raw = RawSocket(socket, count)
-    with streamers("sockets", f"tcp://127.0.0.1:{port}", load.workers, load.tokens, *sizes) as process:
+    with beside("_streamers", "sockets", f"tcp://127.0.0.1:{port}", load.workers, load.tokens, *sizes) as process:
         await said(process)
         began, used = time.perf_counter(), cpu_s()
         go(process)
@@ -286,9 +263,9 @@ def measure(load: Load) -> Result:
     """Ours, then the limits, then the ratios."""
     machine = hardware()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
-    with tempfile.TemporaryDirectory() as directory, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        ours = runner.run(measure_ours(load, Path(directory)))
-        raw = runner.run(measure_raw(load, frame_sizes(load)))
+    with tempfile.TemporaryDirectory() as directory:
+        ours = on_uvloop(measure_ours(load, Path(directory)))
+    raw = on_uvloop(measure_raw(load, frame_sizes(load)))
     copied = measure_copy(load)
     limit = raw["raw_cpu_us_per_token"] + copied["copy_cpu_us_per_token"]
     return {
@@ -306,17 +283,14 @@ def measure(load: Load) -> Result:
 
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench tokens", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("tokens", __doc__)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--sequences", type=int, default=32, help="of each worker")
     parser.add_argument("--tokens", type=int, default=4096, help="of each sequence")
     parser.add_argument("--processes", type=int, default=1, help="that the workers live in")
     options = parser.parse_args(args)
     result = measure(Load(options.workers, options.sequences, options.tokens, options.processes))
-    print(json.dumps(result) if options.json else json.dumps(result, indent=2), flush=True)
+    show(result, options)
     return 0
 
 

@@ -14,17 +14,14 @@ import asyncio
 import contextlib
 import json
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 import numpy as np
-import uvloop
 import zmq
 
 from actors.core.actor import Actor, handles
@@ -47,8 +44,10 @@ from actors.trainer.spans import SpanRecorder
 from actors.weights.client import WeightClient
 from actors.weights.messages import QueryVersions, Versions
 from actors.weights.segments import remove_segments, segment_directory, segment_path
+from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
-from benchmarks._jobs import ROOT, Result, hardware, measured, show
+from benchmarks._jobs import hardware
+from benchmarks._processes import beside, on_uvloop
 from benchmarks._weights import Pull, PullDone
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
@@ -99,45 +98,21 @@ class Bystander(Actor):
     """Lends its context to what an actor owns, so that it is measured by itself."""
 
 
-@dataclass
 class Children:
-    """Processes of this benchmark; they end with it."""
+    """Processes of this benchmark; they end with ``exits``."""
 
-    running: list[subprocess.Popen[str]] = field(default_factory=lambda: list[subprocess.Popen[str]]())
+    def __init__(self, exits: contextlib.ExitStack) -> None:
+        self._exits = exits
 
     def start(self, kind: str, args: dict[str, Any]) -> str:
         """Start one; the line in which it says where it is."""
-        command = [sys.executable, "-m", "benchmarks._weights", kind, json.dumps(args)]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.running.append(process)
+        process = self._exits.enter_context(beside("_weights", kind, json.dumps(args)))
         assert process.stdout is not None
         return process.stdout.readline()
 
     async def actor(self, kind: str, args: dict[str, Any]) -> ActorAddress:
         """Start one that hosts an actor; it may talk to us before it says where it is."""
         return msgspec.json.decode(await asyncio.to_thread(self.start, kind, args), type=ActorAddress)
-
-    def end(self) -> None:
-        for process in self.running:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            try:
-                process.wait(timeout=10.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(timeout=10.0)
-            process.stdout.close()
-
-
-@contextlib.contextmanager
-def children() -> Iterator[Children]:
-    """A family that ends with the block."""
-    family = Children()
-    try:
-        yield family
-    finally:
-        family.end()
 
 
 class RawStream:
@@ -353,6 +328,7 @@ async def _spread(bench: Bench, options: argparse.Namespace, size: int) -> Resul
     names = [(f"many-{n}", f"machine-{n % options.machines}") for n in range(options.pullers)]
     many = [await bench.puller(name, machine) for name, machine in names]
     versions = bench.system.ref(bench.server)
+    took_s, sent_bytes = 0.0, 0
     for _ in range(2):  # the first is for warming up
         await bench.publish()
         before = (await versions.ask(QueryVersions(job=JOB), Versions)).sent_bytes
@@ -386,29 +362,20 @@ def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All of it in ``scratch``."""
     machine = hardware()
     make_model(scratch / "model", options.bytes)
-    with children() as family, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return {"hardware": machine, **runner.run(_measure(options, scratch, family))}
-
-
-def print_table(found: Result) -> None:
-    """For people."""
-    for name, value in found.items():
-        print(f"  {name:28} {value}")
+    with contextlib.ExitStack() as exits:
+        return {"hardware": machine, **on_uvloop(_measure(options, scratch, Children(exits)))}
 
 
 def main(args: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(
-        prog="headrace bench weights", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="JSON only on stdout")
+    parser = command_line("weights", __doc__)
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions; medians of them are printed")
     parser.add_argument("--sockets", type=int, default=1, help="of the raw stream")
     parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
     parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
     options = parser.parse_args(args)
-    show(measured(measure, options), options, print_table)
+    show(measured(measure, options), options)
     return 0
 
 

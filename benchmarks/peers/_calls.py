@@ -9,15 +9,13 @@ The work is equal: 64 bytes there and back, one at a time, then 64 in flight. Th
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import statistics
-import sys
 from pathlib import Path
 
-import uvloop
-
-from benchmarks._jobs import Result, hardware, last_line, show
+from benchmarks._command import Result, show
+from benchmarks._jobs import hardware, last_line
+from benchmarks._processes import on_uvloop
 from benchmarks.ask import measure
 
 ROUNDS = 3
@@ -50,8 +48,7 @@ def main(peer: str, worker: Path, args: list[str]) -> int:
     peers: list[Result] = []
     for _ in range(options.rounds):
         peers.append(json.loads(last_line([options.python, str(worker), "worker", str(options.count)], timeout_s=300)))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            ours.append(runner.run(measure(options.count)))
+        ours.append(on_uvloop(measure(options.count)))
     result |= {"version": peers[0]["version"], **compare(ours, peers)}
     show(result, options, _print_table)
     return 0
@@ -61,4 +58,4 @@ def _print_table(result: Result) -> None:
     row = "{peer} {version}  round trip {peer_rtt_p50_us} µs, ours {rtt_p50_us} µs, {times_rtt} times as fast"
     print(row.format(**result))
     row = "  64 in flight  {peer_pipelined_per_second:,}/s, ours {pipelined_per_second:,}/s, {times_pipelined} times"
-    print(row.format(**result), file=sys.stdout)
+    print(row.format(**result))

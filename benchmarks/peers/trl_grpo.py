@@ -26,9 +26,8 @@ from typing import Final
 
 from actors.rewards.sources import open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
+from benchmarks._command import Result
 from benchmarks._jobs import (
-    ROOT,
-    Result,
     hardware,
     job_text,
     last_line,
@@ -38,6 +37,7 @@ from benchmarks._jobs import (
     settings_for,
     use_cores,
 )
+from benchmarks._processes import ROOT
 from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 from configs.schema import JobConfig

@@ -57,10 +57,6 @@ def test_bench_all_gives_one_object_by_name_and_fails_with_the_one_that_fails(
     assert last_json(capsys) == {"ask": {"command": ["benchmarks.ask", "--json"]}, "stream": {"error": "broken"}}
 
 
-def test_a_benchmark_that_does_not_exist_is_left_out() -> None:
-    assert everything.existing(("ask", "no_such_benchmark", "tell")) == ["ask", "tell"]
-
-
 @pytest.mark.parametrize(
     ("ratio", "before", "problem"),
     [

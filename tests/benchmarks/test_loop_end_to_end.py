@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks import loop
-from benchmarks._jobs import ROOT
+from benchmarks._processes import ROOT
 from benchmarks.bare_loop import BareLoop
 from configs.loader import load_job
 from supervisors.model_preparation import prepare_model

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import modes
-from benchmarks._jobs import ROOT
+from benchmarks._processes import ROOT
 from configs.loader import load_job
 from supervisors.model_preparation import prepare_model
 from supervisors.plot.page import draw

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import chaos, recovery
-from benchmarks._jobs import ROOT
+from benchmarks._processes import ROOT
 from configs.loader import load_job
 from supervisors.model_preparation import prepare_model
 

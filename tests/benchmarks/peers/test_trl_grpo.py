@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks._jobs import ROOT
+from benchmarks._processes import ROOT
 from benchmarks.peers.long_tail import WIDTH, write_rows
 from benchmarks.peers.trl_grpo import TASKS, compare, task_data, time_to_reward
 from benchmarks.peers.trl_worker import trl_settings
