@@ -205,8 +205,8 @@ print(len(sys.modules) - before, *sorted(set(sys.modules) & {heavy}))
 """
 HEAVY = {"torch", "vllm", "transformers", "datasets", "kubernetes", "scipy", "pandas", "httpx", "sqlite3"}
 KERNEL_MODULES_MAX = 540
-"""473 take half a second of processor time on a quiet core, two thirds of it for numpy, attrs and pydantic: a tenth more
-is well under the second in which a process is to be there."""
+"""473 take half a second of processor time on a quiet core, two thirds of it for numpy, attrs and pydantic: a
+tenth more is well under the second in which a process is to be there."""
 
 
 @pytest.mark.parametrize(
