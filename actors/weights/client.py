@@ -176,7 +176,9 @@ class WeightClient:
         for other in [v for v, held in self.shelf.items() if v == version or not held.whole]:
             self.shelf.pop(other).discard()
         path = segment_directory() / f"{Path(reply.path).name}@{self._ctx.self_address.name}"
-        self.shelf[version] = holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer)
+        first = not self.shelf  # what else lies there is of earlier lives
+        holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer, first=first)
+        self.shelf[version] = holding
         self.shelf.notify()
         return holding
 
@@ -188,7 +190,7 @@ class WeightClient:
         return await self._ctx.run_blocking(mapped_holding, manifest, Path(ready.path))
 
     async def _fetch_missing(self, feed: ActorAddress, holding: Holding, reply: ManifestReply) -> None:
-        base = self._base(holding.manifest) if reply.delta else None
+        base = self._base(holding.manifest) if reply.delta and holding.takes_deltas else None
         if holding.whole:
             return
         request = GetChunks(

@@ -34,6 +34,8 @@ class Holding:
         """The file has its final name: it can be mapped."""
         self.ended = False
         """Let go of: who waits for more of it waits in vain."""
+        self.takes_deltas = True
+        """Until one did not fit: its base may be damaged, here or where it was made, so what is missing comes whole."""
         self.wire_bytes = 0
         """What has come over the network for it."""
         self.deltas: dict[int, Chunk] = {}
@@ -65,15 +67,13 @@ class Holding:
             return False
         return chunk_is_intact(self.manifest, chunk.index, place)
 
-    def damaged(self, chunks: Sequence[int]) -> list[int]:
-        """Those of ``chunks`` whose bytes, where they lie, are not right. Blocks."""
-        return damaged_chunks(self.manifest, self.view, chunks)
-
     def landed(self, chunks: Sequence[Chunk], right: Sequence[int]) -> None:
         """Tell those who wait that ``right`` are there."""
         self.missing.difference_update(right)
         self.wire_bytes += sum(chunk.data.nbytes for chunk in chunks)
-        self.deltas.update((chunk.index, chunk) for chunk in chunks if chunk.base >= 0 and chunk.index in right)
+        deltas = {chunk.index: chunk for chunk in chunks if chunk.base >= 0}
+        self.takes_deltas = self.takes_deltas and deltas.keys() <= set(right)
+        self.deltas.update((index, deltas[index]) for index in right if index in deltas)
         self._wake()
 
     def has_its_name(self) -> None:
@@ -141,12 +141,16 @@ class Shelf(dict[int, Holding]):
         return self.get(policy_version)
 
 
-def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter) -> Holding:
+def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first: bool) -> Holding:
     """Room for a version at ``path``, with whatever an earlier life has left there. Blocks.
+
+    ``first``: of this life, so what earlier ones have left of other versions is of no use to anybody.
 
     Raises:
         NoRoom: there is none.
     """
+    if first:
+        _remove_others(path)
     if (there := mapped_holding(manifest, path)) is not None:
         there.own = True  # and named
         return there
@@ -169,3 +173,12 @@ def mapped_holding(manifest: Manifest, path: Path) -> Holding | None:
     if len(view) != manifest.total_bytes or damaged_chunks(manifest, view):
         return None
     return Holding(manifest, path, view, set(), own=False)
+
+
+def _remove_others(path: Path) -> None:
+    """The other versions of the holder whose file is ``path``."""
+    segment, _, holder = path.name.rpartition("@")
+    of_run = segment.rpartition("-v")[0]
+    for left in path.parent.glob(f"{of_run}-v*@{holder}*"):
+        if left.name.removesuffix(".partial").endswith(f"@{holder}") and left not in (path, partial_path(path)):
+            left.unlink(missing_ok=True)

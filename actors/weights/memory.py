@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import psutil
 import xxhash
 
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
@@ -90,7 +91,8 @@ class SegmentWriter:
             if self._spare is not None and len(self._spare[1]) == size:
                 return
             self._drop_spare()
-            spare = path.with_name(f"{path.name.rpartition('-v')[0] or path.name}-{os.getpid()}-spare")
+            spare = path.with_name(f"{_run_prefix(path)}-{os.getpid()}-spare")
+            _remove_spares_of_the_dead(path)
             try:
                 memory = _writable(spare, size)
             except OSError:
@@ -108,6 +110,19 @@ class SegmentWriter:
         if self._spare is not None:
             self._spare[0].unlink(missing_ok=True)
             self._spare = None
+
+
+def _run_prefix(path: Path) -> str:
+    return path.name.rpartition("-v")[0] or path.name
+
+
+def _remove_spares_of_the_dead(path: Path) -> None:
+    """Who was killed has left a whole segment's memory. To remove one too many does no harm: it is made anew."""
+    prefix = f"{_run_prefix(path)}-"
+    for spare in path.parent.glob(f"{prefix}*-spare"):
+        pid = spare.name.removeprefix(prefix).removesuffix("-spare")
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            spare.unlink(missing_ok=True)
 
 
 def _writable(path: Path, size: int) -> mmap.mmap:

@@ -169,6 +169,7 @@ class WeightServer(RegisteredActor):
             return
         self.ctx.log.error("a segment is damaged and let go", version=version, segment=held[0].name)
         del self._held[version]
+        self._sources = {pair: source for pair, source in self._sources.items() if version not in pair}
         remove_segment(held[0])
         if found.address is not None:
             changed = ServiceChanged(job=self._job, role="weights", address=self.ctx.self_address)

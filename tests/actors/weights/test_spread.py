@@ -18,9 +18,11 @@ from actors.weights import segments, server
 from actors.weights.client import PulledWeights
 from actors.weights.holding import Holding
 from actors.weights.manifest import hash_chunks, layout
+from actors.weights.memory import damaged_chunks
 from actors.weights.messages import Chunk, Manifest, Publish, Published, QueryVersions, Versions
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from tests.actors.weights.test_pull import JOB, FakeScheduler
 from tests.actors.weights.test_pull import Pull as Want
@@ -28,6 +30,8 @@ from tests.actors.weights.test_pull import Pulled as Wanted
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
+LIMITS = DEFAULT_LIMITS.model_copy(update={"connect_timeout_s": 1.0})
+"""Who is told of a feed that has just died looks for it that long."""
 CHUNK_BYTES, CHUNKS = 4096, 64
 TOTAL_BYTES = CHUNK_BYTES * CHUNKS
 
@@ -73,7 +77,7 @@ class World:
 
     def _system(self, name: str) -> ActorSystem:
         self._lives += 1
-        return ActorSystem(MemoryTransport(self._network, PeerId(name, self._lives)))
+        return ActorSystem(MemoryTransport(self._network, PeerId(name, self._lives)), limits=LIMITS)
 
     async def start(self) -> None:
         await self.near.start()
@@ -224,13 +228,44 @@ async def test_a_delta_is_not_taken_on_trust(world: World, monkeypatch: pytest.M
         if not spoilt and 5 in right:
             self.view[5 * CHUNK_BYTES + 77] ^= 4
             spoilt.append(5)
-            right = [i for i in right if not self.damaged([i])]
+            right = [i for i in right if i not in damaged_chunks(self.manifest, self.view, [i])]
         return right
 
     monkeypatch.setattr(Holding, "land", spoil_one)
     await world.publish(2, nudged(words(1), 0.01))
     await world.pull(worker, 2)
     assert spoilt == [5]
+
+
+async def test_a_bit_flipped_in_the_base_of_a_delta_costs_a_whole_chunk_and_not_the_version(
+    world: World, tmp_path: Path
+) -> None:
+    """The new version is intact, so nobody would ever let go of it; its delta fits no base but the damaged one."""
+    worker = await world.worker("rollout-0", "there")
+    await world.publish(1, words(1))
+    await world.pull(worker, 1)
+    with segments.segment_path(tmp_path, 1).open("r+b") as base:
+        base.seek(9 * CHUNK_BYTES + 100)
+        base.write(bytes([world.bytes[1][9 * CHUNK_BYTES + 100] ^ 4]))
+    await world.publish(2, nudged(words(1), 0.01))
+    pulled = await world.pull(worker, 2)
+    assert CHUNK_BYTES < pulled.wire_bytes < CHUNK_BYTES + 0.05 * TOTAL_BYTES
+
+
+async def test_a_puller_that_was_killed_leaves_no_older_version_in_its_machines_memory(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.publish(1, words(1))
+    killed = await world.worker("rollout-0", "there")
+    await world.pull(killed, 1)
+    neighbour = tmp_path / "there" / next((tmp_path / "there").iterdir()).name.replace("@rollout-0", "@rollout-10")
+    neighbour.write_bytes(b"another holder's")
+    monkeypatch.setattr(killed[0].puller, "close", lambda: None)
+    await world.systems[0].stop()
+    await world.publish(2, words(2))
+    await world.pull(await world.worker("rollout-0", "there"), 2)
+    left = {file.name.partition("-v")[2] for file in (tmp_path / "there").iterdir()}
+    assert left == {"2@rollout-0", "1@rollout-10"}
 
 
 async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(
