@@ -235,7 +235,8 @@ class Reports:
                 open_[number] = end
                 if finished:
                     del open_[number]
-        return {number: at for number, at in open_.items() if number not in self._numbers.values()}
+        goes_on = set(self._numbers.values())
+        return {number: at for number, at in open_.items() if number not in goes_on}
 
 
 def _handed_back(lost: dict[int, int], policy_version: int) -> StepOutput:

@@ -134,7 +134,8 @@ class RolloutWorker(Actor):
         self._tell(went_on)
         self._generation.want(answer.policy_version, answer.weights)
         for command in self._early:
-            await self._obey(command)
+            if not self._epochs.is_stale(command.epoch):  # else who answers is the successor of who sent it
+                await self._obey(command)
         self._early.clear()
         self._generation.look()
 

@@ -244,15 +244,15 @@ Scene = Callable[[Stage], Coroutine[Any, Any, None]]
 
 def in_virtual_time(scene: Scene) -> Callable[[], None]:
     @functools.wraps(scene)
-    def test() -> None:
+    def in_a_loop_of_its_own() -> None:
         async def play() -> None:
             async with Stage() as stage:
                 await scene(stage)
 
         run_simulated(play())
 
-    del test.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the scene's arguments
-    return test
+    del in_a_loop_of_its_own.__wrapped__  # type: ignore[attr-defined]  # pytest would look for the scene's arguments
+    return in_a_loop_of_its_own
 
 
 @in_virtual_time
@@ -470,6 +470,20 @@ async def overtaken(stage: Stage, commands: int) -> None:
 async def test_commands_that_overtake_the_answer_to_an_offer_are_obeyed_after_it(stage: Stage) -> None:
     await overtaken(stage, commands=4)
     assert len(await stage.scheduler.finished(10, 11, 12, 13)) == 4
+
+
+@in_virtual_time
+async def test_an_early_command_of_a_scheduler_that_its_successor_answers_for_is_dropped(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(1)
+
+    def overtake(offer: RegisterWorker) -> None:
+        stage.assign(10, epoch=1)
+        stage.assign(11, epoch=2)
+
+    stage.scheduler.on_offer, stage.scheduler.answers_after_s, stage.scheduler.epoch = overtake, 1.0, 2
+    stage.network.break_link("head", "n.tale.rollout-0")
+    assert (await stage.scheduler.finished(11)).keys() == {11}
 
 
 @in_virtual_time
