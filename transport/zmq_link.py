@@ -55,7 +55,6 @@ class Counters:
     """Links ended for too many malformed messages."""
     broken: int = 0
     """Connections lost without a goodbye."""
-    callback_errors: int = 0
 
 
 class LaneOut:
@@ -86,7 +85,7 @@ class LaneOut:
 
     def offer(self, frames: Sequence[Frame]) -> SendOutcome:
         """Send, pack or queue one message of data."""
-        if self._queued >= self.bound:
+        if self._queued + len(self._pack) >= self.bound:
             return SendOutcome.FULL
         message = packed(frames)
         if message is None:

@@ -194,6 +194,7 @@ class Requests:
             self.fail_peer(peer, why, gone)
         if self._timer is not None:
             self._timer.cancel()
+        self._timer, self._rings_at = None, math.inf
 
     def counts(self, now: float) -> AskCounts:
         """Opened, ended, open, and those that should have ended before loop time ``now``."""

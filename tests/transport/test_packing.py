@@ -14,6 +14,8 @@ from transport.errors import MalformedInput
 from transport.handshake import HEAD, Mark
 from transport.packing import MESSAGE_MAX_BYTES, PACK_MAX_MESSAGES, pack, packed, unpack
 from transport.transport import DownReason, Frame, Lane, SendOutcome
+from transport.zmq_link import LaneOut
+from transport.zmq_socket import Sent
 from transport.zmq_transport import ZmqTransport
 
 messages = st.lists(st.lists(st.binary(max_size=40), max_size=8), max_size=PACK_MAX_MESSAGES)
@@ -94,3 +96,20 @@ async def test_small_and_large_messages_of_one_turn_arrive_in_order_and_as_they_
     assert seen.frames == sent
     await one.close(timeout_s=0.5)
     await other.close(timeout_s=0.5)
+
+
+class FullSocket:
+    """libzmq takes nothing any more; the turn of the loop never ends."""
+
+    def try_send(self, frames: list[Frame]) -> Sent:
+        return Sent.FULL
+
+    def at_turn_end(self, callback: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("bound", [1, 2, 5, PACK_MAX_MESSAGES + 3])
+def test_a_lane_takes_no_more_than_its_bound_packed_or_queued(bound: int) -> None:
+    lane = LaneOut(FullSocket(), None, bound)  # type: ignore[arg-type]
+    taken = [lane.offer([b"x"]) for _ in range(3 * bound)]
+    assert taken == [SendOutcome.QUEUED] * bound + [SendOutcome.FULL] * 2 * bound

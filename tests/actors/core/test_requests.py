@@ -42,3 +42,5 @@ async def test_questions_answered_in_time_leave_a_bounded_trace_and_the_others_s
     assert len(requests) == 0
     assert late[2].future is not None
     assert late[2].future.exception() is not None
+    asked(requests, 4, now + 70.0)
+    assert requests._timer is not None and not requests._timer.cancelled(), "who asks after the end is not left to wait"
