@@ -229,3 +229,40 @@ async def test_an_item_of_another_type_ends_the_stream(pair: Pair) -> None:
             await anext(items)
     await ref.ask(Ask(), Done)
     assert source.closed == 1
+
+
+async def test_however_long_a_stream_is_no_more_than_the_window_is_made_ahead_of_the_reader(pair: Pair) -> None:
+    """Credit is conserved from the first item to the last: granted is used and outstanding."""
+    source, ref = await start(pair)
+    ahead: list[int] = []
+    async with ref.stream(Count(to=200), Item, credit_items=8) as items:
+        async for item in items:
+            for _ in range(10):
+                await asyncio.sleep(0)
+            ahead.append(source.made - item.index - 1)
+    assert max(ahead) <= 8 + 1, "one item more is made, and waits for credit"
+
+
+async def test_a_stream_with_a_gap_ends_instead_of_going_on_without_the_item(pair: Pair) -> None:
+    source, ref = await start(pair)
+    seen: list[int] = []
+    with pytest.raises(StreamDown, match="item 2"):
+        async with ref.stream(Count(to=5, hold_at=2), Item, timeout_s=60) as items:
+            async for item in items:
+                seen.append(item.index)
+                if item.index == 1:
+                    [stream] = list(pair[0]._router.requests)
+                    pair[0]._router.streams.take_item(stream.request_id, Item(index=3), 3, 64)
+    assert seen == [0, 1]
+    await ref.ask(Ask(), Done)
+    assert source.closed == 1
+
+
+async def test_while_a_stream_that_is_not_concurrent_is_open_the_actor_takes_no_other_message(pair: Pair) -> None:
+    _, ref = await start(pair)
+    async with ref.stream(Block(blocks=5, size_bytes=10), Item, credit_items=1) as items:
+        await anext(items)
+        with pytest.raises(DeadlineExceeded):
+            await ref.ask(Ask(), Done, timeout_s=0.02)
+        assert [item.index async for item in items] == [1, 2, 3, 4]
+    await ref.ask(Ask(), Done)

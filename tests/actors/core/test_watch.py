@@ -183,6 +183,7 @@ async def test_watching_twice_is_watching_once(pair: Pair) -> None:
     watcher, ref = await watch(pair, target.address)
     await ref.ask(Watch(target=target.address), Done)
     await settle()
+    assert pair[0].stats().watches_held == 1, "a second one would be left behind by unwatch"
     target.tell(End(crash=False))
     async with asyncio.timeout(5):
         await watcher.one_more.wait()

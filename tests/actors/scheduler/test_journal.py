@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
-from actors.scheduler.errors import JournalUnreadable
+from actors.scheduler.errors import JournalFailed, JournalUnreadable
 from actors.scheduler.journal import SqliteJournal, committed_samples
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.memory_journal import MemoryJournal
@@ -158,6 +159,50 @@ async def test_a_crash_of_the_memory_journal_loses_only_what_was_not_durable() -
         journal.append(event)
     journal.crash(keep=2)
     assert [type(e).__name__ for e in journal.read()[1]] == ["Opened", "BatchIssued", "Assigned"]
+
+
+async def test_others_read_a_journal_while_it_is_written(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal.db", "j")
+    reader = sqlite3.connect(tmp_path / "journal.db", timeout=0)
+    assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    journal.append(ev.Opened(1))
+    await journal.durable()  # a reader does not hold it up either
+    reader.close()
+    await journal.close()
+
+
+async def test_what_is_durable_was_synced_and_what_is_only_flushed_need_not_be(tmp_path: Path) -> None:
+    """FULL (2) survives a power cut; NORMAL (1) the death of the process alone. OFF (0) survives neither."""
+    journal = SqliteJournal(tmp_path / "journal.db", "j")
+
+    def synchronous() -> int:
+        return journal._db.execute("PRAGMA synchronous").fetchone()[0]
+
+    journal.append(ev.Opened(1))
+    await asyncio.wrap_future(journal._flush(sync=False))
+    assert synchronous() == 1
+    journal.append(ev.Opened(2))
+    await journal.durable()
+    assert synchronous() == 2
+    await journal.close()
+
+
+async def test_a_write_that_fails_is_told_as_such_and_nothing_is_taken_after_it(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "journal.db", "j")
+    journal._db.execute("PRAGMA max_page_count=1")  # the disk is full
+    batch = issue(0, prompts=4000)
+    journal.append(batch)
+    with pytest.raises(JournalFailed, match="full"):
+        await journal.durable()
+    await asyncio.sleep(0)
+    for later in (lambda: journal.append(ev.Opened(2)), lambda: journal.prune(0)):
+        with pytest.raises(JournalFailed, match="full"):
+            later()
+    with pytest.raises(JournalFailed, match="full"):
+        await journal.room()
+    await journal.close()
 
 
 def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:

@@ -169,3 +169,23 @@ def test_a_stall_is_told_in_one_sentence(changes: dict[str, object], sentence: s
     from dataclasses import replace
 
     assert waiting_for(replace(STILL, **changes)) == sentence  # type: ignore[arg-type]
+
+
+def test_steps_are_leased_and_committed_one_after_the_other() -> None:
+    """A step that is scored early waits for its turn, and one that is committed is not committed anew."""
+    ledger = scored()
+    ledger.apply(issued(1))
+    ledger.apply(ev.Assigned("w", 1, ledger.next_assignment, ROWS))
+    event = ev.TokensAppended.one(
+        "w", 0, ledger.batches[1].assignment.copy(), np.zeros(4, np.int32), np.ones(4, np.int32),
+        np.ones(4, np.uint8), np.full(4, 9, np.int32), np.zeros(4, np.float32),
+    )  # fmt: skip
+    ledger.apply(event)
+    ledger.apply(ev.Scored(1, ROWS, np.ones(4)))
+    with pytest.raises(IllegalTransition, match="cannot lease, the trainer is at step 0"):
+        ledger.apply(ev.Leased(1, ROWS))
+    ledger.apply(ev.Leased(0, ROWS))
+    ledger.apply(commit([0, 1, 2, 3]))
+    with pytest.raises(IllegalTransition, match="cannot commit, the trainer is at step 1"):
+        ledger.apply(commit([0, 1, 2, 3]))
+    assert ledger.trainer_step == ledger.committed_steps == 1

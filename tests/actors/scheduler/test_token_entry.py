@@ -137,3 +137,19 @@ def test_bytes_that_are_no_rows_are_refused_before_anything_enters(row_bytes: by
     with pytest.raises(IllegalTransition):
         ledger.apply(joined([good, bad]))
     assert state(ledger) == before
+
+
+@pytest.mark.parametrize(
+    ("offset", "count", "counter"),
+    [(0, 2, "duplicate_rows"), (1, 3, "duplicate_rows"), (3, 1, "gap_rows"), (2, BUDGET - 1, "gap_rows")],
+    ids=["what is there already", "an overlap", "a gap", "more than the budget"],
+)
+def test_a_token_index_enters_once_in_its_order_and_within_the_budget(offset: int, count: int, counter: str) -> None:
+    ledger, first = handed_out(), 1 << 40
+    ledger.apply(joined([delta("a", 0, [(first, 0, 2, 0)])]))
+    before = state(ledger)[1:]
+    outcome = ledger.apply(joined([delta("a", 1, [(first, offset, count, 0)])]))
+    assert outcome.tokens == 0 and state(ledger)[1:] == before
+    assert getattr(ledger.counters, counter) == 1
+    went_on = offset + count <= 2  # a repeat is no news; of all else the worker is told to stop it
+    assert outcome.broken.get("a", np.empty(0)).tolist() == ([] if went_on else [first])

@@ -1,0 +1,109 @@
+"""Workers that cannot go on with a sample, and what is said in another life's or another reign's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, handles
+from actors.rollout.messages import Assign
+from actors.scheduler import messages as m
+from actors.scheduler.messages import FailureKind
+from tests.actors.scheduler.conftest import FakeWorker
+from transport.address import ActorAddress
+
+InWorld = Callable[..., None]
+BAD_PROMPT = 1
+
+
+class Failing(FakeWorker):
+    """Hands ``BAD_PROMPT`` back each time, and says whose fault it is."""
+
+    kind = FailureKind.DATA
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tries: dict[int, int] = {}
+
+    @handles(Assign)
+    async def assign(self, order: Assign) -> None:
+        await super().assign(order)
+        bad = {number: sibling for number, (prompt, sibling, *_) in self.held.items() if prompt == BAD_PROMPT}
+        for number, sibling in bad.items():
+            del self.held[number]
+            self.tries[sibling] = self.tries.get(sibling, 0) + 1
+        if bad:
+            failure = m.Failure(kind=self.kind, message="it does not fit", where="here")
+            numbers, name = np.array(list(bad), np.int64), self.ctx.self_address.name
+            self.ctx.ref(self.scheduler).tell(
+                m.AssignmentsFailed(job="j", worker=name, assignments=numbers, failure=failure)
+            )
+
+
+class Says(Actor):
+    """One delta, as it starts."""
+
+    def __init__(self, scheduler: ActorAddress, said: m.TokenDelta) -> None:
+        self.scheduler, self.said = scheduler, said
+
+    async def on_start(self) -> None:
+        self.ctx.ref(self.scheduler).tell(self.said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tries"),
+    # data: data_retries + 1; infrastructure: each hand-out counts, one more than infrastructure_retries
+    [(FailureKind.DATA, 3), (FailureKind.BUG, 3), (FailureKind.INFRASTRUCTURE, 5)],
+)
+def test_a_sample_that_fails_everywhere_is_dropped_with_its_reason_after_its_retries(
+    in_world: InWorld, kind: FailureKind, tries: int
+) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        worker = Failing(world.scheduler_at)
+        worker.kind = kind
+        await (await world.system("rollout-0")).spawn("rollout-0", worker)
+        await world.start_trainer()
+        assert await world.job.wait_over(60.0) == "finished"
+        assert worker.tries == dict.fromkeys(range(4), tries)
+        dropped = [sample for sample in world.journal.samples if sample.state == "dropped"]
+        assert [(s.prompt, s.sibling) for s in dropped] == [(BAD_PROMPT, sibling) for sibling in range(4)]
+        assert all(s.reason for s in dropped)
+        if kind is not FailureKind.INFRASTRUCTURE:
+            assert {s.reason for s in dropped} == {f"{kind}: it does not fit"}
+        assert {s[0] for s in world.trained[0]} == {0, 2, 3}
+        assert world.job.result()["prompts_lost"] == 0
+
+    in_world(scenario, steps=1, limits={"data_retries": 2, "infrastructure_retries": 4})
+
+
+def test_tokens_of_an_older_reign_are_counted_and_never_enter(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        for worker in world.workers:
+            worker.epoch -= 1  # as if it had been assigned by the life before
+        await world.until(lambda: world.scheduler._inflow.stale >= 2)
+        assert world.scheduler.counters.tokens == 0
+
+    in_world(scenario)
+
+
+def test_tokens_in_the_name_of_another_worker_are_counted_and_never_enter(in_world: InWorld) -> None:
+    """The life that was replaced would say them under a name that is another's by now."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_trainer()
+        worker = await world.start_worker("rollout-0", step_s=100.0)
+        await world.until(lambda: bool(worker.held))
+        said = worker.delta([(number, at, 0, 10) for number, (_, _, at, _) in worker.held.items()])
+        await (await world.system("elsewhere")).spawn("rollout-0", Says(world.scheduler_at, said))
+        await world.until(lambda: world.scheduler._inflow.stale + world.scheduler.counters.tokens > 0)
+        assert (world.scheduler._inflow.stale, world.scheduler.counters.tokens) == (1, 0)
+
+    in_world(scenario)
