@@ -179,7 +179,6 @@ class Limits(BaseModel):
     )
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
-    score_timeout_s: float = Field(default=10.0, description="one verifier call")
     read_timeout_s: float = Field(default=60.0, description="reading and tokenising the prompts of one step")
     # weights
     versions_held: int = Field(default=4, description="versions that the weight server keeps")

@@ -1,10 +1,10 @@
 """Tokens from workers into the ledger: all deltas that wait, as one event.
 
     mailbox ─▶ deltas ─▶ of this reign, and of living workers ─▶ joined, columns end to end ─▶ ledger and journal
-                            └─ stale: counted                        └─ unreadable: its worker is stopped
+                            └─ stale: ignored                        └─ unreadable: its worker is stopped
 
 Invariants
-- A delta of another life of its worker, or of an older epoch, is counted and never enters.
+- A delta of another life of its worker, or of an older epoch, never enters.
 - A delta that cannot be read keeps no other one from entering.
 - What the ledger does not take is stopped at its worker: it would go on generating for nobody.
 """
@@ -34,10 +34,6 @@ class Inflow:
         self._scope = scope
         self._returns = returns
         self._steps = steps
-        self.stale = 0
-        """Deltas of older lives and epochs."""
-        self.refused = 0
-        """Deltas that could not be read."""
 
     def take(self, batch: Sequence[Delivery]) -> None:
         """TokenDeltas in the order in which they came."""
@@ -48,7 +44,6 @@ class Inflow:
             delta = cast("TokenDelta", delivery.message)
             worker = scope.speaker(delta.worker, delivery.sender)
             if worker is None or delta.epoch != epoch:
-                self.stale += 1
                 continue
             scope.workers.heard(worker, delta.stats, now)
             if delta.row_bytes or delta.token_bytes:
@@ -78,7 +73,6 @@ class Inflow:
             self._returns.revoke(scope.workers.by_name[name], numbers, "its tokens did not follow on")
 
     def _refuse(self, worker: Worker, why: str) -> None:
-        self.refused += 1
         self._scope.event("delta_refused", worker=worker.name, why=why)
         numbers = self._scope.ledger.in_flight(worker.name)
         self._returns.revoke(worker, numbers, "its delta could not be read")

@@ -22,18 +22,6 @@ from actors.rollout.messages import EngineStats, SamplingParams
 from transport.address import ActorAddress
 
 
-class SampleId(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Names one response. Unique for ever within a cluster's journal."""
-
-    job: str
-    step: int
-    prompt: int
-    sibling: int
-
-    def __str__(self) -> str:
-        return f"{self.job}/{self.step}/{self.prompt}/{self.sibling}"
-
-
 class FailureKind(enum.StrEnum):
     """The four typed failures of DESIGN.md 3."""
 
@@ -51,6 +39,11 @@ class Failure(msgspec.Struct, frozen=True):
     kind: FailureKind
     message: str
     where: str = ""
+
+
+@message("scheduler.acknowledged")
+class Acknowledged(Message):
+    pass
 
 
 # ---------------------------------------------------------------- job → scheduler
@@ -87,6 +80,22 @@ class SetPaused(Message):
 
     job: str
     paused: bool
+
+
+@message("scheduler.request_checkpoint")
+class RequestCheckpoint(Message):
+    """Ask the trainer, through its next ``Committed``, for a checkpoint. ``stop``: and then no further step."""
+
+    job: str
+    stop: bool
+
+
+@message("scheduler.data_ended")
+class DataEnded(Message):
+    """There is no whole batch for ``step``: the one before it is the last. Answered with Acknowledged."""
+
+    job: str
+    step: int
 
 
 @message("scheduler.query_progress")
@@ -440,27 +449,6 @@ class CheckpointTaken(Message):
     job: str
     step: int
     path: str
-
-
-@message("scheduler.acknowledged")
-class Acknowledged(Message):
-    pass
-
-
-@message("scheduler.request_checkpoint")
-class RequestCheckpoint(Message):
-    """Ask the trainer, through its next ``Committed``, for a checkpoint. ``stop``: and then no further step."""
-
-    job: str
-    stop: bool
-
-
-@message("scheduler.data_ended")
-class DataEnded(Message):
-    """There is no whole batch for ``step``: the one before it is the last. Answered with Acknowledged."""
-
-    job: str
-    step: int
 
 
 # ---------------------------------------------------------------- scheduler → job

@@ -26,7 +26,7 @@ Invariants
 - The ledger changes through ``Books.apply`` only; handlers read facts from it and keep none of their own that a
   restart would miss.
 - Commits and checkpoints are durable before anyone is told.
-- Commands carry the epoch; deltas of an older epoch or an older life of a worker are counted and never enter.
+- Commands carry the epoch; deltas of an older epoch or an older life of a worker never enter.
 """
 
 from __future__ import annotations
