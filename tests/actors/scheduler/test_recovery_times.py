@@ -49,7 +49,8 @@ def test_samples_of_a_lost_worker_are_timed_until_the_last_of_them_is_with_anoth
         assert 0.7 <= event["after_s"] < 0.8, "and what it takes to load a version"
         row = newest_row(world)
         assert row["reassign_s"] == row["reassign_max_s"] == event["after_s"]
-        assert 0 <= row["detect_s"] <= world.workers[0].step_s, "no longer than an engine step, for the link broke"
+        within_s = 2 * world.workers[0].step_s + 1e-9  # what it was saying when it died is lost as well
+        assert 0 <= row["detect_s"] <= within_s, "no longer than engine steps take, for the link broke"
         assert row["trainer_to_progress_s"] == row["head_to_progress_s"] == 0
 
     in_world(scenario)
