@@ -1,5 +1,6 @@
 """Hung, busy, unreachable or gone: the verdicts on made-up evidence and made-up time."""
 
+from configs.limits import DEFAULT_LIMITS
 from supervisors.failure_detector import DetectorLimits, FailureDetector, Health
 
 LIMITS = DetectorLimits(ready_s=10.0, link_grace_s=0.5, stopped_grace_s=0.8, beacon_budget_s=120.0)
@@ -74,3 +75,17 @@ def test_an_exit_is_final():
     detector.saw_exit()
     detector.saw_beacon(2.0)
     assert detector.health(2.0) is Health.GONE
+
+
+def test_with_the_limits_as_they_are_a_stopped_process_is_hung_within_two_seconds():
+    """It is looked at every ``health_check_s``, and may have been stopped just after a look."""
+    limits = DEFAULT_LIMITS
+    silences = DetectorLimits(limits.ready_timeout_s, limits.link_grace_s, limits.stopped_grace_s)
+    detector = FailureDetector(silences, 0.0)
+    detector.saw_ready(0.0)
+    stopped_s, now_s = 10.001, 10.0
+    while detector.health(now_s) is not Health.HUNG:
+        now_s += limits.health_check_s
+        detector.saw_run_state(now_s, stopped=True)
+        assert now_s - stopped_s < 2.0
+    assert limits.heartbeat_interval_s + limits.heartbeat_timeout_s <= 2.0, "nor may its link live longer"

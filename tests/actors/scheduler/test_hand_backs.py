@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.core.actor import Actor, handles
+from actors.rewards.messages import Verdict
 from actors.rollout.messages import Assign
 from actors.scheduler import messages as m
 from actors.scheduler.messages import FailureKind
@@ -81,18 +83,19 @@ def test_a_sample_that_fails_everywhere_is_dropped_with_its_reason_after_its_ret
     in_world(scenario, steps=1, limits={"data_retries": 2, "infrastructure_retries": 4})
 
 
-def test_tokens_of_an_older_reign_are_counted_and_never_enter(in_world: InWorld) -> None:
+def test_tokens_of_an_older_reign_never_enter(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
         for worker in world.workers:
             worker.epoch -= 1  # as if it had been assigned by the life before
-        await world.until(lambda: world.scheduler._inflow.stale >= 2)
+        await asyncio.sleep(1.0)
+        assert sum(worker.sequence for worker in world.workers) > 2, "they have said something"
         assert world.scheduler.counters.tokens == 0
 
     in_world(scenario)
 
 
-def test_tokens_in_the_name_of_another_worker_are_counted_and_never_enter(in_world: InWorld) -> None:
+def test_tokens_in_the_name_of_another_worker_never_enter(in_world: InWorld) -> None:
     """The life that was replaced would say them under a name that is another's by now."""
 
     async def scenario(world: Any) -> None:
@@ -103,7 +106,31 @@ def test_tokens_in_the_name_of_another_worker_are_counted_and_never_enter(in_wor
         await world.until(lambda: bool(worker.held))
         said = worker.delta([(number, at, 0, 10) for number, (_, _, at, _) in worker.held.items()])
         await (await world.system("elsewhere")).spawn("rollout-0", Says(world.scheduler_at, said))
-        await world.until(lambda: world.scheduler._inflow.stale + world.scheduler.counters.tokens > 0)
-        assert (world.scheduler._inflow.stale, world.scheduler.counters.tokens) == (1, 0)
+        await asyncio.sleep(1.0)
+        assert world.scheduler.counters.tokens == 0
+        worker.ctx.ref(world.scheduler_at).tell(said)
+        await asyncio.sleep(1.0)
+        assert world.scheduler.counters.tokens == len(worker.held), "of whom it was assigned to the very same is taken"
 
     in_world(scenario)
+
+
+def test_a_scorer_whose_machine_fails_is_asked_again_and_that_is_never_a_reward(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        rewards, asked = await world.start_rewards(), list[tuple[int, int]]()
+
+        def verdict(prompt: int, sibling: int) -> Verdict:
+            asked.append((prompt, sibling))
+            if prompt == BAD_PROMPT and asked.count((prompt, sibling)) <= 5:
+                return Verdict(prompt, sibling, None, FailureKind.INFRASTRUCTURE, "no memory there")
+            return Verdict(prompt=prompt, sibling=sibling, reward=0.75)
+
+        rewards.verdict = verdict
+        await world.start_worker("rollout-0")
+        await world.start_trainer()
+        assert await world.job.wait_over(60.0) == "finished"
+        assert asked.count((BAD_PROMPT, 0)) == 6, "more often than score_retries: it is not the verifier's fault"
+        assert [s[3] for s in world.trained[0]] == [0.75] * 16
+
+    in_world(scenario, steps=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from pathlib import Path
 
 import msgpack
@@ -16,6 +17,7 @@ from actors.scheduler.errors import JournalFailed, JournalUnreadable
 from actors.scheduler.journal import SqliteJournal, committed_samples
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.memory_journal import MemoryJournal
+from configs.limits import DEFAULT_LIMITS
 
 
 def issue(step: int, prompts: int = 2, group: int = 2, max_tokens: int = 4) -> ev.BatchIssued:
@@ -203,6 +205,36 @@ async def test_a_write_that_fails_is_told_as_such_and_nothing_is_taken_after_it(
     with pytest.raises(JournalFailed, match="full"):
         await journal.room()
     await journal.close()
+
+
+async def test_what_waits_for_the_disk_is_bounded_and_then_whoever_adds_to_it_waits(tmp_path: Path) -> None:
+    limits = DEFAULT_LIMITS.model_copy(update={"journal_queue_bytes": 1000, "journal_flush_s": 0.01})
+    journal = SqliteJournal(tmp_path / "journal.db", "j", limits)
+    journal.append(ev.Opened(1))
+    await journal.room()
+    journal.append(issue(0, prompts=200))
+    waiting = asyncio.create_task(journal.room())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    async with asyncio.timeout(5):
+        await waiting
+    assert journal._unwritten_bytes < 1000
+    await journal.close()
+
+
+async def test_a_disk_that_confirms_nothing_has_failed(tmp_path: Path) -> None:
+    limits = DEFAULT_LIMITS.model_copy(update={"journal_stall_s": 0.02})
+    journal, hangs = SqliteJournal(tmp_path / "journal.db", "j", limits), threading.Event()
+    journal._writer.submit(hangs.wait, 10)
+    journal.append(ev.Opened(1))
+    try:
+        async with asyncio.timeout(5):
+            with pytest.raises(JournalFailed, match="did not confirm within"):
+                await journal.durable()
+    finally:
+        hangs.set()
+    journal._writer.submit(journal._db.close)
+    journal._writer.shutdown()
 
 
 def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:

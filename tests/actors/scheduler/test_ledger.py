@@ -94,6 +94,15 @@ def test_what_the_trainer_does_not_name_is_counted_as_lost() -> None:
     assert ledger.counters.prompts_lost == 1 and ledger.batches[0].drop_reasons[2].startswith("not named")
 
 
+def test_a_sample_that_another_step_has_trained_is_counted() -> None:
+    """No event leads there, which is why it is counted where it would show."""
+    ledger = scored()
+    ledger._trained.mark(np.array([1]), 7)
+    ledger.apply(ev.Leased(0, ROWS))
+    ledger.apply(commit([0, 1, 2, 3]))
+    assert ledger.counters.samples_trained_twice == 2, "both siblings of prompt 1"
+
+
 def test_a_gap_in_the_prompt_stream_is_counted_as_lost_prompts() -> None:
     ledger = fresh()
     ledger.apply(issued(1, first_prompt=5))

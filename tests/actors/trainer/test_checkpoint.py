@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,22 @@ def test_pruning_keeps_the_newest(tmp_path: Path) -> None:
     assert [p.name for p in removed] == ["step_000001", "step_000002"]
     assert [p.name for p in checkpoint.stored(tmp_path)] == ["step_000003", "step_000004"]
     assert checkpoint.prune(tmp_path, keep=2) == []
+
+
+def test_every_file_and_directory_is_on_the_disk_before_the_checkpoint_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a power cut could leave a checkpoint whose name is there and whose bytes are not."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    path = store(tmp_path, 3)
+    partial = path.with_name(".step_000003.partial")
+    inside = ["model.safetensors", "trainer/weights.safetensors", "state.json", "trainer"]
+    assert set(synced[:-1]) == {str(partial), *(str(partial / name) for name in inside)}
+    assert synced[-1] == str(path.parent), "and then the name itself"
