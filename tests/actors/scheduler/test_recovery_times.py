@@ -38,7 +38,9 @@ def test_samples_of_a_lost_worker_are_timed_until_the_last_of_them_is_with_anoth
     async def scenario(world: Any) -> None:
         await world.start(workers=1)
         told = heard_of(world)
+        step_s = world.workers[0].step_s
         await world.until(lambda: bool(world.workers[0].held))
+        await asyncio.sleep(step_s / 2)  # that it serves the version has been heard by now
         held = len(world.workers[0].held)
         world.kill("rollout-0")
         await asyncio.sleep(0.7)
@@ -49,8 +51,7 @@ def test_samples_of_a_lost_worker_are_timed_until_the_last_of_them_is_with_anoth
         assert 0.7 <= event["after_s"] < 0.8, "and what it takes to load a version"
         row = newest_row(world)
         assert row["reassign_s"] == row["reassign_max_s"] == event["after_s"]
-        within_s = 2 * world.workers[0].step_s + 1e-9  # what it was saying when it died is lost as well
-        assert 0 <= row["detect_s"] <= within_s, "no longer than engine steps take, for the link broke"
+        assert 0 <= row["detect_s"] <= step_s, "no longer than an engine step, for the link broke"
         assert row["trainer_to_progress_s"] == row["head_to_progress_s"] == 0
 
     in_world(scenario)
