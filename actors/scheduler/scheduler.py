@@ -244,6 +244,7 @@ class Scheduler(Actor):
         worker = self._scope.speaker(news.worker)
         if worker is not None:
             worker.serves(news.policy_version)
+            worker.heard_s = self.ctx.now()
             self._scope.record("worker_version", worker=worker.name, version=news.policy_version)
             self.assign()
             self.lease()

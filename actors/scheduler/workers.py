@@ -39,9 +39,9 @@ class Worker:
     failures: int = 0
     """Refusals in a row."""
     heard_s: float = 0.0
+    """Its last delta or version, or when it got work after it had none: something is to be heard since then."""
     lease: LeaseGranter | None = None
     """None until it is registered: then it runs out by itself."""
-    """Its last delta, or when it got work after it had none: since then it should have had something to say."""
     stats: EngineStats | None = None
     again: bool = False
     """It had been registered before it registered this time."""
