@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from actors.core.import_guard import hide_broken_optionals
 from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.backends.packing import Layout, choose, packed, padded, plan_blocks
+from actors.trainer.backends.rms_norm import replace_rms_norms
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 
 
@@ -39,6 +40,7 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
         raise ModelNotLoadable(f"model.path: {path} holds no causal LM that transformers can load: {error}") from error
     model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
     model.config.use_cache = False
+    replace_rms_norms(model)
     model.eval()
     if spec.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
