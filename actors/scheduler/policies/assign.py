@@ -145,7 +145,8 @@ class _Shortest:
 
     def __init__(self, workers: list[WorkerView], share: int, hands: _Hands) -> None:
         self._share, self._hands = share, hands
-        self._queue = [(hands.load[w.name] / w.slots, i, w.slots, w.name) for i, w in enumerate(workers)]
+        with_room = [w for w in workers if hands.room[w.name] > 0]  # one that rests may have no slot at all
+        self._queue = [(hands.load[w.name] / w.slots, i, w.slots, w.name) for i, w in enumerate(with_room)]
         heapq.heapify(self._queue)
 
     def place(self, group: GroupView) -> np.ndarray:
@@ -167,7 +168,8 @@ class _Shortest:
 def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> None:
     """Give a suspect to the least loaded worker that has none, or to nobody yet."""
     n, room = len(group.rows), hands.room
-    fitting = [w for w in workers if w.name not in hands.taken and (room[w.name] >= n or room[w.name] == w.slots)]
+    able = [w for w in workers if w.name not in hands.taken and room[w.name] > 0]
+    fitting = [w for w in able if room[w.name] >= n or hands.load[w.name] == 0]
     if fitting:
         name = min(fitting, key=lambda w: hands.load[w.name] / w.slots).name
         hands.give(name, group.step, group.rows[: min(n, room[name])])
