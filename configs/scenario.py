@@ -83,6 +83,8 @@ class Variant(Section):
     policy: Literal["assign", "rlboost"] | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
+    prompts_per_step: PositiveInt | None = None
+    max_running: PositiveInt | None = None
 
 
 class Costs(Section):
