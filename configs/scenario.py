@@ -57,6 +57,10 @@ class SimulatedJob(Section):
     """As ``cluster.place_rollout``."""
     policy: Literal["assign", "rlboost"] = "assign"
     """As ``scheduling.policy``."""
+    workers_min: PositiveInt = 1
+    """As ``scheduling.workers_min``."""
+    workers_max: PositiveInt | None = None
+    """As ``scheduling.workers_max``."""
     decode_s: Seconds = 0.0
     """Of a step of an engine, for each sequence that it decodes, on top of ``costs.engine_step_s``."""
     kv_tokens: NonNegativeInt = 0
@@ -224,7 +228,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "length_ranking": job.length_ranking,
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
-        "scheduling": {"policy": job.policy},
+        "scheduling": {"policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max},
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
         "cluster": {
