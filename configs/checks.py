@@ -66,10 +66,29 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     if job.trainer.saturation_tokens and mode != "dynamic":
         fix = "Remove it, or set sync.mode to dynamic"
         found.append(("trainer.saturation_tokens", f"is set, but sync.mode is {mode}", fix))
+    found += _check_pool_bounds(job)
     if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
     return found
+
+
+def _check_pool_bounds(job: JobConfig) -> list[Found]:
+    scheduling, begin = job.scheduling, job.rollout.workers
+    if scheduling.workers_max is None:
+        if scheduling.workers_min > 1:
+            fix = "Set scheduling.workers_max too, or remove it"
+            return [("scheduling.workers_min", "is set, but without scheduling.workers_max nobody heeds it", fix)]
+        return []
+    least = max(scheduling.workers_min, begin if job.cluster.place_rollout == "elastic" else 0)
+    if scheduling.workers_max < least:
+        what = "scheduling.workers_min" if least == scheduling.workers_min else "rollout.workers"
+        fix = f"Set it to at least {least}"
+        return [("scheduling.workers_max", f"{scheduling.workers_max} is less than {what} ({least})", fix)]
+    if job.cluster.place_rollout != "elastic" and not scheduling.workers_min <= begin <= scheduling.workers_max:
+        wrong = f"{begin} is not between scheduling.workers_min ({scheduling.workers_min}) and workers_max"
+        return [("rollout.workers", f"{wrong} ({scheduling.workers_max})", "Begin with a number between the two")]
+    return []
 
 
 def _check_text_forms(job: JobConfig) -> list[Found]:

@@ -112,6 +112,15 @@ class Limits(BaseModel):
     )
     assign_max_samples: int = Field(default=1024, description="samples in one Assign message")
     infrastructure_retries: int = Field(default=100, description="a sample may move this often before it is dropped")
+    pending_samples_max: int = Field(
+        default=8, description="rlboost: given to a worker beyond what its engine runs at once, to begin as others end"
+    )
+    balance_interval_s: float = Field(
+        default=0.2, description="rlboost: the queues of all workers are compared no more often than this"
+    )
+    balance_moves_max: int = Field(
+        default=8, description="rlboost: a sample that has been handed out this often is no longer moved for balance"
+    )
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(
         default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"

@@ -55,6 +55,16 @@ class SimulatedJob(Section):
     """Of responses that nothing cuts short."""
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
     """As ``cluster.place_rollout``."""
+    policy: Literal["assign", "rlboost"] = "assign"
+    """As ``scheduling.policy``."""
+    workers_min: PositiveInt = 1
+    """As ``scheduling.workers_min``."""
+    workers_max: PositiveInt | None = None
+    """As ``scheduling.workers_max``."""
+    decode_s: Seconds = 0.0
+    """Of a step of an engine, for each sequence that it decodes, on top of ``costs.engine_step_s``."""
+    kv_tokens: NonNegativeInt = 0
+    """An engine begins no further sample while its cache holds this many tokens; 0: the cache is no limit."""
     in_flight: Literal["keep", "recompute"] = "recompute"
     """As ``rollout.in_flight``."""
     checkpoint_every: NonNegativeInt = 2
@@ -65,6 +75,20 @@ class SimulatedJob(Section):
     """Questions that verifiers answer at once."""
     no_result: Probability = 0.0
     """How often a verifier gives no verdict."""
+
+    def varied(self, variant: Variant) -> SimulatedJob:
+        """With what ``variant`` says instead."""
+        return self.model_copy(update=variant.model_dump(exclude_none=True))
+
+
+class Variant(Section):
+    """Of a job: what is set here replaces what the job says."""
+
+    policy: Literal["assign", "rlboost"] | None = None
+    decode_s: Seconds | None = None
+    kv_tokens: NonNegativeInt | None = None
+    prompts_per_step: PositiveInt | None = None
+    max_running: PositiveInt | None = None
 
 
 class Costs(Section):
@@ -153,6 +177,8 @@ class Scenario(Section):
     """One section each."""
     jobs_at_once: list[PositiveInt] = Field(default_factory=list[PositiveInt])
     """How many of ``jobs`` run: one of these numbers, drawn; which of them is drawn too. Empty: all."""
+    variants: list[Variant] = Field(default_factory=list[Variant])
+    """Each job that runs does so in one of these, drawn. Empty: as it stands."""
     nodes: NonNegativeInt = 2
     """Machines besides the head's."""
     slots: PositiveInt = 4
@@ -187,8 +213,8 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
     """The job file that ``job`` stands for; what lies at the two paths is not read, but for the end token."""
     costs = scenario.costs
     engine_options: dict[str, Any] = {
-        "base_s": costs.engine_step_s, "decode_s": 0.0, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
-        "mean_tokens": job.mean_tokens, "vocab": 64,
+        "base_s": costs.engine_step_s, "decode_s": job.decode_s, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
+        "mean_tokens": job.mean_tokens, "vocab": 64, "kv_tokens": job.kv_tokens,
     }  # fmt: skip
     sections: dict[str, Any] = {
         "name": job.name, "seed": seed, "steps": job.steps,
@@ -202,6 +228,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "length_ranking": job.length_ranking,
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
+        "scheduling": {"policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max},
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
         "cluster": {

@@ -193,6 +193,20 @@ class WeightsConfig(Section):
     number, and once to each other machine. Workers must be able to reach each other."""
 
 
+class SchedulingConfig(Section):
+    """Who generates what, and how many workers there are."""
+
+    policy: Literal["assign", "rlboost"] = "assign"
+    """``assign``: each sample goes to the least loaded worker with a free slot, and stays there. ``rlboost``: a worker
+    is given few more than its engine runs at once, and samples, begun or not, move from workers that have too many to
+    those that have too few. For workers that come and go, engines whose memory is the limit, and long tails."""
+    workers_min: PositiveInt = 1
+    """With ``workers_max``: never fewer rollout workers than this."""
+    workers_max: PositiveInt | None = None
+    """Set: after each step the number of rollout workers follows the measured gap between generation and training,
+    between ``workers_min`` and this. Unset: it is what the job file, the machines and ``headrace ctl scale`` say."""
+
+
 class CheckpointConfig(Section):
     every: NonNegativeInt = 50
     """Steps between checkpoints; 0: only at the end and on Ctrl-C."""
@@ -262,6 +276,7 @@ class JobConfig(Section):
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
     sync: SyncConfig = SyncConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
     weights: WeightsConfig = WeightsConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     cluster: ClusterConfig = ClusterConfig()

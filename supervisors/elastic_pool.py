@@ -2,6 +2,7 @@
 
     node joins ─▶ a worker for each slot        node drains ─▶ its workers hand back what they hold, and are removed
     node lost  ─▶ its workers are removed       worker ended on a living node ─▶ another one, after a pause
+    aim(n)     ─▶ the first n places, by the nodes' joining, have workers; those on the others are drained
 
 Invariants
 - A worker belongs to its node: it is called ``rollout-<node>`` (``rollout-<node>.<slot>`` from the second on) and is
@@ -56,6 +57,7 @@ class ElasticPool:
         self._limits = limits
         self._now = now
         self._workers: dict[str, str] = {}
+        self._most: int | None = None
         self._known: dict[str, str] = {}
         self._draining: set[str] = set()
         self._budgets: dict[str, RestartBudget] = {}
@@ -73,6 +75,11 @@ class ElasticPool:
         self._unsubscribe = self._nodes.subscribe(self.look)
         self.look()
 
+    def aim(self, workers: int | None) -> None:
+        """At most this many from now on, the nodes that joined first before others; None: one on each slot."""
+        self._most = workers
+        self.look()
+
     def stop(self) -> None:
         """Leave things as they are."""
         self._stopped = True
@@ -86,14 +93,20 @@ class ElasticPool:
             return
         there = {node.name: node for node in self._nodes.present if not node.local}
         self._tell_changes(there)
+        places = [
+            (worker, name)
+            for name, node in there.items()
+            if not node.draining and name not in self._passed_over
+            for worker in worker_names(node)
+        ][: self._most]
+        wanted = {worker for worker, _ in places}
         for worker, node in list(self._workers.items()):
-            if node not in there or there[node].draining:
+            gone = node not in there or there[node].draining
+            if gone or (worker not in wanted and node not in self._passed_over):
                 del self._workers[worker]
                 self._later(self._remove(worker, alive=node in there), f"remove {worker}")
-        for name, node in there.items():
-            if not node.draining and name not in self._passed_over:
-                for worker in worker_names(node):
-                    self._add(worker, name)
+        for worker, name in places:
+            self._add(worker, name)
 
     def worker_ended(self, worker: str, cause: ExitCause) -> None:
         """The supervisor says that ``worker`` has ended for good, by ``cause``."""

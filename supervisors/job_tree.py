@@ -30,6 +30,7 @@ from supervisors.machine import Machine
 from supervisors.messages import ChildInfo
 from supervisors.nodes import Nodes
 from supervisors.restart_budget import ExitCause, RestartPolicy
+from supervisors.stage_balancer import StageBalancer
 from supervisors.strategies import Strategy
 from supervisors.supervisor import SupervisionEvent, Supervisor
 
@@ -64,6 +65,7 @@ class JobTree:
         self._model_path = Path()
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
+        self._balancer: StageBalancer | None = None
         self.workers_wanted = workers
 
     # ------------------------------------------------------------ what there is
@@ -119,6 +121,28 @@ class JobTree:
         self._news.say(message="every process is ready", processes="ready")
         if self._pool is not None:
             self._pool.start()
+        if self._job.scheduling.workers_max is not None:
+            rollout = self._supervisors["rollout"]
+            self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
+            self._news.subscribe(self._balancer.hear)
+
+    async def _size_pool(self, workers: int) -> None:
+        """Stage balancing wants this many: on the machines that come and go, where there are such."""
+        if self._pool is None:
+            await self.scale(workers)
+        else:
+            remote = max(0, workers - self.workers_wanted)
+            self._pool.aim(remote)
+            self._news.say(remote_workers=remote)
+
+    def _price_share(self) -> float | None:
+        """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""
+        prices, present = self._job.cluster.prices, self._nodes.present
+        of_worker = [prices.get(node.kind, 0.0) / node.slots for node in present if not node.local and node.slots]
+        if self._pool is None or not prices or not of_worker:
+            return None
+        price = max(of_worker)
+        return price / ((sum(prices.get(node.kind, 0.0) for node in present) + price) or 1.0)
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self._job.name}"
@@ -189,6 +213,8 @@ class JobTree:
 
     async def stop(self) -> None:
         """Youngest first."""
+        if self._balancer is not None:
+            self._balancer.stop()
         if self._pool is not None:
             self._pool.stop()
         for part in ("rollout", "services", "core"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from supervisors.command_line import app
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 JSONL = {"data.source": "jsonl", "reward.kind": "exact_match"}
 
-CASES: dict[str, tuple[dict[str, object], str, str]] = {
+CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "unknown key": ({"rollout.wokers": 2}, "rollout.wokers", "Did you mean 'rollout.workers'?"),
     "unknown section": ({"rolout": {"workers": 2}}, "rolout", "Did you mean 'rollout'?"),
     "key at the wrong level": ({"lr": 1.0}, "lr", "Did you mean 'trainer.lr'?"),
@@ -114,6 +115,17 @@ CASES: dict[str, tuple[dict[str, object], str, str]] = {
         "sync.mode to dynamic",
     ),
     "async without staleness": ({"sync": {"mode": "async", "max_staleness": 0}}, "sync.max_staleness", "1 or more"),
+    "a bound without the other": ({"scheduling.workers_min": 2}, "scheduling.workers_min", "workers_max too"),
+    "bounds the wrong way round": (
+        {"scheduling": {"workers_min": 4, "workers_max": 3}},
+        "scheduling.workers_max",
+        "at least 4",
+    ),
+    "a beginning beyond the bound": (
+        {"rollout.workers": 3, "scheduling.workers_max": 2},
+        "rollout.workers",
+        "between the two",
+    ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }
@@ -164,7 +176,7 @@ def test_a_wrong_job_ends_with_code_2_and_one_message_with_field_and_fix(case: s
     assert not (workplace / "runs").exists()
 
 
-def _changed(changes: dict[str, object]) -> dict[str, object]:
+def _changed(changes: Mapping[str, object]) -> dict[str, object]:
     job = yaml.safe_load(QUICKSTART.read_text())
     for path, value in changes.items():
         *sections, key = path.split(".")

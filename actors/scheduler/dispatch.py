@@ -49,8 +49,12 @@ class Dispatcher:
         *,
         one_step: bool = False,
         lanes: LongLanes | None = None,
+        pending_max: int | None = None,
     ) -> None:
-        """``one_step``: no sample of a step is handed out before all of the steps before it are generated."""
+        """``one_step``: no sample of a step is handed out before all of the steps before it are generated.
+
+        ``pending_max``: as in ``Worker.view``.
+        """
         self._job = job
         self._books = books
         self._workers = workers
@@ -60,20 +64,25 @@ class Dispatcher:
         self._ranking = ranking or LengthRanking(job, None)
         self._one_step = one_step
         self._lanes = lanes or LongLanes("none")
+        self._pending_max = pending_max
         self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
         """Step → rows that are queued and not to be handed out yet."""
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
         suspects = self._books.ledger.workers_with_suspects()
-        workers = [w.view(now, has_suspect=w.name in suspects) for w in self._workers.by_name.values()]
+        workers = [
+            w.view(now, has_suspect=w.name in suspects, pending_max=self._pending_max)
+            for w in self._workers.by_name.values()
+        ]
         if not any(w.slots > w.in_flight for w in workers):
             return 0
         newest = max(max(w.policy_version, w.pulling_version) for w in workers)
         groups = [view for step in self._open_steps(newest) for view in self._in_lanes(step, workers)]
         if not groups:
             return 0
-        if self._ranking.probes and sum(len(g.rows) for g in groups) > sum(w.slots - w.in_flight for w in workers):
+        room = sum(max(0, w.slots - w.in_flight) for w in workers)
+        if self._ranking.probes and sum(len(g.rows) for g in groups) > room:
             groups = [part for group in groups for part in self._with_probes(group)]
         limits = self._limits
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)

@@ -67,6 +67,7 @@ class Inflow:
         shapes = step_shapes(event.offsets, event.counts, event.row_counts)
         for (worker, delta), shape in zip(said, shapes, strict=True):
             worker.latency.add(delta.stats.step_s, shape, prompt_tokens)
+            worker.ran(max(shape.sequences, delta.stats.running), others_waited=delta.stats.queued > 0)
         self._returns.after(outcome)
         for name, numbers in outcome.broken.items():
             scope.event("assignments_broken", worker=name, samples=len(numbers))

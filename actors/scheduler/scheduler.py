@@ -17,9 +17,10 @@ This file is the actor: what it hears, and which of its parts that is for. The p
 
     enrolment   who is a worker, and its lease           services   who serves in the other roles
     dispatch    who generates what                       steps      batches, commits, checkpoints, in order
-    inflow      tokens from workers                      leases     what the trainer has of its step
+    balancing   samples that are better off elsewhere    leases     what the trainer has of its step
     returns     samples that come back from workers      versions   what workers are told to load
-    scoring     questions to the reward worker           progress   how far it is, and whom it waits for
+    inflow      tokens from workers                      progress   how far it is, and whom it waits for
+    scoring     questions to the reward worker
     reattachment, unexplained, recovery: what is known of lives that have ended        job_scope: what they share
 
 Invariants
@@ -43,6 +44,7 @@ from actors.core.watch import Down, Gone
 from actors.ranker.messages import LengthScores
 from actors.scheduler import events as ev
 from actors.scheduler import messages as m
+from actors.scheduler.balancing import Balancing
 from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Dispatcher
 from actors.scheduler.enrolment import Enrolment
@@ -127,11 +129,14 @@ class Scheduler(Actor):
         self._leases = Leases(job.name, books, scope.tell, self._versions.may_begin)
         self._ranking = LengthRanking(job.name, make_predictor(job.rollout.length_ranking, limits))
         self._ranking.restore(ledger)
+        lanes, balanced = LongLanes(job.rollout.dedicated_workers), job.scheduling.policy == "rlboost"
         self._dispatcher = Dispatcher(
             job.name, books, self._workers, job.staleness, limits, scope.tell, self._ranking,
             one_step=job.sync.mode == "one_step_barrier",
-            lanes=LongLanes(job.rollout.dedicated_workers),
+            lanes=lanes,
+            pending_max=limits.pending_samples_max if balanced else None,
         )  # fmt: skip
+        self._balancing = Balancing(scope, lanes) if balanced else None
         self._scoring = Scoring(self.ctx, job.name, job.reward.timeout_s, books, self._on_settled)
         self._reattachment = Reattachment(books, job.staleness)
         self._returns = Returns(scope, self._scoring, self._recoveries, self._on_settled)
@@ -177,6 +182,8 @@ class Scheduler(Actor):
         if not self._ledger.paused and self._dispatcher.assign(now):
             for loss in self._recoveries.assigned(now):
                 self._scope.event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)
+        if self._balancing is not None and not self._ledger.paused:
+            self._balancing.look(now)
 
     def lease(self) -> None:
         self._leases.pump()

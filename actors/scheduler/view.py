@@ -27,6 +27,12 @@ class WorkerView:
     """It holds samples of a prompt that may be what kills engines."""
     latency: LatencyTable = EMPTY
     """How long a token takes there, as measured."""
+    runs: int | None = None
+    """How many its engine has been seen to run at once, where that is known and of interest; the rest is pending."""
+
+    def pending(self, held: int) -> int:
+        """How many of ``held`` samples its engine could not begin yet."""
+        return 0 if self.runs is None else max(0, held - self.runs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ class Worker:
     lease: LeaseGranter | None = None
     """None until it is registered: then it runs out by itself."""
     stats: EngineStats | None = None
+    full_at: int | None = None
+    """How many its engine ran when others had to wait, though it has slots for them; None: none ever had to."""
     again: bool = False
     """It had been registered before it registered this time."""
     latency: LatencyMeter = field(default_factory=LatencyMeter)
@@ -61,9 +63,18 @@ class Worker:
         """It has not renewed its lease in time, and has fenced itself by now."""
         return self.lease is not None and self.lease.holder(now) is None
 
-    def view(self, now: float, *, has_suspect: bool = False) -> WorkerView:
-        """What policies see; a resting worker has no room."""
-        slots = self.in_flight if now < self.resting_until_s else self.slots
+    @property
+    def runs(self) -> int:
+        """How many its engine runs at once, as far as that has been seen."""
+        return self.slots if self.full_at is None else min(self.full_at, self.slots)
+
+    def view(self, now: float, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:
+        """What policies see; a resting worker has no room.
+
+        ``pending_max``: it is given at most that many more than its engine runs. None: as many as it has slots.
+        """
+        slots = self.slots if pending_max is None else min(self.slots, self.runs + pending_max)
+        slots = self.in_flight if now < self.resting_until_s else slots
         return WorkerView(
             self.name,
             self.policy_version,
@@ -73,6 +84,7 @@ class Worker:
             self.pulling_since_s,
             has_suspect,
             self.latency.table,
+            None if pending_max is None else self.runs,
         )
 
     def pulls(self, policy_version: int, now: float) -> None:
@@ -86,6 +98,11 @@ class Worker:
         self.policy_version = policy_version
         if self.pulling_version <= policy_version:
             self.pulling_version = -1
+
+    def ran(self, sequences: int, *, others_waited: bool) -> None:
+        """Its engine has made a step of so many. It is not full any more at what it has exceeded."""
+        if sequences and (others_waited or sequences > (self.full_at or sequences)):
+            self.full_at = sequences
 
     def rest(self, now: float, first_s: float, max_s: float) -> None:
         """Give it no work for a while, longer each time."""

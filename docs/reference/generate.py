@@ -28,7 +28,7 @@ from pydantic.fields import FieldInfo
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
 from configs.paper_scenario import Claim, PaperScenario, Study
-from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob
+from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
 from configs.schema import JobConfig, SpotConfig
 
 HERE = Path(__file__).resolve().parent
@@ -163,7 +163,8 @@ def _limit_groups() -> dict[str, str]:
 def scenario() -> str:
     """Every key of a scenario file."""
     sections: list[tuple[str, type[BaseModel]]] = [
-        ("jobs", SimulatedJob), ("spot", SpotConfig), ("costs", Costs), ("network", NetworkConfig),
+        ("jobs", SimulatedJob), ("variants", Variant), ("spot", SpotConfig), ("costs", Costs),
+        ("network", NetworkConfig),
         ("faults", FaultsConfig),
         ("faults.random", RandomFaults),
     ]  # fmt: skip

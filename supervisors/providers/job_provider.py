@@ -28,11 +28,14 @@ class JobProvider:
         self._say = say
         self._keys = keys
         self._running = asyncio.Event()
+        self._replay: Replay | None = None
 
     def hear(self, progress: Mapping[str, Any]) -> None:
         """The trace's time begins when the job's own processes are up, not while its model is made."""
         if progress.get("processes") == "ready":
             self._running.set()
+        if (workers := progress.get("remote_workers")) is not None:
+            self._aim(workers)
         self._say(progress)
 
     @contextlib.asynccontextmanager
@@ -47,13 +50,23 @@ class JobProvider:
             yield
             return
         provider = LocalProvider(join=join, slots=spot.slots, logs=self._logs, limits=self._job.limits, keys=self._keys)
-        replay = Replay(planned(spot), provider, target=spot.nodes_max, on_event=self._tell)
+        limits = self._job.limits
+        self._replay = replay = Replay(
+            planned(spot), provider, target=spot.nodes_max, on_event=self._tell, return_window_s=limits.stop_timeout_s
+        )
         task = asyncio.create_task(self._follow(replay), name="replay of the trace")
         try:
             yield
         finally:
             task.cancel()
             await provider.close()
+
+    def _aim(self, workers: int) -> None:
+        """The job wants this many workers on machines of ours."""
+        spot = self._job.provider
+        if self._replay is not None:
+            nodes = -(-workers // spot.slots)
+            self._replay.aim(nodes if spot.nodes_max is None else min(nodes, spot.nodes_max))
 
     async def _follow(self, replay: Replay) -> None:
         await self._running.wait()  # the end of the run cancels this

@@ -5,7 +5,8 @@
                 └── the trace still has it, and it was not wanted ┘ a free place: the next one that is offered
 
 Invariants
-- Never more machines than the target; what is offered beyond it waits, and may be gone before it is wanted.
+- Never more machines than the target; what is offered beyond it waits, and may be gone before it is wanted. When the
+  target falls, the youngest are given back, with notice; such a machine does not come back.
 - A machine that was given notice is not started; it counts no longer, so that its replacement can come at once.
 - Equal traces and targets give equal orders; time is the running loop's.
 """
@@ -16,6 +17,7 @@ import asyncio
 from collections.abc import Callable
 
 from actors.scheduler.policies.offload import Offload, to_start
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import SpotConfig
 from supervisors.errors import ProviderError
 from supervisors.providers.base import log
@@ -40,6 +42,7 @@ class Replay:
 
     Args:
         target: machines wanted at most; None: all that are offered.
+        return_window_s: how long a machine that is given back may take to leave in good order.
         on_event: told of each order: node, what, kind.
     """
 
@@ -50,15 +53,17 @@ class Replay:
         *,
         target: int | None = None,
         on_event: Callable[[TraceEvent], None] | None = None,
+        return_window_s: float = DEFAULT_LIMITS.stop_timeout_s,
     ) -> None:
         self._trace = trace
         self._provider = provider
         self._target = target
+        self._return_window_s = return_window_s
         self._on_event = on_event or (lambda event: None)
         self._offered: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._ends_s = {event.node: event.at_s for event in trace.events if event.what == "kill"}
-        self.started = self.noticed = self.killed = self.failed = 0
+        self.started = self.noticed = self.killed = self.failed = self.returned = 0
         provider.on_end = self._ended
 
     async def run(self) -> None:
@@ -70,13 +75,20 @@ class Replay:
             self._follow(event)
 
     def aim(self, target: int) -> None:
-        """Another target: more are started at once; fewer are reached as machines go."""
+        """Another target: more are started as far as they are offered, and what exceeds it is given back."""
         self._target = target
+        staying = [node for node in self._provider.running if node not in self._leaving]
+        for node in staying[target:]:
+            self.returned += 1
+            self._leaving.add(node)
+            self._on_event(TraceEvent(0.0, node, "notice", self._provider.running[node]))
+            self._provider.notice(node, self._return_window_s)
         self._fill(0.0)
 
     def counts(self) -> dict[str, int]:
         """What has been done so far."""
-        return {"started": self.started, "noticed": self.noticed, "killed": self.killed, "failed": self.failed}
+        names = ("started", "noticed", "killed", "failed", "returned")
+        return {name: getattr(self, name) for name in names}
 
     def _follow(self, event: TraceEvent) -> None:
         node = event.node
@@ -85,6 +97,8 @@ class Replay:
         elif self._offered.pop(node, None) is not None:
             return  # nobody had wanted it
         elif node in self._provider.running and event.what == "notice":
+            if node in self._leaving:
+                return  # it has been given back
             self.noticed += 1
             self._leaving.add(node)
             self._on_event(event)

@@ -64,6 +64,7 @@ class World:
         self.bodies: dict[SimProcess, Body] = {}
         self.findings: list[str] = []
         """What is wrong with this run, in the order in which it was found."""
+        self._simulated: dict[str, SimulatedJob] = {}
         self.jobs = self._drawn_jobs()
         self.machines: dict[str, SimulatedMachine] = {}
         self.mains: dict[str, MainProcess] = {}
@@ -97,7 +98,11 @@ class World:
         count = rng.choice(scenario.jobs_at_once) if scenario.jobs_at_once else len(scenario.jobs)
         chosen = sorted(rng.sample(range(len(scenario.jobs)), count))
         paths = {"model_path": str(self.root / "model"), "data_path": str(self.root / DATA_FILE)}
-        return [job_config(scenario.jobs[i], scenario, seed=rng.getrandbits(32), **paths) for i in chosen]
+        variants = self.rng("variants")
+        for i in chosen:
+            job = scenario.jobs[i]
+            self._simulated[job.name] = job.varied(variants.choice(scenario.variants)) if scenario.variants else job
+        return [job_config(job, scenario, seed=rng.getrandbits(32), **paths) for job in self._simulated.values()]
 
     def new_pid(self) -> int:
         self._pids += 1
@@ -114,7 +119,7 @@ class World:
             self.trace.note("finding", sentence=sentence)
 
     def simulated_job(self, name: str) -> SimulatedJob:
-        return next(job for job in self.scenario.jobs if job.name == name)
+        return self._simulated[name]
 
     # ------------------------------------------------------------ machines
 

@@ -12,7 +12,8 @@ Invariants
   of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
-as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256.
+as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256, ``kv_tokens`` 0: what waits
+is begun while the cache holds fewer tokens than this; 0: whatever ``max_running`` allows.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from actors.scheduler.messages import FinishReason
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,
-    "vocab": 256.0,
+    "vocab": 256.0, "kv_tokens": 0.0,
 }  # fmt: skip
 _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
@@ -50,9 +51,14 @@ class _Running:
         self._key = stream_keys(sampling.seed, request.prompt, request.sibling)
         self._vocab, self._stops = vocab, sampling.stop_token_ids
         self.budget = min(sampling.max_tokens, max_context_tokens - len(request.prompt_ids))
-        self.prefill_tokens = len(request.prompt_ids) + self.offset
+        self._prompt_tokens = len(request.prompt_ids)
         drawn = 1 + int(-mean_tokens * math.log(uniforms(self._key, _LENGTH_POSITION)[0]))
         self._length = drawn if self._stops else self.budget
+
+    @property
+    def context_tokens(self) -> int:
+        """What its cache holds now; before its first step, what is to be prefilled."""
+        return self._prompt_tokens + self.offset
 
     def next_token(self) -> tuple[int, FinishReason]:
         """The token at ``offset``, and whether it is the last."""
@@ -114,8 +120,8 @@ class SimulatedEngine:
     def abort(self, requests: Sequence[int]) -> None:
         gone = set(requests)
         for waiting in [request for request in self._waiting if request.request in gone]:
-            self._waiting.remove(waiting)
             self._columns.end(waiting.request, len(waiting.generated), FinishReason.ABORTED)
+        self._waiting = deque(request for request in self._waiting if request.request not in gone)
         for request in gone & self._running.keys():
             self._columns.end(request, self._running.pop(request).offset, FinishReason.ABORTED)
 
@@ -145,12 +151,13 @@ class SimulatedEngine:
 
     def _admit(self) -> int:
         """Start waiting requests while there is room; returns their prefix tokens."""
-        spec, prefill = self._started(), 0
-        while self._waiting and len(self._running) < spec.max_running:
+        spec, prefill, most = self._started(), 0, self._costs["kv_tokens"] or math.inf
+        held = sum(running.context_tokens for running in self._running.values()) if most < math.inf else 0
+        while self._waiting and len(self._running) < spec.max_running and held + prefill < most:
             request = self._waiting.popleft()
             running = _Running(request, int(self._costs["vocab"]), self._costs["mean_tokens"], spec.max_context_tokens)
             self._running[request.request] = running
-            prefill += running.prefill_tokens
+            prefill += running.context_tokens
         return prefill
 
     def _advance(self) -> None:

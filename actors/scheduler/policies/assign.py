@@ -10,6 +10,8 @@ Invariants
 - Groups that are kept for certain workers (``dispatch_long``) go to those, and to others only when those are gone or
   when the others have nothing else to do.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
+- The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
+  wait at a worker at all is the view's business: ``slots`` is the cap.
 
 A worker that is loading the version that a step needs gets its share ahead, for ``pull_patience_s``: it holds the work
 and begins as soon as it has loaded, without a message back and forth in between. What has moved goes to a worker that
@@ -145,29 +147,36 @@ class _Shortest:
 
     def __init__(self, workers: list[WorkerView], share: int, hands: _Hands) -> None:
         self._share, self._hands = share, hands
-        self._queue = [(hands.load[w.name] / w.slots, i, w.slots, w.name) for i, w in enumerate(workers)]
+        with_room = [w for w in workers if hands.room[w.name] > 0]  # one that rests may have no slot at all
+        self._queue = [(_length(w, hands.load[w.name]), i, w) for i, w in enumerate(with_room)]
         heapq.heapify(self._queue)
 
     def place(self, group: GroupView) -> np.ndarray:
         """Give the group to the first, and what exceeds its share to the next; returns the rest."""
         rows, queue, room, load = group.rows, self._queue, self._hands.room, self._hands.load
         while len(rows) and queue:
-            fullness, i, slots, name = queue[0]
-            n = min(len(rows), room[name], self._share - load[name])
+            length, i, worker = queue[0]
+            n = min(len(rows), room[worker.name], self._share - load[worker.name])
             if n <= 0:
                 heapq.heappop(queue)
-            elif load[name] / slots > fullness:
-                heapq.heapreplace(queue, (load[name] / slots, i, slots, name))
+            elif (now := _length(worker, load[worker.name])) > length:
+                heapq.heapreplace(queue, (now, i, worker))
             else:
-                self._hands.give(name, group.step, rows[:n])
+                self._hands.give(worker.name, group.step, rows[:n])
                 rows = rows[n:]
         return rows
+
+
+def _length(worker: WorkerView, held: int) -> tuple[int, float]:
+    """Of its queue, with ``held`` samples."""
+    return worker.pending(held), held / worker.slots
 
 
 def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> None:
     """Give a suspect to the least loaded worker that has none, or to nobody yet."""
     n, room = len(group.rows), hands.room
-    fitting = [w for w in workers if w.name not in hands.taken and (room[w.name] >= n or room[w.name] == w.slots)]
+    able = [w for w in workers if w.name not in hands.taken and room[w.name] > 0]
+    fitting = [w for w in able if room[w.name] >= n or hands.load[w.name] == 0]
     if fitting:
         name = min(fitting, key=lambda w: hands.load[w.name] / w.slots).name
         hands.give(name, group.step, group.rows[: min(n, room[name])])

@@ -16,8 +16,9 @@ Pure: queues in, moves out. Ties go to the first in the order of the view.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 PLATEAU_GAIN = 0.05
 """A batch is on the plateau when no larger one gave more than this above its throughput."""
@@ -60,36 +61,42 @@ def decide(workers: Sequence[QueueView], now: float = 0.0) -> list[Move]:
 
 
 def _move_pending(workers: Sequence[QueueView]) -> list[Move]:
-    queue = {w.name: w.pending for w in workers}
-    room = {w.name: w.slots - w.executing for w in workers if not w.pending and w.executing < w.slots}
-    moved: dict[tuple[str, str], int] = {}
-    while room:
-        source = max(queue, key=lambda name: queue[name])
-        if not queue[source]:
-            break
-        target = max(room, key=lambda name: room[name])
-        queue[source] -= 1
-        room[target] -= 1
+    """One by one, and O(log workers) each."""
+    longest = [(-w.pending, i) for i, w in enumerate(workers) if w.pending]
+    roomiest = [(w.executing - w.slots, i) for i, w in enumerate(workers) if not w.pending and w.executing < w.slots]
+    heapq.heapify(longest)
+    heapq.heapify(roomiest)
+    moved: dict[tuple[int, int], int] = {}
+    while longest and roomiest:
+        source, target = _take_one(longest), _take_one(roomiest)
         moved[source, target] = moved.get((source, target), 0) + 1
-        if not room[target]:
-            del room[target]
-    return [Move(source, target, count) for (source, target), count in moved.items()]
+    return [Move(workers[source].name, workers[target].name, count) for (source, target), count in moved.items()]
+
+
+def _take_one(heap: list[tuple[int, int]]) -> int:
+    """Whose (negative) count is the largest has one fewer; with none left it is gone."""
+    count, i = heap[0]
+    if count < -1:
+        heapq.heapreplace(heap, (count + 1, i))
+    else:
+        heapq.heappop(heap)
+    return i
 
 
 def _move_running(workers: Sequence[QueueView]) -> list[Move]:
     moves: list[Move] = []
-    left = {w.name: w for w in workers}
+    fullest = [(-w.executing, i) for i, w in enumerate(workers)]
+    heapq.heapify(fullest)
     for idle in workers:
         if idle.executing or idle.pending:
             continue
-        fullest = max(left.values(), key=lambda w: w.executing)
-        if fullest.plateau is None:
-            continue
-        count = min(fullest.executing - fullest.plateau, idle.slots)
+        executing, i = fullest[0]
+        source = workers[i]
+        count = 0 if source.plateau is None else min(-executing - source.plateau, idle.slots)
         if count <= 0:
             break
-        moves.append(Move(fullest.name, idle.name, count, running=True))
-        left[fullest.name] = replace(fullest, executing=fullest.executing - count)
+        moves.append(Move(source.name, idle.name, count, running=True))
+        heapq.heapreplace(fullest, (executing + count, i))
     return moves
 
 

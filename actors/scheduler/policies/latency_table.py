@@ -38,6 +38,8 @@ class LatencyTable:
     """Seconds of one decode step, float64[BATCHES, CONTEXTS]; NaN where nothing was measured."""
 
     seconds: np.ndarray
+    batches: np.ndarray
+    """Mean number of sequences in these steps, of the same shape; a row's power of two is only near it."""
 
     @property
     def empty(self) -> bool:
@@ -49,13 +51,29 @@ class LatencyTable:
         Between measured batches it is interpolated, beyond them it stays at the nearest; a context that has not been
         measured is taken as the nearest one that has.
         """
+        if self.empty:
+            return float("nan")
+        rows, column = self._measured(context_tokens)
+        return float(np.interp(np.log2(max(batch, 1.0)), rows, self.seconds[rows, column]))
+
+    def throughput(self, context_tokens: float) -> dict[int, float]:
+        """Measured batches → tokens/s, at the measured context that is nearest; empty while the table is.
+
+        One context for all of them: throughput falls as samples grow, which must not pass for a plateau.
+        """
+        if self.empty:
+            return {}
+        rows, column = self._measured(context_tokens)
+        batches = self.batches[rows, column]
+        rates = batches / self.seconds[rows, column]
+        return {round(batch): rate for batch, rate in zip(batches.tolist(), rates.tolist(), strict=True)}
+
+    def _measured(self, context_tokens: float) -> tuple[np.ndarray, int]:
+        """The rows that were measured in the column that is nearest to this context; of a table that is not empty."""
         known = ~np.isnan(self.seconds)
         columns = np.flatnonzero(known.any(axis=0))
-        if not len(columns):
-            return float("nan")
         column = int(columns[np.abs(columns - _column(context_tokens)).argmin()])
-        rows = np.flatnonzero(known[:, column])
-        return float(np.interp(np.log2(max(batch, 1.0)), rows, self.seconds[rows, column]))
+        return np.flatnonzero(known[:, column]), column
 
 
 class StepShape(NamedTuple):
@@ -87,35 +105,39 @@ class LatencyMeter:
     """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, int]] = {}
-        """Row and column → seconds, and of how many steps."""
+        self._cells: dict[tuple[int, int], tuple[float, int, float]] = {}
+        """Row and column → seconds, of how many steps, and their mean number of sequences."""
         self._table: LatencyTable | None = None
+        self.context_tokens = 0.0
+        """Mean length of the sequences of the newest step."""
 
     def add(self, step_s: float, shape: StepShape, prompt_tokens: float) -> None:
         """A worker's step, of prompts of about that length."""
         n = shape.sequences
-        if n == 0 or step_s <= 0.0 or shape.prefilled:
+        if n == 0:
             return
-        context = prompt_tokens + shape.generated / n
-        cell = _row(n), _column(context)
+        self.context_tokens = prompt_tokens + shape.generated / n
+        if step_s <= 0.0 or shape.prefilled:
+            return
+        cell = _row(n), _column(self.context_tokens)
         per_token_s = step_s * n / shape.tokens
-        before, steps = self._cells.get(cell, (per_token_s, 0))
+        before, steps, batch = self._cells.get(cell, (per_token_s, 0, float(n)))
         per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
-        per_token_s = before + max(_WEIGHT, 1.0 / (steps + 1)) * (per_token_s - before)
-        self._cells[cell] = per_token_s, steps + 1
+        weight = max(_WEIGHT, 1.0 / (steps + 1))
+        per_token_s = before + weight * (per_token_s - before)
+        self._cells[cell] = per_token_s, steps + 1, batch + weight * (n - batch)
         self._table = None
 
     @property
     def table(self) -> LatencyTable:
         if self._table is None:
-            seconds = np.full((BATCHES, CONTEXTS), np.nan)
-            for cell, (per_token_s, _) in self._cells.items():
-                seconds[cell] = per_token_s
-            self._table = LatencyTable(seconds)
+            table = self._table = LatencyTable(*np.full((2, BATCHES, CONTEXTS), np.nan))
+            for cell, (per_token_s, _, batch) in self._cells.items():
+                table.seconds[cell], table.batches[cell] = per_token_s, batch
         return self._table
 
 
-EMPTY: Final = LatencyTable(np.full((BATCHES, CONTEXTS), np.nan))
+EMPTY: Final = LatencyMeter().table
 
 
 def _row(batch: int) -> int:

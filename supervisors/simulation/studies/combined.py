@@ -198,7 +198,7 @@ class HybridJob:
             spot_price=setup.spot_price,
             least_samples=setup.micro_batch_responses,
         )
-        rules = Rules(self.staleness)
+        rules = Rules(self.staleness) if self.staleness else Rules(0, slack_s=0.0)  # nothing fills the time to spare
         cluster = CombinedCluster(machines, rules, lambda _: like.draw(), _ranked(self.ranker, self.seed), trace.events)
         return cluster.run(steps=steps, until_s=until_s)
 

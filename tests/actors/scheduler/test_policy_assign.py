@@ -88,13 +88,21 @@ def test_a_suspect_goes_whole_to_a_worker_that_holds_no_other() -> None:
     assert given_to(decide(view(held, groups(4)[3:]), 0.0), "a") == list(range(24, 32)), "innocent work goes on"
 
 
+def test_a_worker_that_rests_with_nothing_has_no_slot_and_gets_nothing() -> None:
+    fleet = [WorkerView("rests", 0, 0, 0), WorkerView("a", 0, 8, 0)]
+    assert given_to(decide(view(fleet, groups(1)), 0.0), "a") == list(range(8))
+    suspect = [GroupView(0, 0, np.arange(8, dtype=np.int32), moved=True, suspect=True)]
+    assert given_to(decide(view(fleet, suspect), 0.0), "a") == list(range(8))
+    assert decide(view(fleet[:1], suspect), 0.0) == []
+
+
 def test_a_message_holds_no_more_than_its_bound() -> None:
     decisions = decide(view([WorkerView("a", 0, 256, 0)], groups(4), message_samples=10), 0.0)
     assert [len(d.rows) for d in decisions] == [10, 10, 10, 2]
 
 
 @given(
-    st.lists(st.tuples(st.integers(-1, 4), st.integers(1, 20), st.integers(0, 20)), max_size=5),
+    st.lists(st.tuples(st.integers(-1, 4), st.integers(0, 20), st.integers(0, 20)), max_size=5),
     st.lists(st.tuples(st.integers(0, 5), st.integers(1, 8), st.booleans()), max_size=8),
     st.integers(0, 2),
 )

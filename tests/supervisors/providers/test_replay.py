@@ -65,7 +65,7 @@ def test_machines_come_and_go_when_the_trace_says_so() -> None:
                         provider)  # fmt: skip
         await replay.run()
         assert provider.said == [(0, "start", "a"), (5, "start", "b"), (8, "go", "a"), (30, "kill", "b")]
-        assert replay.counts() == {"started": 2, "noticed": 1, "killed": 1, "failed": 0}
+        assert replay.counts() == {"started": 2, "noticed": 1, "killed": 1, "failed": 0, "returned": 0}
 
     run(main())
 
@@ -94,17 +94,19 @@ def test_never_more_machines_than_the_target_and_the_next_one_offered_takes_a_fr
     run(main())
 
 
-def test_a_higher_target_takes_what_is_offered_at_once_and_a_lower_one_waits_for_ends() -> None:
+def test_a_higher_target_takes_what_is_offered_at_once_and_a_lower_one_gives_the_youngest_back_with_notice() -> None:
     async def main() -> None:
         provider = Recorded()
-        replay = Replay(trace((0, "up", "a"), (0, "up", "b"), (0, "up", "c"), (50, "kill", "a")), provider, target=1)
+        rows = [(0.0, "up", "a"), (0.0, "up", "b"), (0.0, "up", "c"), (12.0, "notice", "c"), (50.0, "kill", "a")]
+        replay = Replay(trace(*rows), provider, target=1, return_window_s=3.0)
         task = asyncio.create_task(replay.run())
         await asyncio.sleep(10)
         replay.aim(3)
         assert sorted(provider.running) == ["a", "b", "c"]
         replay.aim(1)
         await task
-        assert sorted(provider.running) == ["b", "c"]
+        assert provider.said[3:] == [(10, "go", "b"), (10, "go", "c"), (50, "kill", "a")]
+        assert replay.counts() == {"started": 3, "noticed": 0, "killed": 1, "failed": 0, "returned": 2}
 
     run(main())
 

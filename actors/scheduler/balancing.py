@@ -1,0 +1,127 @@
+"""Continuous balancing in a live job: samples leave workers that have too many for those that have too few.
+
+    worker table, latency tables ─▶ QueueView ─▶ policies.balance.decide ─▶ Move(source, target, count)
+    Move ─▶ which samples ─Revoke─▶ source: ends them between two steps ─▶ ABORTED rows, behind their last tokens
+                                            ledger: queued, with their tokens ─▶ policies.assign: the shortest queue
+
+Invariants
+- Nothing is generated twice: a sample is taken back in the ledger when its worker has said its last token of it, and
+  goes on elsewhere behind that token, after one prefill. One that ends meanwhile has ended.
+- Nothing is ordered twice: what is on its way counts at the target and no longer at the source, and is not picked.
+- Nothing is moved for ever: a sample that has been handed out ``balance_moves_max`` times stays where it is.
+- Only between workers that serve the newest version and load no other. Suspects stay where they are, and so do the
+  samples of steps for which workers are dedicated: there the lanes say who generates what.
+- Where a sample goes in the end is the assignment policy's choice, so all of its rules hold for what is moved too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.rollout.messages import Revoke
+from actors.scheduler.batch import SampleState
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.long_lanes import LongLanes
+from actors.scheduler.policies import balance
+from actors.scheduler.policies.balance import Move, QueueView
+from actors.scheduler.workers import Worker
+from transport.transport import SendOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class _OnItsWay:
+    """A move whose samples the source has been told to end."""
+
+    source: str
+    target: str
+    numbers: np.ndarray  # int64[n] assignments at the source
+
+
+class Balancing:
+    """Of one life of the scheduler. ``look`` as often as you like."""
+
+    def __init__(self, scope: JobScope, lanes: LongLanes) -> None:
+        self._scope = scope
+        self._lanes = lanes
+        self._moves: list[_OnItsWay] = []
+        self._looked_at_s = float("-inf")
+
+    def look(self, now: float) -> None:
+        """Order the moves that the policy asks for, at most once in ``balance_interval_s``."""
+        if now - self._looked_at_s < self._scope.limits.balance_interval_s:
+            return
+        self._looked_at_s = now
+        self._forget_what_has_left()
+        workers = self._serving(now)
+        if len(workers) > 1:
+            for move in balance.decide(self._queues(workers), now):
+                self._order(move)
+
+    def _serving(self, now: float) -> list[Worker]:
+        suspects = self._scope.ledger.workers_with_suspects()
+        there = self._scope.workers.by_name.values()
+        newest = max((worker.policy_version for worker in there), default=-1)
+        return [
+            worker
+            for worker in there
+            if worker.policy_version == newest >= 0
+            and worker.pulling_version < 0
+            and now >= worker.resting_until_s
+            and worker.name not in suspects
+        ]
+
+    def _forget_what_has_left(self) -> None:
+        ledger = self._scope.ledger
+        there = ((move, ledger.live(move.source, move.numbers)) for move in self._moves)
+        self._moves = [_OnItsWay(move.source, move.target, left) for move, left in there if len(left)]
+
+    def _queues(self, workers: list[Worker]) -> list[QueueView]:
+        held = {worker.name: worker.in_flight for worker in self._scope.workers.by_name.values()}
+        for move in self._moves:
+            held[move.source] = held.get(move.source, 0) - len(move.numbers)
+            held[move.target] = held.get(move.target, 0) + len(move.numbers)
+        some_idle = not all(held[worker.name] for worker in workers)  # the plateau is asked for then, and only then
+        return [
+            QueueView(
+                worker.name,
+                pending=max(0, held[worker.name] - worker.runs),
+                executing=min(held[worker.name], worker.runs),
+                slots=worker.runs,
+                plateau=_plateau(worker) if some_idle and held[worker.name] else None,
+            )
+            for worker in workers
+        ]
+
+    # ------------------------------------------------------------ acts
+
+    def _order(self, move: Move) -> None:
+        scope, worker = self._scope, self._scope.workers.by_name[move.source]
+        numbers = self._pick(worker, move.count, running=move.running)
+        if not len(numbers):
+            return
+        order = Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers)
+        if scope.tell(worker.address, order) is SendOutcome.QUEUED:
+            self._moves.append(_OnItsWay(move.source, move.target, numbers))
+            fields = {"samples": len(numbers), "running": int(move.running)}
+            scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
+
+    def _pick(self, worker: Worker, count: int, *, running: bool) -> np.ndarray:
+        """int64[<= count]: of those that run, the ones with the fewest tokens; of the pending, the last in line."""
+        ledger, wanted = self._scope.ledger, SampleState.STREAMING if running else SampleState.ASSIGNED
+        told = [np.empty(0, np.int64), *(move.numbers for move in self._moves)]
+        numbers = np.setdiff1d(ledger.in_flight(worker.name), np.concatenate(told))
+        found: list[tuple[int, int]] = []
+        for step, rows in ledger.located(worker.name, numbers).items():
+            batch = ledger.batches[step]
+            if not self._lanes.dedicated(step):
+                may = (batch.state[rows] == wanted) & (batch.attempts[rows] < self._scope.limits.balance_moves_max)
+                of = batch.assignment[rows[may]]
+                found += zip((batch.length[rows[may]] if running else -of).tolist(), of.tolist(), strict=True)
+        return np.array([number for _, number in sorted(found)[:count]], np.int64)
+
+
+def _plateau(worker: Worker) -> int | None:
+    """At the context that its sequences have now."""
+    return balance.plateau(worker.latency.table.throughput(worker.latency.context_tokens))
