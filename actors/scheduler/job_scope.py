@@ -90,8 +90,6 @@ class JobScope:
             raise NotAccepted(f"this scheduler serves job {self.name!r}, not {job!r}")
 
     def speaker(self, name: str, sender: ActorAddress | None = None) -> Worker | None:
-        """The worker of that name, unless the message comes from another life of it; ``sender``: of one of a batch."""
+        """The worker of that name, if it is who speaks, in its present life; ``sender``: of one of a batch."""
         worker, sender = self.workers.by_name.get(name), sender or self.ctx.sender
-        if worker is None or (sender is not None and sender.peer != worker.address.peer):
-            return None
-        return worker
+        return worker if worker is not None and sender is not None and sender.peer == worker.address.peer else None

@@ -57,7 +57,7 @@ from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
 from actors.trainer.consumption import consumption
-from actors.trainer.errors import LeaseChanged, TrainingDiverged
+from actors.trainer.errors import CheckpointCorrupt, LeaseChanged, TrainingDiverged
 from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
@@ -321,6 +321,10 @@ class Trainer(Actor):
         if path is None:
             return
         state = await self.ctx.run_blocking(checkpoint.read, path)
+        if state.job != self._job.name:
+            raise CheckpointCorrupt(
+                f"{path}: a checkpoint of job {state.job!r}, expected {self._job.name!r}; resume from one of its own"
+            )
         await self._bounded(
             self._backend.load(path / checkpoint.TRAINER_DIRECTORY), self.ctx.limits.checkpoint_timeout_s
         )

@@ -71,6 +71,19 @@ def test_the_start_up_of_whoever_delivers_prompts_is_no_part_of_the_first_step(i
     in_world(scenario)
 
 
+def test_nobody_speaks_for_a_worker_but_its_present_life(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start(workers=1)
+        news = m.WorkerVersion(job="j", worker="rollout-0", policy_version=99, pull_s=0.0, pull_bytes=0)
+        await world.until(lambda: "rollout-0" in world.scheduler._workers.by_name)
+        world.systems["head"].ref(world.scheduler_at).tell(news)  # without a sender
+        world.systems["rewards"].ref(world.scheduler_at).tell(news)
+        await finish(world)
+        assert world.scheduler._workers.by_name["rollout-0"].policy_version < 99
+
+    in_world(scenario)
+
+
 def test_prompts_are_read_as_soon_as_somebody_delivers_them(in_world: InWorld) -> None:
     """Not when the job would have looked again, which after half a minute is seconds apart."""
 

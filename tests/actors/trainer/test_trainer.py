@@ -464,6 +464,25 @@ def test_a_corrupt_checkpoint_stops_the_start_and_names_the_file(tmp_path: Path)
     assert str(file) in str(caught.value) or str(file) in str(caught.value.__cause__)
 
 
+def test_a_checkpoint_of_another_job_stops_the_start_and_names_both(tmp_path: Path) -> None:
+    run_to_end(World(tmp_path))
+    file = checkpoint.checkpoint_path(tmp_path, 3) / checkpoint.STATE_FILE
+    state = msgspec.json.decode(file.read_bytes())
+    file.write_bytes(msgspec.json.encode(state | {"job": "another"}))
+
+    async def main() -> None:
+        world = World(tmp_path)
+        try:
+            await world.start()
+        finally:
+            await world.system.stop()
+
+    with pytest.raises(Exception, match="trainer") as caught:
+        run_simulated(main())
+    told = f"{caught.value} {caught.value.__cause__}"
+    assert "a checkpoint of job 'another', expected 'j'" in told
+
+
 def test_spans_show_waiting_training_publishing_and_the_checkpoint(tmp_path: Path) -> None:
     world = World(tmp_path)
     run_to_end(world)
