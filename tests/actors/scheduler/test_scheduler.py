@@ -76,9 +76,9 @@ def test_nobody_speaks_for_a_worker_but_its_present_life(in_world: InWorld) -> N
         await world.start(workers=1)
         news = m.WorkerVersion(job="j", worker="rollout-0", policy_version=99, pull_s=0.0, pull_bytes=0)
         await world.until(lambda: "rollout-0" in world.scheduler._workers.by_name)
-        world.systems["head"].ref(world.scheduler_at).tell(news)  # without a sender
-        world.systems["rewards"].ref(world.scheduler_at).tell(news)
-        await finish(world)
+        world.systems["head"].ref(world.scheduler_at).tell(news)  # nobody is the sender
+        world.systems["rewards"].ref(world.scheduler_at).tell(news)  # nor does its process
+        await asyncio.sleep(0.01)  # less than the worker takes to load a version and to say so
         assert world.scheduler._workers.by_name["rollout-0"].policy_version < 99
 
     in_world(scenario)
