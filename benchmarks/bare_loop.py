@@ -35,7 +35,7 @@ from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.causal_lm import ResponseLogits, load_model
 from actors.trainer.backends.flat import FlatParameters
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.losses import token_logprobs, token_losses
+from actors.trainer.losses import token_losses
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -208,13 +208,13 @@ class Learner:
 
     def _accumulate(self, batch: MicroBatch) -> None:
         where = batch.loss_weight != 0
-        logits, targets = self._logits(batch, where)
-        new, _ = token_logprobs(logits, targets, self._loss.temperature)
+        predicted = self._logits(batch, where)
+        new, _ = predicted.logprobs(self._loss.temperature)
         behaviour, advantages = (
             torch.from_numpy(batch.behaviour_logprobs[where]),
             torch.from_numpy(batch.advantages[where]),
         )
-        fresh = torch.zeros_like(targets, dtype=torch.bool)
+        fresh = torch.zeros_like(predicted.targets, dtype=torch.bool)
         token_losses(new, behaviour, advantages, fresh, None, self._loss).loss.sum().backward()  # type: ignore[no-untyped-call]
         self._flat.collect_gradients()
 

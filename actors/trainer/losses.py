@@ -116,55 +116,58 @@ class TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: torch.autograd.function.FunctionCtx, logits: Tensor, targets: Tensor, temperature: float
+        ctx: torch.autograd.function.FunctionCtx, logits: Tensor, rows: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        n, vocabulary = logits.shape
-        logprobs = torch.empty(n, dtype=torch.float32, device=logits.device)
-        entropies = torch.empty_like(logprobs)
-        normalisers = torch.empty_like(logprobs)
-        rows = max(1, TokenLogprobs.BLOCK_ELEMENTS // vocabulary)
-        for start in range(0, n, rows):
-            block = slice(start, start + rows)
-            scaled = logits[block].float()
-            if temperature != 1.0:
-                scaled = scaled / temperature
+        count, vocabulary = logits.shape
+        normalisers = torch.empty(count, dtype=torch.float32, device=logits.device)
+        entropies = torch.empty_like(normalisers)
+        block_rows = max(1, TokenLogprobs.BLOCK_ELEMENTS // vocabulary)
+        for start in range(0, count, block_rows):
+            block = slice(start, start + block_rows)
+            scaled = logits[block].float() / temperature
             normaliser = torch.logsumexp(scaled, dim=-1)
-            logprobs[block] = scaled.gather(-1, targets[block, None]).squeeze(-1) - normaliser
             probabilities = torch.exp(scaled - normaliser[:, None])
             # -inf logits (tokens a model masks) have probability 0 and no share of the entropy
             finite = torch.nan_to_num(scaled, neginf=0.0)
             entropies[block] = normaliser - torch.einsum("nv,nv->n", probabilities, finite)
             normalisers[block] = normaliser
-        ctx.save_for_backward(logits, targets, normalisers)
+        logprobs = logits[rows, targets].float() / temperature - normalisers[rows]
+        ctx.save_for_backward(logits, rows, targets, normalisers)
         ctx.temperature = temperature  # type: ignore[attr-defined]
-        ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        token_entropies = entropies[rows]
+        ctx.mark_non_differentiable(token_entropies)
+        return logprobs, token_entropies
 
     @staticmethod
     def backward(  # type: ignore[override]
         ctx: torch.autograd.function.FunctionCtx, grad_logprobs: Tensor, _grad_entropies: Tensor
-    ) -> tuple[Tensor, None, None]:
-        logits, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
+    ) -> tuple[Tensor, None, None, None]:
+        logits, rows, targets, normalisers = ctx.saved_tensors  # type: ignore[attr-defined]
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         grad = torch.empty_like(logits)
-        rows = max(1, TokenLogprobs.BLOCK_ELEMENTS // logits.shape[1])
-        for start in range(0, logits.shape[0], rows):
-            block = slice(start, start + rows)
-            scale = (grad_logprobs[block] / temperature)[:, None]
-            scaled = logits[block].float()
-            if temperature != 1.0:
-                scaled = scaled / temperature
-            part = torch.exp(scaled - normalisers[block, None]).mul_(-scale)
-            part.scatter_add_(-1, targets[block, None], scale)
+        scale = grad_logprobs / temperature
+        row_scale = torch.zeros_like(normalisers).index_put_((rows,), scale, accumulate=True)
+        block_rows = max(1, TokenLogprobs.BLOCK_ELEMENTS // logits.shape[1])
+        for start in range(0, logits.shape[0], block_rows):
+            block = slice(start, start + block_rows)
+            part = torch.exp(logits[block].float() / temperature - normalisers[block, None])
+            part.mul_(-row_scale[block, None])
+            here = (rows >= start) & (rows < start + block_rows)
+            part.index_put_((rows[here] - start, targets[here]), scale[here], accumulate=True)
             grad[block] = part.to(logits.dtype)
-        return grad, None, None
+        return grad, None, None, None
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] given ``logits`` [n, V] and a temperature.
+def token_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, rows: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(log-probabilities, entropies), float32[n], of ``targets`` int64[n] under ``logits`` [u, V] and a temperature.
 
-    Temperature 0 is greedy decoding, whose distribution has no gradient: the distribution at 1 is used instead.
-    Only the log-probabilities carry gradient.
+    ``rows`` int64[n] names the row of logits that predicts each target, for several may share one; by default it is
+    row i for target i. Temperature 0 is greedy decoding, whose distribution has no gradient: the distribution at 1 is
+    used instead. Only the log-probabilities carry gradient.
     """
-    result = TokenLogprobs.apply(logits, targets, temperature if temperature > 0 else 1.0)
+    if rows is None:
+        rows = torch.arange(targets.shape[0], device=targets.device)
+    result = TokenLogprobs.apply(logits, rows, targets, temperature if temperature > 0 else 1.0)
     return result[0], result[1]  # type: ignore[index]

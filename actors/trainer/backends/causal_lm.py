@@ -1,6 +1,6 @@
 """Any Hugging Face causal LM, asked only for the log-probabilities of response tokens.
 
-    MicroBatch ─ layout ─▶ ids[R, L] ─ decoder ─▶ hidden[R, L, H] ─ rows that predict ─▶ [N, H] ─ head ─▶ logits[N, V]
+    MicroBatch ─ layout ─▶ ids[R, L] ─ decoder ─▶ hidden[R, L, H] ─ rows that predict ─▶ [U, H] ─ head ─▶ logits[U, V]
 
 The rows are picked by a hook in front of the output embedding: the prompt and the padding never meet the vocabulary,
 and whatever a model does to its logits afterwards (scaling, soft caps) still happens. In a padded layout padding comes
@@ -9,6 +9,7 @@ last, so causal attention alone keeps it away from every token that counts, and 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.backends.packing import Layout, choose, packed, padded, plan_blocks
 from actors.trainer.backends.rms_norm import replace_rms_norms
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
+from actors.trainer.losses import token_logprobs
 
 
 def load_model(path: Path, spec: BackendSpec) -> nn.Module:
@@ -59,6 +61,19 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedLogits:
+    """What the log-probabilities of N tokens are computed from. Siblings that said the same share a row."""
+
+    logits: Tensor  # [U, V]
+    rows: Tensor  # int64[N], the row of ``logits`` that predicts each token
+    targets: Tensor  # int64[N]
+
+    def logprobs(self, temperature: float) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies), float32[N]."""
+        return token_logprobs(self.logits, self.targets, temperature, self.rows)
+
+
 class ResponseLogits:
     """Calls a causal LM for logits at chosen positions. ``may_pack``: it was seen to obey a packed row's mask."""
 
@@ -78,15 +93,16 @@ class ResponseLogits:
         hidden = args[0]
         return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self._rows)[None],)
 
-    def __call__(self, batch: MicroBatch, predicted: np.ndarray) -> tuple[Tensor, Tensor]:
-        """(logits [N, V], targets int64[N]) for the N positions where ``predicted`` bool[B, T] holds, in row order."""
+    def __call__(self, batch: MicroBatch, predicted: np.ndarray) -> PredictedLogits:
+        """For the N positions where ``predicted`` bool[B, T] holds, in row order."""
         check_batch(batch, predicted)
         layout = choose(batch, predicted, hidden=self._hidden, may_pack=self.may_pack)
         targets = torch.from_numpy(batch.input_ids[predicted].astype(np.int64)).to(self._device)
-        return self.forward(layout), targets
+        rows = torch.from_numpy(layout.row_of).to(self._device)
+        return PredictedLogits(logits=self.forward(layout), rows=rows, targets=targets)
 
     def forward(self, layout: Layout) -> Tensor:
-        """Logits [N, V] of the layout's predicting positions."""
+        """Logits [U, V] of the layout's predicting positions."""
         extra: dict[str, Tensor] = {}
         if layout.mask is not None and layout.position_ids is not None:
             extra["attention_mask"] = torch.from_numpy(layout.mask).to(self._device)
@@ -108,9 +124,9 @@ class ResponseLogits:
             return False
         example, predicted = probe_batch(int(config.vocab_size))
         with torch.no_grad():
-            expected = self.forward(padded(example, predicted)).float()
+            expected = self._per_token(padded(example, predicted))
             try:
-                actual = self.forward(packed(example, predicted, [tuple(plan_blocks(example))])).float()
+                actual = self._per_token(packed(example, predicted, [tuple(plan_blocks(example))]))
             except (TypeError, ValueError, RuntimeError, IndexError):
                 return False
         # the spread of an honest model's logits is about 1; half precision rounds in the second digit
@@ -118,15 +134,22 @@ class ResponseLogits:
         scale = max(1.0, expected.abs().max().item())
         return bool((expected - actual).abs().max().item() < tolerance * scale)
 
+    def _per_token(self, layout: Layout) -> Tensor:
+        return self.forward(layout).float()[torch.from_numpy(layout.row_of).to(self._device)]
+
     def _full_precision(self) -> bool:
         return next(self.model.parameters()).dtype == torch.float32
 
 
 def probe_batch(vocabulary: int) -> tuple[MicroBatch, np.ndarray]:
-    """Three siblings of one prompt and one of another: enough to see leaks between responses, and wrong positions."""
+    """Three siblings of one prompt, two of which begin alike, and one of another prompt.
+
+    Enough to see leaks between responses and between branches of one, and wrong positions.
+    """
     rng = np.random.default_rng(0)
     ids = rng.integers(0, vocabulary, (4, 12)).astype(np.int32)
     ids[1:3, :5] = ids[0, :5]
+    ids[2, 5:8] = ids[0, 5:8]
     lengths, prompts = np.array([12, 9, 11, 12], dtype=np.int32), np.array([5, 5, 5, 3], dtype=np.int32)
     zeros = np.zeros(ids.shape, dtype=np.float32)
     batch = MicroBatch(

@@ -1,17 +1,18 @@
-"""How the sequences of a micro-batch are laid out for the forward pass: padded, or with shared prompts computed once.
+"""How the sequences of a micro-batch are laid out for the forward pass: padded, or what siblings share computed once.
 
     padded   [ prompt | response 1 | pad ]         every sibling carries the prompt
              [ prompt | response 2       ]
 
-    packed   [ prompt A | response 1 | response 2 | prompt B | response 3 ]
-             [ prompt C | response 4 | response 5 | response 6      | pad ]
-             positions begin anew at every prompt and go on from it in every response; a mask shows each response its
-             own prompt and itself, and nothing else
+    packed   [ prompt A | a b c d | e f | x y | prompt B | ... ]        responses  a b c d   a b e f   x y  of prompt A
+             [ prompt C | ...                            | pad ]
+             a group is a tree in preorder: a token stands once for all siblings that have said the same up to it;
+             a mask shows each token the path that leads to it, and nothing else; positions count along the path
 
-Siblings of a group have the same prompt, so a packed row saves g - 1 prompts of compute, and groups that are laid into
-rows of about equal length save most of the padding, in exchange for attention over longer rows. Which is cheaper
-depends on the lengths; ``choose`` decides by counting. Both layouts give the same log-probabilities: the hidden state
-that predicts a token sees exactly the same tokens.
+Siblings of a group have the same prompt, and the more certain the policy, the longer they say the same: a packed row
+saves all but one copy of that. Groups that are laid into rows of about equal length save most of the padding, in
+exchange for attention over longer rows. Which is cheaper depends on the lengths; ``choose`` decides by counting. Both
+layouts give the same log-probabilities: the hidden state that predicts a token sees exactly the same tokens.
+Source of the tree: AReaL's tree training of agents, whose turns share their history; here siblings share theirs.
 
 The last token of a response predicts nothing that is asked for, so neither layout computes it.
 """
@@ -33,10 +34,11 @@ BLOCKS_A_ROW = (2, 3, 4, 6, 8)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What the model is given. R rows of L positions, N predicted tokens."""
+    """What the model is given. R rows of L positions, N predicted tokens, U positions that predict one or more."""
 
     input_ids: np.ndarray  # int64[R, L]
-    rows: np.ndarray  # int64[N], index into [R * L] of the hidden state that predicts each token, in row-major order
+    rows: np.ndarray  # int64[U], ascending: index into [R * L] of the hidden states that predict
+    row_of: np.ndarray  # int64[N], index into ``rows`` for each predicted token, tokens in row-major order
     position_ids: np.ndarray | None = None  # int64[R, L]
     mask: np.ndarray | None = None
     """bool[R, 1, L, L], True where position i may see position j. None: causal."""
@@ -44,16 +46,18 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Sequences of the batch that lie behind their common prompt."""
+    """Sequences of the batch that lie behind their common prompt, in the order of their tokens."""
 
     prompt_tokens: int
     members: tuple[int, ...]
     response_tokens: tuple[int, ...]
     """Without the last token of each."""
+    shared_tokens: tuple[int, ...]
+    """Of those, how many at the front are the same as the member's before; 0 for the first."""
 
     @property
     def length(self) -> int:
-        return self.prompt_tokens + sum(self.response_tokens)
+        return self.prompt_tokens + sum(self.response_tokens) - sum(self.shared_tokens)
 
 
 Row = tuple[Block, ...]
@@ -64,7 +68,9 @@ def padded(batch: MicroBatch, predicted: np.ndarray) -> Layout:
     """One sequence a row. ``predicted`` bool[B, T] says which tokens are asked for."""
     width = max(1, batch.input_ids.shape[1] - 1)
     row, t = np.nonzero(predicted)
-    return Layout(input_ids=batch.input_ids[:, :width].astype(np.int64), rows=row * width + t - 1)
+    return Layout(
+        input_ids=batch.input_ids[:, :width].astype(np.int64), rows=row * width + t - 1, row_of=np.arange(row.size)
+    )
 
 
 def plan_blocks(batch: MicroBatch) -> list[Block]:
@@ -74,23 +80,39 @@ def plan_blocks(batch: MicroBatch) -> list[Block]:
         by_prompt.setdefault(batch.input_ids[row, :p].tobytes(), []).append(row)
     blocks: list[Block] = []
     for members in by_prompt.values():
-        p = int(batch.prompt_lengths[members[0]])
-        current: list[int] = []
-        used = p
-        for member in members:
-            size = max(0, int(batch.lengths[member]) - p - 1)
-            if current and used + size > ROW_TOKENS_MAX:
-                blocks.append(_block(batch, p, current))
-                current, used = [], p
-            current.append(member)
-            used += size
-        blocks.append(_block(batch, p, current))
+        blocks.extend(_plan_group(batch, members))
     return blocks
 
 
-def _block(batch: MicroBatch, p: int, members: list[int]) -> Block:
-    sizes = tuple(max(0, int(batch.lengths[member]) - p - 1) for member in members)
-    return Block(prompt_tokens=p, members=tuple(members), response_tokens=sizes)
+def _plan_group(batch: MicroBatch, members: list[int]) -> list[Block]:
+    """Neighbours in the order of their tokens share the most, so each needs to be compared with one other only."""
+    p = int(batch.prompt_lengths[members[0]])
+    responses = {m: batch.input_ids[m, p : max(p, int(batch.lengths[m]) - 1)].tolist() for m in members}
+    blocks: list[Block] = []
+    current: list[tuple[int, int, int]] = []
+    used, before = p, list[int]()
+    for member in sorted(members, key=lambda m: (responses[m], m)):
+        tokens = responses[member]
+        shared = _common_prefix(before, tokens)
+        if current and used + len(tokens) - shared > ROW_TOKENS_MAX:
+            blocks.append(_block(p, current))
+            current, used, shared = [], p, 0
+        current.append((member, len(tokens), shared))
+        used += len(tokens) - shared
+        before = tokens
+    return [*blocks, _block(p, current)]
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    for n, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return n
+    return min(len(a), len(b))
+
+
+def _block(p: int, members: list[tuple[int, int, int]]) -> Block:
+    rows, sizes, shared = zip(*members, strict=True)
+    return Block(prompt_tokens=p, members=rows, response_tokens=sizes, shared_tokens=shared)
 
 
 def plan_rows(blocks: list[Block], hidden: int) -> list[Row]:
@@ -130,36 +152,50 @@ def packed(batch: MicroBatch, predicted: np.ndarray, plan: list[Row]) -> Layout:
     width = _width(plan)
     shape = (len(plan), width)
     ids, positions = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-    # numbered within a row, -1 is padding; a root is the segment of the prompt that a position may see
-    segments, roots = np.full(shape, -1, dtype=np.int32), np.full(shape, -1, dtype=np.int32)
+    # where the tree below a position ends; padding is a tree of its own, so that it sees itself
+    ends = np.tile(np.arange(1, width + 1), (len(plan), 1))
     source = np.zeros(batch.input_ids.shape, dtype=np.int64)
     for r, row in enumerate(plan):
-        start = segment = 0
+        start = 0
         for block in row:
-            p, root, first = block.prompt_tokens, segment, start
-            end = start + p
-            ids[r, start:end] = batch.input_ids[block.members[0], :p]
-            positions[r, start:end] = np.arange(p)
-            segments[r, start:end] = root
-            roots[r, start : start + block.length] = root
-            for member, size in zip(block.members, block.response_tokens, strict=True):
-                start, end, segment = end, end + size, segment + 1
-                ids[r, start:end] = batch.input_ids[member, p : p + size]
-                positions[r, start:end] = np.arange(p, p + size)
-                segments[r, start:end] = segment
-                source[member, p] = r * width + first + p - 1
-                source[member, p + 1 : p + 1 + size] = np.arange(r * width + start, r * width + end)
-            start, segment = end, segment + 1
-    return Layout(input_ids=ids, rows=source[predicted], position_ids=positions, mask=_mask(segments, roots))
+            _lay_out(batch, block, start, ids[r], positions[r], ends[r], source)
+            source[list(block.members)] += r * width
+            start += block.length
+    rows, row_of = np.unique(source[predicted], return_inverse=True)
+    return Layout(input_ids=ids, rows=rows, row_of=row_of, position_ids=positions, mask=_mask(ends))
 
 
-def _mask(segments: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """Position i sees its prompt and its own segment, up to itself. Padding sees itself, so that no row is empty."""
-    width = segments.shape[1]
-    earlier = np.tril(np.ones((width, width), dtype=np.bool_))
-    key = segments[:, None, :]
-    visible = (key == segments[:, :, None]) | (key == roots[:, :, None])
-    return (visible & earlier | np.eye(width, dtype=np.bool_))[:, None]
+def _lay_out(
+    batch: MicroBatch,
+    block: Block,
+    start: int,
+    ids: np.ndarray,
+    positions: np.ndarray,
+    ends: np.ndarray,
+    source: np.ndarray,
+) -> None:
+    """Write one block from ``start`` on into a row [L], and into ``source`` which position of it predicts a token."""
+    p, end = block.prompt_tokens, start + block.prompt_tokens
+    ids[start:end] = batch.input_ids[block.members[0], :p]
+    positions[start:end] = np.arange(p)
+    path = np.empty(0, dtype=np.int64)  # where the tokens of the member before stand
+    for member, size, shared in zip(block.members, block.response_tokens, block.shared_tokens, strict=True):
+        ends[path[shared:]] = end  # the branch that this member does not take
+        path = np.concatenate([path[:shared], np.arange(end, end + size - shared)])
+        new = path[shared:]
+        ids[new] = batch.input_ids[member, p + shared : p + size]
+        positions[new] = np.arange(p + shared, p + size)
+        source[member, p] = start + p - 1
+        source[member, p + 1 : p + 1 + size] = path
+        end += size - shared
+    ends[start : start + p] = end
+    ends[path] = end
+
+
+def _mask(ends: np.ndarray) -> np.ndarray:
+    """Position i sees position j where i lies in the tree below j, j itself included."""
+    i = np.arange(ends.shape[1])
+    return ((i[:, None] >= i) & (i[:, None] < ends[:, None, :]))[:, None]
 
 
 def choose(batch: MicroBatch, predicted: np.ndarray, *, hidden: int, may_pack: bool) -> Layout:

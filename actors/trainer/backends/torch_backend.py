@@ -30,7 +30,7 @@ from actors.trainer.backends.flat import FlatParameters
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
-from actors.trainer.losses import token_logprobs, token_losses
+from actors.trainer.losses import token_losses
 from actors.weights.memory import SegmentWriter
 from actors.weights.messages import Manifest
 
@@ -171,15 +171,14 @@ class _Core:
         where = response_positions(batch)
         result = np.zeros(batch.input_ids.shape, dtype=np.float32)
         with torch.no_grad():
-            logits, targets = source(batch, where)
-            result[where] = token_logprobs(logits, targets, temperature)[0].cpu().numpy()
+            result[where] = source(batch, where).logprobs(temperature)[0].cpu().numpy()
         return result
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         where = batch.loss_weight != 0
-        logits, targets = self._logits(batch, where)
-        new, entropy = token_logprobs(logits, targets, loss.temperature)
-        stale = torch.ones_like(targets, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where)
+        predicted = self._logits(batch, where)
+        new, entropy = predicted.logprobs(loss.temperature)
+        stale = torch.ones_like(new, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where)
         reference = None if batch.reference_logprobs is None else self._at(batch.reference_logprobs, where)
         behaviour, advantages = self._at(batch.behaviour_logprobs, where), self._at(batch.advantages, where)
         losses = token_losses(new, behaviour, advantages, stale, reference, loss)

@@ -175,6 +175,22 @@ def test_blocks_of_rows_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(whole_gradient, parts_gradient, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("block_elements", [1 << 24, 10])
+def test_tokens_that_share_a_row_of_logits_get_what_a_row_each_would_give(
+    monkeypatch: pytest.MonkeyPatch, block_elements: int
+) -> None:
+    monkeypatch.setattr(TokenLogprobs, "BLOCK_ELEMENTS", block_elements)
+    torch.manual_seed(0)
+    logits, targets, weight = torch.randn(4, 5, requires_grad=True), torch.randint(0, 5, (9,)), torch.randn(9)
+    rows = torch.tensor([0, 3, 1, 0, 2, 3, 3, 1, 0])
+    shared = token_logprobs(logits, targets, 0.7, rows)
+    (gradient,) = torch.autograd.grad((shared[0] * weight).sum(), logits)
+    apart = token_logprobs(logits[rows], targets, 0.7)
+    (expected,) = torch.autograd.grad((apart[0] * weight).sum(), logits)
+    torch.testing.assert_close(shared, apart)
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_tokens_that_a_model_masks_leave_the_entropy_finite() -> None:
     logits = torch.tensor([[0.0, 0.0, -math.inf]])
     logprobs, entropy = token_logprobs(logits, torch.tensor([1]), 1.0)

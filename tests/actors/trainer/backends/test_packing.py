@@ -1,4 +1,4 @@
-"""Packed rows compute shared prompts once, and change nothing else."""
+"""Packed rows compute once what siblings share, and change nothing else."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends import packing
@@ -17,8 +19,8 @@ from actors.trainer.batching import TrainSample, pad
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 
-def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0) -> MicroBatch:
-    """Groups as (prompt tokens, response tokens of each sibling)."""
+def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0, *, vocabulary: int = 96) -> MicroBatch:
+    """Groups as (prompt tokens, response tokens of each sibling). A small vocabulary makes siblings alike."""
     rng = np.random.default_rng(seed)
     samples: list[TrainSample] = []
     for prompt, (p, responses) in enumerate(groups):
@@ -29,7 +31,7 @@ def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0) -> MicroBatch:
                     prompt=prompt,
                     sibling=sibling,
                     prompt_ids=prompt_ids,
-                    tokens=rng.integers(3, 99, r).astype(np.int32),
+                    tokens=rng.integers(3, 3 + vocabulary, r).astype(np.int32),
                     logprobs=np.full(r, -4.6, np.float32),
                     stale=np.zeros(r, np.bool_),
                     advantage=float(rng.normal()),
@@ -52,20 +54,90 @@ def all_in_one_row(batch: MicroBatch) -> list[Row]:
 def test_siblings_share_one_block_and_the_last_tokens_are_left_out() -> None:
     batch = batch_of(EXAMPLE)
     blocks = plan_blocks(batch)
-    assert [(block.prompt_tokens, block.members, block.response_tokens) for block in blocks] == [
-        (6, (0, 1, 2), (2, 0, 3)),
-        (2, (3,), (4,)),
-        (4, (4, 5), (0, 0)),
+    assert [
+        (block.prompt_tokens, sorted(zip(block.members, block.response_tokens, strict=True))) for block in blocks
+    ] == [
+        (6, [(0, 2), (1, 0), (2, 3)]),
+        (2, [(3, 4)]),
+        (4, [(4, 0), (5, 0)]),
+    ]
+    assert [block.length for block in blocks] == [11, 6, 4]
+
+
+def written(responses: list[list[int]], prompt: tuple[int, ...] = (50, 51)) -> MicroBatch:
+    """One group whose siblings say exactly this."""
+    return pad(
+        [
+            TrainSample(
+                prompt=0,
+                sibling=sibling,
+                prompt_ids=np.array(prompt, np.int32),
+                tokens=np.array(tokens, np.int32),
+                logprobs=np.full(len(tokens), -1.0, np.float32),
+                stale=np.zeros(len(tokens), np.bool_),
+                advantage=1.0,
+            )
+            for sibling, tokens in enumerate(responses)
+        ]
+    )
+
+
+def test_siblings_that_begin_alike_share_what_they_have_in_common() -> None:
+    batch = written([[7, 8, 9, 1], [7, 8, 4, 5, 1], [7, 8, 9, 2], [6, 1]])
+    (block,) = plan_blocks(batch)
+    assert block.length == 2 + len([6, 7, 8, 4, 5, 9])
+    layout = packed(batch, response_positions(batch), [(block,)])
+    assert layout.input_ids.tolist() == [[50, 51, 6, 7, 8, 4, 5, 9]]
+    assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 2, 3, 4, 5, 4]]
+    assert layout.rows[layout.row_of].tolist() == [1, 3, 4, 7, 1, 3, 4, 5, 6, 1, 3, 4, 7, 1, 2]
+    assert layout.rows.size == 7, "the output embedding sees a position once, whoever asks for it"
+    assert layout.mask is not None
+    assert layout.mask[0, 0].astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 1, 0, 0, 0, 0],
+        [1, 1, 0, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 1, 1, 0, 0],
+        [1, 1, 0, 1, 1, 1, 1, 0],
+        [1, 1, 0, 1, 1, 0, 0, 1],  # the branch goes on from 7 8 and sees nothing of 4 5
     ]
 
 
+@settings(max_examples=200)
+@given(
+    groups=st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.integers(1, 7), min_size=1, max_size=6)), min_size=1, max_size=4
+    ),
+    seed=st.integers(0, 1000),
+    rows=st.integers(1, 3),
+    row_tokens_max=st.sampled_from([8, 2048]),
+)
+def test_every_token_is_predicted_from_exactly_the_tokens_before_it(
+    groups: list[tuple[int, list[int]]], seed: int, rows: int, row_tokens_max: int
+) -> None:
+    batch = batch_of(groups, seed, vocabulary=2)
+    where = response_positions(batch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "ROW_TOKENS_MAX", row_tokens_max)
+        blocks = plan_blocks(batch)
+    layout = packed(batch, where, [tuple(blocks[r::rows]) for r in range(min(rows, len(blocks)))])
+    assert layout.mask is not None and layout.position_ids is not None
+    assert layout.mask[:, 0].diagonal(axis1=1, axis2=2).all(), "a position that sees nothing would be NaN"
+    width = layout.input_ids.shape[1]
+    for (member, t), place in zip(np.argwhere(where), layout.rows[layout.row_of], strict=True):
+        r, i = divmod(int(place), width)
+        seen = np.flatnonzero(layout.mask[r, 0, i])
+        assert layout.input_ids[r, seen].tolist() == batch.input_ids[member, :t].tolist()
+        assert layout.position_ids[r, seen].tolist() == list(range(t))
+
+
 def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
-    batch = batch_of([(2, [3, 2])])
+    batch = written([[7, 8, 1], [9, 1]])
     layout = packed(batch, response_positions(batch), one_a_row(batch))
-    a, b = batch.input_ids
-    assert layout.input_ids.tolist() == [[a[0], a[1], a[2], a[3], b[2]]]
+    assert layout.input_ids.tolist() == [[50, 51, 7, 8, 9]]
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 2, 3, 2]]
-    assert layout.rows.tolist() == [1, 2, 3, 1, 4]
+    assert layout.rows[layout.row_of].tolist() == [1, 2, 3, 1, 4]
     assert layout.mask is not None
     assert layout.mask[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0, 0],
@@ -77,12 +149,13 @@ def test_a_packed_row_goes_on_from_the_prompt_in_every_response() -> None:
 
 
 def test_groups_in_one_row_begin_at_position_0_each_and_see_nothing_of_each_other() -> None:
-    batch = batch_of([(1, [2, 3]), (2, [2])])
+    batch = batch_of([(1, [2, 3]), (2, [2])], seed=1)
+    assert batch.input_ids[0, 1] < batch.input_ids[1, 1], "the first sibling comes first in the row"
     layout = packed(batch, response_positions(batch), all_in_one_row(batch))
     a, b, c = batch.input_ids
     assert layout.input_ids.tolist() == [[a[0], a[1], b[1], b[2], c[0], c[1], c[2]]]
     assert layout.position_ids is not None and layout.position_ids.tolist() == [[0, 1, 1, 2, 0, 1, 2]]
-    assert layout.rows.tolist() == [0, 1, 0, 2, 3, 5, 6]
+    assert layout.rows[layout.row_of].tolist() == [0, 1, 0, 2, 3, 5, 6]
     assert layout.mask is not None
     assert layout.mask[0, 0].astype(int).tolist() == [
         [1, 0, 0, 0, 0, 0, 0],
@@ -96,7 +169,7 @@ def test_groups_in_one_row_begin_at_position_0_each_and_see_nothing_of_each_othe
 
 
 def test_groups_of_uneven_length_are_laid_into_rows_of_even_length() -> None:
-    batch = batch_of([(8, [90] * 4), (8, [10] * 4), (8, [60] * 4), (8, [40] * 4)])
+    batch = batch_of([(8, [90] * 4), (8, [10] * 4), (8, [60] * 4), (8, [40] * 4)], vocabulary=100_000)
     blocks = plan_blocks(batch)
     rows = plan_rows(blocks, hidden=4096)
     lengths = [sum(block.length for block in row) for row in rows]
@@ -108,7 +181,8 @@ def test_rows_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "ROW_TOKENS_MAX", 12)
     batch = batch_of([(4, [5, 5, 5, 30]), (4, [3]), (4, [2])])
     blocks = plan_blocks(batch)
-    assert [block.members for block in blocks] == [(0, 1), (2,), (3,), (4,), (5,)]
+    assert sorted(sorted(block.members) for block in blocks[:3]) == [[0, 2], [1], [3]], "in the order of their tokens"
+    assert [block.members for block in blocks[3:]] == [(4,), (5,)]
     widths = [sum(block.length for block in row) for row in plan_rows(blocks, hidden=4096)]
     assert max(widths) == 33, "the one block that is longer than a row sets the width"
 
@@ -136,17 +210,20 @@ def test_both_layouts_give_the_same_log_probabilities(tmp_path: Path, architectu
     )
     source = ResponseLogits(model, "cpu")
     assert source.may_pack, "the probe must accept an architecture that obeys masks"
-    batch = batch_of(EXAMPLE)
+    batch = batch_of(EXAMPLE, vocabulary=2)
     where = response_positions(batch)
     with torch.no_grad():
         one = source.forward(padded(batch, where))
         for plan in (one_a_row(batch), all_in_one_row(batch)):
-            torch.testing.assert_close(one, source.forward(packed(batch, where, plan)), rtol=1e-4, atol=1e-4)
+            layout = packed(batch, where, plan)
+            assert layout.rows.size < len(one), "siblings share at least the position of their first token"
+            shared = source.forward(layout)[torch.from_numpy(layout.row_of)]
+            torch.testing.assert_close(one, shared, rtol=1e-4, atol=1e-4)
 
 
 async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
     path = make_tiny_checkpoint(tmp_path)
-    batch = batch_of([(9, [2, 3, 4, 1]), (7, [2, 2])])
+    batch = batch_of([(9, [2, 3, 4, 1]), (7, [2, 2]), (5, [6, 6, 5])], vocabulary=2)
     gradients: list[torch.Tensor] = []
     for may_pack in (True, False):
         backend = TorchBackend()
