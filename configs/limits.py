@@ -92,7 +92,8 @@ class Limits(BaseModel):
         default=120.0, description="and may be silent for this long: longer than any blocking call"
     )
     orphan_grace_s: float = Field(
-        default=30.0, description="processes whose owner is gone may be adopted for this long"
+        default=30.0,
+        description="processes whose owner is gone may be adopted, and an ended one's memory found again, for this long",
     )
     process_log_max_bytes: int = Field(
         default=16 << 20, description="stdout and stderr of one process; the older half goes"

@@ -25,6 +25,7 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
 from supervisors.failure_detector import DetectorLimits, FailureDetector, Health
+from supervisors.leavings import Leavings
 from supervisors.managed_process import Managed, NodeOptions, beside
 from supervisors.messages import (
     AdoptProcesses,
@@ -61,6 +62,7 @@ class NodeAgent(Actor):
         self._starts = 0
         self._orphaned_s: dict[ActorAddress, float] = {}
         self._watched: set[ActorAddress] = set()
+        self._leavings = Leavings()
 
     async def on_start(self) -> None:
         self.ctx.start_task(self._judge(), "judge")
@@ -78,6 +80,7 @@ class NodeAgent(Actor):
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
                 self._ended(managed, await managed.process.gone())
+            await self._clear_away(0.0)
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -161,6 +164,7 @@ class NodeAgent(Actor):
             ready=asyncio.get_running_loop().create_future(),
         )
         self._managed[order.name] = managed
+        self._leavings.begins(order.name)
         self._watch(owner)
         self.ctx.start_task(self._follow(managed), f"follow-{order.name}-{managed.process.pid}")
         return managed
@@ -223,6 +227,8 @@ class NodeAgent(Actor):
             managed.ready.set_result(None)
         if managed.report is None:
             return
+        holders = (address.name for address in managed.report.addresses.values())
+        self._leavings.ended(name, managed.order.args.run_dir, holders, end.pid, self.ctx.now())
         detail = f"{managed.verdict}; {end}" if managed.verdict else str(end)
         log = self.ctx.log.info if end.cause in (ExitCause.STOPPED, ExitCause.COMPLETED) else self.ctx.log.warning
         log("process ended", process=name, pid=end.pid, cause=str(end.cause), detail=detail)
@@ -286,6 +292,12 @@ class NodeAgent(Actor):
                     self.ctx.log.warning("killing a hung process", process=managed.order.name, why=managed.verdict)
                     managed.process.kill()
             self._stop_orphans(now_s)
+            await self._clear_away(self.ctx.limits.orphan_grace_s)
+
+    async def _clear_away(self, grace_s: float) -> None:
+        for left in self._leavings.due(self.ctx.now(), grace_s):
+            if files := await self.ctx.run_blocking(left.remove):
+                self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
 
     @handles(Down)
     async def down(self, message: Down) -> None:

@@ -97,11 +97,11 @@ class WeightClient:
             holding = await self._ctx.run_blocking(mapped_holding, _manifest(reply), Path(reply.path))
             if holding is not None:
                 return self._pulled(holding, started_s, mapped=True)
-        elif reply.relay and self._serve is not None:
-            self._served_by = self._served_by or await self._serve()
-            self.shelf.expect(_manifest(reply).policy_version)
-            reply = await self._locate(weights, _manifest(reply).policy_version)
         try:
+            if reply.host != host_id() and reply.relay and self._serve is not None:
+                self._served_by = self._served_by or await self._serve()
+                self.shelf.expect(_manifest(reply).policy_version)
+                reply = await self._locate(weights, _manifest(reply).policy_version)
             holding = await self._fetch(weights, reply)
         finally:
             self.shelf.expect(-1)

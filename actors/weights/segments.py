@@ -10,6 +10,7 @@ import hashlib
 import os
 import platform
 import tempfile
+from collections.abc import Iterable
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
@@ -85,6 +86,18 @@ def remove_segments(run_dir: Path) -> int:
     for path in paths:
         path.unlink(missing_ok=True)
     return len(paths)
+
+
+def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
+    """Remove what pullers called ``holders``, in the process ``pid``, have of this run; returns how many files."""
+    ends = tuple(f"@{holder}" for holder in holders)
+    removed = 0
+    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
+        name = path.name.removesuffix(".partial")
+        if name.endswith((*ends, f"-{pid}-spare")):
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
 
 
 def host_id() -> str:

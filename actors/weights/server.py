@@ -199,6 +199,9 @@ class WeightServer(RegisteredActor):
                     yield chunk
         finally:
             ready.cancel()
+            await asyncio.wait([ready], timeout=self.ctx.limits.blocking_call_s)
+            if ready.done() and not ready.cancelled():
+                ready.exception()  # heard: whoever asked has gone
 
     def _deltas(self, manifest: Manifest, base: int) -> DeltaSource | None:
         """Deltas against ``base``, if the job wants them and the server still holds it."""

@@ -17,6 +17,7 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
+from actors.weights.segments import run_id, segment_directory
 from configs.limits import Limits
 from supervisors.children import process_child
 from supervisors.errors import SupervisorGaveUp
@@ -329,3 +330,40 @@ def test_kill_9_of_the_agents_process_leaves_no_orphans(tmp_path):
     parent.communicate(timeout=5)
     for child in children:
         child.wait(timeout=5)
+
+
+def held_file(head: Head, address: ActorAddress) -> Path:
+    """What a killed puller leaves: a segment of 3 bytes in shared memory."""
+    path = segment_directory() / f"headrace-{run_id(head.run_dir)}-v3@{address.name}"
+    path.write_bytes(b"abc")
+    return path
+
+
+async def test_shared_memory_of_a_process_that_does_not_come_back_is_given_back(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1", restart=RestartPolicy.TEMPORARY)
+    gone, stays = (held_file(head, supervisor.running(name).address) for name in ("p0", "p1"))
+    unfinished = gone.with_name(f"{gone.name}.partial")
+    gone.rename(unfinished)
+    try:
+        os.kill(supervisor.running("p0").pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while unfinished.exists():
+                await asyncio.sleep(0.05)
+        assert stays.exists(), "its sibling runs, and has its own"
+    finally:
+        stays.unlink()
+        unfinished.unlink(missing_ok=True)
+
+
+async def test_shared_memory_of_a_process_that_comes_back_waits_for_its_next_life(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    path = held_file(head, supervisor.running("p0").address)
+    try:
+        os.kill(supervisor.running("p0").pid, signal.SIGKILL)
+        await head.until("started", "p0", 2)
+        await asyncio.sleep(2 * LIMITS.orphan_grace_s)
+        assert path.exists()
+        await head.system.stop()
+        assert not path.exists(), "the machine goes: nobody will look for it again"
+    finally:
+        path.unlink(missing_ok=True)
