@@ -93,7 +93,7 @@ class Limits(BaseModel):
     )
     orphan_grace_s: float = Field(
         default=30.0,
-        description="processes whose owner is gone may be adopted, and an ended one's memory found again, for this long",
+        description="for this long, an orphan may be adopted and an ended process's memory found again",
     )
     process_log_max_bytes: int = Field(
         default=16 << 20, description="stdout and stderr of one process; the older half goes"
