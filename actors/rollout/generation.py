@@ -179,10 +179,10 @@ class Generation:
 
     async def _load(self, pulled: PulledWeights) -> None:
         """Swap to ``pulled`` between two steps."""
-        in_flight = self._job.rollout.in_flight
+        in_flight, began_s = self._job.rollout.in_flight, self._ctx.now()
         async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
             await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
         self.policy_version = pulled.policy_version
         pulled.close()
         self._add_ahead()
-        self._reports.version_loaded(pulled)
+        self._reports.version_loaded(pulled, self._ctx.now() - began_s)

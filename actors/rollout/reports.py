@@ -154,7 +154,7 @@ class Reports:
         self._held.difference_update(names)
         self._outbox.send(AssignmentsFailed(job=self._job, worker=self._worker, assignments=numbers, failure=failure))
 
-    def version_loaded(self, pulled: PulledWeights) -> None:
+    def version_loaded(self, pulled: PulledWeights, load_s: float) -> None:
         """Samples may be generated with it from now on."""
         self._outbox.send(
             WorkerVersion(
@@ -163,6 +163,8 @@ class Reports:
                 policy_version=pulled.policy_version,
                 pull_s=pulled.seconds,
                 pull_bytes=pulled.bytes,
+                load_s=load_s,
+                wire_bytes=pulled.wire_bytes,
             )
         )
 

@@ -171,7 +171,13 @@ class WorkerVersion(Message):
     worker: str
     policy_version: int
     pull_s: float
+    """Beside generation."""
     pull_bytes: int
+    """Of the version."""
+    load_s: float = 0.0
+    """For which generation stood still."""
+    wire_bytes: int = 0
+    """What came over the network: nothing if the version was mapped, less than its bytes if as deltas."""
 
 
 class FinishReason(enum.IntEnum):

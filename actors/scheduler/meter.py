@@ -6,6 +6,7 @@ import numpy as np
 
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.ledger import Ledger
+from actors.scheduler.loads import Loads
 from actors.scheduler.workers import WorkerTable
 
 FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
@@ -26,6 +27,7 @@ class StepMeter:
         self._tokens = ledger.counters.tokens
         self._cut: tuple[int, float] | None = None
         self._measuring = False
+        self.loads = Loads()
         self.restarts = 0
         """Lives that began after another life of the same name had ended in a crash or out of reach."""
 
@@ -73,6 +75,7 @@ class StepMeter:
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
+        row |= self.loads.take()
         self._since_s, self._measuring = now, True
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")

@@ -252,6 +252,7 @@ class Scheduler(Actor):
         if worker is not None:
             worker.serves(news.policy_version)
             worker.heard_s = self.ctx.now()
+            self._meter.loads.note(news)
             self._scope.record("worker_version", worker=worker.name, version=news.policy_version)
             self.assign()
             self.lease()

@@ -192,6 +192,9 @@ def _passes(assignments: np.ndarray) -> Iterator[np.ndarray]:
     n = len(assignments)
     ordered = np.sort(assignments)
     if (ordered[1:] == ordered[:-1]).any():
-        yield from np.eye(n, dtype=np.bool_)
+        for row in range(n):
+            mask = np.zeros(n, np.bool_)
+            mask[row] = True
+            yield mask
     else:
         yield np.ones(n, np.bool_)

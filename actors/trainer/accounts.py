@@ -21,6 +21,7 @@ class StepAccounts:
         self.loss = 0.0
         self.clipped = self.kl = self.entropy = self.mismatch = 0.0
         self.waited_s = 0.0
+        self.published_s = 0.0
 
     def add(self, stats: MicroBatchStats) -> None:
         """Count one micro-batch."""
@@ -54,6 +55,7 @@ class StepAccounts:
             "tokens_trained": float(self.tokens),
             "micro_batches": float(self.micro_batches),
             "trainer_idle_fraction": min(1.0, self.waited_s / seconds) if seconds > 0 else 0.0,
+            "publish_seconds": self.published_s,
             "staleness_max": float(max(0, step - oldest)),
             "response_tokens_mean": float(lengths.mean()),
             "response_tokens_max": float(lengths.max()),

@@ -172,7 +172,9 @@ class Trainer(Actor):
         self.step += 1
         self._tokens_before = tokens_of(inbox.groups.values())
         await self._may_publish()
+        began_s = self.ctx.now()
         await self._publisher.publish(self.step)
+        accounts.published_s = self.ctx.now() - began_s
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
             await self._checkpoint()
