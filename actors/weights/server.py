@@ -199,9 +199,8 @@ class WeightServer(RegisteredActor):
                     yield chunk
         finally:
             ready.cancel()
-            await asyncio.wait([ready], timeout=self.ctx.limits.blocking_call_s)
-            if ready.done() and not ready.cancelled():
-                ready.exception()  # heard: whoever asked has gone
+            async with asyncio.timeout(self.ctx.limits.blocking_call_s):
+                await asyncio.gather(ready, return_exceptions=True)  # heard: whoever asked may have gone
 
     def _deltas(self, manifest: Manifest, base: int) -> DeltaSource | None:
         """Deltas against ``base``, if the job wants them and the server still holds it."""

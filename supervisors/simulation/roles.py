@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+_LOOK_S: Final = 0.25
+"""How soon a slow process notices that it is slow no more."""
+
 
 def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, Actor]:
     """The actors of the process, by name; as ``actors.roles.build_role``."""
@@ -66,12 +69,17 @@ def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, 
 
 
 async def _slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
-    """Await ``work``; in a process that has been slowed down it takes that much longer."""
+    """Await ``work``; in a process that has been slowed down it takes that much longer, for as long as it is slow."""
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     result = await work
-    if life.slowness > 1.0:
-        await asyncio.sleep((life.slowness - 1.0) * (loop.time() - began_s))
+    slowness = life.slowness
+    owed_s = (slowness - 1.0) * (loop.time() - began_s)
+    while owed_s > 0.0 and life.slowness > 1.0:
+        await asyncio.sleep(min(owed_s, _LOOK_S))
+        owed_s -= _LOOK_S
+    if owed_s > 0.0:  # the rest of it at full speed
+        await asyncio.sleep(owed_s / slowness)
     return result
 
 
