@@ -5,8 +5,8 @@
        └──────────────────── copy the weights to the decoder's own model ◀── AdamW ◀─────────────────────────┘
 
 No actors, no journal, no checkpoints, no metrics, no second process. It shares with Headrace what is arithmetic: the
-fused decoder, the losses, the cut into micro-batches, the flat parameters. It is faster where a loop may be: rows are
-dropped in handfuls, noise comes from torch's generator, a prompt's data set entry is made once for its whole group.
+fused decoder and its shared rows, the losses, the cut into micro-batches, the flat parameters. It is faster where a
+loop may be: noise comes from torch's generator, a prompt's data set entry is made once for its whole group.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tokenizers import Tokenizer
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.rewards.sources import ReasoningGymSource, Row, open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
+from actors.rollout.engines.branches import rearranged
 from actors.rollout.engines.decoder import make_decoder
 from actors.rollout.engines.model_loading import load_model as load_for_generation
 from actors.trainer.algorithms import Algorithm, algorithm_named
@@ -38,9 +39,6 @@ from actors.trainer.batching import TrainSample, cut
 from actors.trainer.losses import token_losses
 from configs.loader import load_job
 from configs.schema import JobConfig
-
-_LEAVE_TOGETHER = 0.125
-"""Finished rows leave the batch when they are this share of it: moving rows costs as much as some decoding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,23 +97,25 @@ class Generator:
             np.zeros((n, self._max_tokens), np.float32),
             np.zeros(n, np.int64),
         )
+        rows = np.arange(n)  # the samples that go on
         lengths = np.repeat([prompt.size for prompt in prompts], group).astype(np.int64)
-        rows, running = np.arange(n), np.ones(n, dtype=np.bool_)  # the sample in each slot, and whether it goes on
+        branches = rows // group
         self._decoder.clear()
-        logits = self._decoder.prefill(prompts, np.repeat(np.arange(len(prompts)), group))
+        logits = self._decoder.prefill(prompts)
         for position in range(self._max_tokens):
-            tokens, logprobs = self._draw(logits)
-            alive = rows[running]
-            result.tokens[alive, position], result.logprobs[alive, position] = tokens[running], logprobs[running]
-            result.lengths[alive] = position + 1
-            running &= ~np.isin(tokens, self._stop)
-            if not running.any():
+            tokens, logprobs = self._draw(logits[torch.from_numpy(branches)])
+            result.tokens[rows, position], result.logprobs[rows, position] = tokens, logprobs
+            result.lengths[rows] = position + 1
+            running = ~np.isin(tokens, self._stop)
+            if not running.any() or position + 1 == self._max_tokens:
                 break
-            lengths += 1
-            if (~running).sum() >= _LEAVE_TOGETHER * running.size:
-                rows, lengths, tokens, running = self._leave(rows, lengths, tokens, running)
-            if position + 1 < self._max_tokens:
-                logits = self._decoder.decode(tokens, lengths)
+            rows, lengths, tokens = rows[running], lengths[running] + 1, tokens[running]
+            new = rearranged(branches[running], tokens)
+            branches = new.branches
+            self._decoder.arrange(new.sources, new.targets, new.rows)
+            one_each = np.zeros(new.rows, np.int64)
+            one_each[branches] = np.arange(len(rows))
+            logits = self._decoder.decode(tokens[one_each], lengths[one_each])
         return result
 
     def _draw(self, logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -123,17 +123,6 @@ class Generator:
         logprobs = torch.log_softmax(logits.float() / self._temperature, -1)
         tokens = (logprobs.exp() / torch.empty_like(logprobs).exponential_()).argmax(-1, keepdim=True)
         return tokens[:, 0].numpy(), logprobs.gather(-1, tokens)[:, 0].numpy()
-
-    def _leave(self, *columns: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-        """Fill the slots of finished rows with the last running ones; the last column says who runs."""
-        running = columns[-1]
-        kept = int(running.sum())
-        targets = np.flatnonzero(~running[:kept])
-        sources = np.flatnonzero(running[kept:]) + kept
-        self._decoder.compact(sources, targets, kept)
-        for column in columns:
-            column[targets] = column[sources]
-        return tuple(column[:kept] for column in columns)
 
 
 class Learner:

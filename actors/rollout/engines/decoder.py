@@ -4,8 +4,8 @@
 - ``GenericDecoder`` (``generic_decoder.py``): any HF causal LM with an attention cache, through its own ``forward``.
 
 Invariants
-- Rows are 0 … n - 1 in the engine's slot order; row i's cache holds all of its tokens but the newest.
-- ``prefill`` appends rows behind the present ones; a sequence is computed once, however many rows share it.
+- Rows are 0 … n - 1, one for each branch (``branches.py``); row i's cache holds all of its tokens but the newest.
+- ``prefill`` appends rows behind the present ones.
 - No method keeps a reference to its arguments.
 """
 
@@ -23,16 +23,19 @@ from torch import Tensor
 class Decoder(Protocol):
     """Computes next-token logits for rows that grow by one token a call. Every call runs on the engine's thread."""
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], owners: NDArray[np.int64]) -> Tensor:
-        """Append ``len(owners)`` rows; row j holds ``sequences[owners[j]]``. Returns logits [len(owners), vocab]."""
+    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+        """Append a row for each of n ``sequences``. Returns logits [n, vocab]."""
         ...
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
         """Add ``tokens`` [n], the newest of each row; ``lengths`` [n] include it. Returns logits [n, vocab]."""
         ...
 
-    def compact(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
-        """Move row ``sources[j]`` to ``targets[j]``, then keep the first ``rows`` rows."""
+    def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+        """Copy row ``sources[j]`` onto ``targets[j]``, then keep ``rows`` rows, which may be more than before.
+
+        A source may come several times; the two sets are disjoint.
+        """
         ...
 
     def clear(self) -> None:

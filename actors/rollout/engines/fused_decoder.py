@@ -130,7 +130,8 @@ class FusedDecoder:
         self._rows = 0
         self._cache.clear()
 
-    def compact(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+    def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+        self._cache.reserve(max(rows, MIN_ROWS), self._cache.width, used_rows=self._rows)
         if len(sources):
             self._cache.move(self._index(sources), self._index(targets))
         self._rows = rows
@@ -140,25 +141,18 @@ class FusedDecoder:
 
     # ------------------------------------------------------------------ prefill
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], owners: NDArray[np.int64]) -> Tensor:
-        logits = torch.empty(len(owners), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
+    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+        logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
         longest = max(len(sequence) for sequence in sequences)
-        self._cache.reserve(max(self._rows + len(owners), MIN_ROWS), longest + 1, used_rows=self._rows)
+        self._cache.reserve(max(self._rows + len(sequences), MIN_ROWS), longest + 1, used_rows=self._rows)
         for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
-            computed = np.full(len(sequences), -1, np.int64)
-            computed[chunk] = np.arange(len(chunk))
-            rows = np.flatnonzero(computed[owners] >= 0)
-            chosen = self._index(computed[owners[rows]])
-            self._prefill_chunk(
-                [sequences[i] for i in chunk], self._index(rows + self._rows), chosen, logits, self._index(rows)
-            )
-        self._rows += len(owners)
+            rows = self._index(np.array(chunk, np.int64))
+            logits[rows] = self._prefill_chunk([sequences[i] for i in chunk], rows + self._rows)
+        self._rows += len(sequences)
         return logits
 
-    def _prefill_chunk(
-        self, sequences: list[NDArray[np.int32]], targets: Tensor, chosen: Tensor, logits: Tensor, places: Tensor
-    ) -> None:
-        """Compute ``sequences`` once. Cache row ``targets[j]`` and ``logits[places[j]]`` get those of ``chosen[j]``."""
+    def _prefill_chunk(self, sequences: list[NDArray[np.int32]], targets: Tensor) -> Tensor:
+        """Compute n ``sequences`` into the cache's rows ``targets``; returns logits [n, vocab]."""
         n, width = len(sequences), _bucket(max(len(sequence) for sequence in sequences))
         ids = np.zeros((n, width), np.int64)
         for i, sequence in enumerate(sequences):
@@ -169,14 +163,14 @@ class FusedDecoder:
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(layer, hidden, cos, sin)
             q, k, v = (part.view(n, width, -1, self._head_dim).transpose(1, 2) for part in (q, k, v))
-            self._cache.write_prefix(number, targets, k, v, chosen)
+            self._cache.write_prefix(number, targets, k, v)
             # right padding: a real token never sees a pad, so causality is the whole mask
             mixed = F.scaled_dot_product_attention(
                 q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
             )
             mixed = mixed.transpose(1, 2).reshape(n * width, -1)
             hidden = self._finish_layer(layer, hidden, mixed)
-        logits[places] = self._logits(hidden[self._index(last)])[chosen]
+        return self._logits(hidden[self._index(last)])
 
     # ------------------------------------------------------------------ decode
 

@@ -57,18 +57,18 @@ class GenericDecoder:
     def clear(self) -> None:
         self._layers, self._lengths = [], np.zeros(0, np.int64)
 
-    def compact(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+    def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
         if rows == 0:
             self.clear()
             return
-        order = np.arange(len(self._lengths))
+        order = np.arange(rows)
         order[targets] = sources
-        self._lengths = self._lengths[order[:rows]]
+        self._lengths = self._lengths[order]
         cut = self._columns - int(self._lengths.max())
-        index = self._tensor(order[:rows])
+        index = self._tensor(order)
         self._layers = [(keys[:, :, cut:][index], values[:, :, cut:][index]) for keys, values in self._layers]
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]], owners: NDArray[np.int64]) -> Tensor:
+    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
         logits: list[Tensor] = [torch.empty(0)] * len(sequences)
         layers: list[list[tuple[Tensor, Tensor]]] = [[]] * len(sequences)
         for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
@@ -82,10 +82,10 @@ class GenericDecoder:
                 layers[i] = [
                     (k[row, :, width - lengths[row] :], v[row, :, width - lengths[row] :]) for k, v in computed
                 ]
-        lengths = np.array([len(sequences[owner]) for owner in owners], np.int64)
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         self._lengths = np.concatenate([self._lengths, lengths])
-        self._join([layers[owner] for owner in owners])
-        return torch.stack([logits[owner] for owner in owners])
+        self._join(layers)
+        return torch.stack(logits)
 
     def _join(self, joining: list[list[tuple[Tensor, Tensor]]]) -> None:
         """Pad the present rows and the joining ones on the left to one width and stack them."""

@@ -56,15 +56,15 @@ class KvCache:
             setattr(self, name, grown)
 
     def move(self, sources: Tensor, targets: Tensor) -> None:
-        """Copy row ``sources[j]`` onto row ``targets[j]``; the two sets are disjoint."""
+        """Copy row ``sources[j]``, which may come several times, onto row ``targets[j]``; the two sets are disjoint."""
         for part in (self._keys, self._values):
             part[:, targets] = part[:, sources]
 
-    def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor, chosen: Tensor) -> None:
-        """Row ``targets[j]`` begins with ``keys[chosen[j]]`` and ``values[chosen[j]]``, [heads, tokens, head_dim]."""
+    def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Row ``targets[j]`` begins with ``keys[j]`` and ``values[j]``, [heads, tokens, head_dim]."""
         width = min(keys.shape[2], self.width)
-        self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width].index_select(0, chosen))
-        self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width].index_select(0, chosen))
+        self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width])
+        self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width])
 
     def places(self, positions: Tensor) -> Tensor:
         """Flat indices of (row i, head h, ``positions[i]``) for all heads: int64[n * heads]."""

@@ -29,6 +29,8 @@ class Rows:
         self.lengths = np.zeros(max_rows, np.int64)
         self.offsets = np.zeros(max_rows, np.int64)
         self.budgets = np.zeros(max_rows, np.int64)
+        self.branches = np.zeros(max_rows, np.int64)
+        """Rows of the decoder's cache; meaningless for sequences that it does not have yet."""
         self.keys = np.zeros(max_rows, np.uint64)
         self.temperature = np.ones(max_rows)
         self.top_p = np.ones(max_rows)
@@ -95,8 +97,8 @@ class Rows:
         finished[(self.stops[:n] == tokens[:, None]).any(1)] = FinishReason.STOP
         return finished
 
-    def remove(self, slots: Sequence[int] | NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Free ``slots``; returns (sources, targets): slot ``sources[j]`` has moved to ``targets[j]``."""
+    def remove(self, slots: Sequence[int] | NDArray[np.int64]) -> None:
+        """Free ``slots``; live ones from the end move into them."""
         gone = np.zeros(self.count, bool)
         gone[np.asarray(slots, np.int64)] = True
         keep = self.count - int(gone.sum())
@@ -106,10 +108,9 @@ class Rows:
             for column in self._columns():
                 column[targets] = column[sources]
         self.count = keep
-        return sources, targets
 
     def _columns(self) -> list[NDArray[np.generic]]:
-        shared = [self.requests, self.lengths, self.offsets, self.budgets, self.keys]
+        shared = [self.requests, self.lengths, self.offsets, self.budgets, self.branches, self.keys]
         return [*shared, self.temperature, self.top_p, self.top_k, self.stops, self.tokens]
 
 

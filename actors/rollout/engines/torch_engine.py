@@ -4,6 +4,7 @@
                                    │ decode: one token each    │ prefill: whole prefix, once per distinct prefix
                                    └──────────── logits ───────┘
                                      draw (noise of seed, prompt, sibling, position) ─▶ record ─▶ finished rows leave
+                                     ─▶ siblings that still say the same go on in one row of the cache (branches.py)
 
 Everything that computes runs on the engine's own thread; between two calls nothing moves.
 
@@ -30,6 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.branches import rearranged
 from actors.rollout.engines.decoder import Decoder, make_decoder
 from actors.rollout.engines.model_loading import load_model, pick_device
 from actors.rollout.engines.requests import check_requests, ended_before_start
@@ -59,6 +61,8 @@ class TorchEngine:
         self._rows = Rows(1, 1)
         self._cached = 0
         """Rows 0 … ``_cached`` - 1 have keys and values; the others are prefilled in the next step."""
+        self._branches = 0
+        """Rows of the decoder's cache."""
         self._waiting: deque[GenerationRequest] = deque()
         self._aborted: set[int] = set()
         """Running requests to end at the start of the next step, on the engine's thread."""
@@ -100,7 +104,7 @@ class TorchEngine:
 
     def _warm_up(self, decoder: Decoder) -> None:
         """One prefill and one token: thread pools, kernels and the cache are there before the first request."""
-        logits = decoder.prefill([np.zeros(4, np.int32)], np.zeros(1, np.int64))
+        logits = decoder.prefill([np.zeros(4, np.int32)])
         draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
         decoder.decode(np.zeros(1, np.int64), np.full(1, 5, np.int64))
         decoder.clear()
@@ -137,6 +141,7 @@ class TorchEngine:
             self._columns.end(int(self._rows.requests[slot]), int(self._rows.offsets[slot]), FinishReason.ABORTED)
         self._aborted.clear()
         self._leave(slots)
+        self._arrange()
 
     @property
     def has_work(self) -> bool:
@@ -146,10 +151,20 @@ class TorchEngine:
         if not len(slots):
             return
         all_cached = self._cached == self._rows.count
-        moves = self._rows.remove(slots)
+        self._rows.remove(slots)
         if all_cached:  # else nothing is cached: rows are prefilled together, in a step or after a recompute
             self._cached = self._rows.count
-            self._ready().compact(*moves, self._rows.count)
+
+    def _arrange(self) -> None:
+        """One row of the cache for each distinct sequence, and none for those that have left."""
+        if not self._branches:
+            return
+        rows = self._rows
+        new = rearranged(rows.branches[: rows.count], rows.last_tokens())
+        rows.branches[: rows.count] = new.branches
+        if len(new.sources) or new.rows != self._branches:
+            self._ready().arrange(new.sources, new.targets, new.rows)
+            self._branches = new.rows
 
     # ------------------------------------------------------------------ steps
 
@@ -201,26 +216,36 @@ class TorchEngine:
         offsets = rows.offsets[: rows.count].copy()
         finished = rows.record(tokens)
         self._columns.tokens(rows.requests[: rows.count], offsets, tokens, logprobs, finished)
-        if finished.any():
-            self._leave(np.flatnonzero(finished))
+        self._leave(np.flatnonzero(finished))
+        self._arrange()
 
     def _logits(self) -> torch.Tensor:
         """Next-token logits of all rows: decoded for those with a cache, prefilled for the others."""
         rows, decoder, parts = self._rows, self._ready(), list[torch.Tensor]()
         if self._cached:
-            m = self._cached
-            parts.append(decoder.decode(rows.last_tokens()[:m], rows.lengths[:m]))
+            slots = self._one_slot_each()
+            parts.append(decoder.decode(rows.last_tokens()[slots], rows.lengths[slots]))
         if self._cached < rows.count:
             sequences: dict[bytes, int] = {}
-            new = range(self._cached, rows.count)
-            owners = np.array([sequences.setdefault(rows.sequence(slot).tobytes(), len(sequences)) for slot in new])
-            parts.append(decoder.prefill([np.frombuffer(key, np.int32) for key in sequences], owners))
+            for slot in range(self._cached, rows.count):
+                branch = sequences.setdefault(rows.sequence(slot).tobytes(), len(sequences))
+                rows.branches[slot] = self._branches + branch
+            parts.append(decoder.prefill([np.frombuffer(key, np.int32) for key in sequences]))
             self._cached = rows.count
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+            self._branches += len(sequences)
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return logits.index_select(0, torch.from_numpy(rows.branches[: rows.count]).to(logits.device))
+
+    def _one_slot_each(self) -> NDArray[np.int64]:
+        """For each branch a slot that is on it; all of them have the same tokens."""
+        slots = np.zeros(self._branches, np.int64)
+        slots[self._rows.branches[: self._cached]] = np.arange(self._cached)
+        return slots
 
     def _kv_used_fraction(self) -> float:
         spec = self._started()
-        return float(self._rows.lengths[: self._rows.count].sum()) / (spec.max_running * spec.max_context_tokens)
+        used_tokens = self._rows.lengths[self._one_slot_each()].sum() if self._branches else 0
+        return float(used_tokens) / (spec.max_running * spec.max_context_tokens)
 
     # ------------------------------------------------------------------ weights and memory
 
@@ -247,7 +272,7 @@ class TorchEngine:
             self._ready().weights_changed()
 
     def _forget_cache(self) -> None:
-        self._cached = 0
+        self._cached = self._branches = 0
         self._ready().clear()
 
     @property
@@ -285,7 +310,7 @@ class TorchEngine:
 
     def _release(self) -> None:
         self._model = self._decoder = None
-        self._rows, self._cached = Rows(1, 1), 0
+        self._rows, self._cached, self._branches = Rows(1, 1), 0, 0
         self._waiting.clear()
 
     def _started(self) -> EngineSpec:

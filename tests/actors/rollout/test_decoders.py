@@ -48,15 +48,14 @@ class Batch:
 
     @torch.inference_mode()
     def join(self, sequences: Sequence[np.ndarray]) -> list[torch.Tensor]:
-        distinct: dict[bytes, int] = {}
-        owners = np.array([distinct.setdefault(sequence.tobytes(), len(distinct)) for sequence in sequences])
-        logits = self.decoder.prefill([np.frombuffer(key, np.int32) for key in distinct], owners)
+        logits = self.decoder.prefill(sequences)
         self.rows += list(sequences)
         return list(logits.clone())
 
     @torch.inference_mode()
-    def grow(self) -> list[torch.Tensor]:
-        tokens = [3 + (31 * int(row[0]) + 7 * len(row)) % 90 for row in self.rows]
+    def grow(self, *, apart: bool = False) -> list[torch.Tensor]:
+        """``apart``: with tokens that differ by slot too."""
+        tokens = [3 + (31 * int(row[0]) + 7 * len(row) + apart * i) % 90 for i, row in enumerate(self.rows)]
         self.rows = [np.append(row, np.int32(token)) for row, token in zip(self.rows, tokens, strict=True)]
         lengths = np.array([len(row) for row in self.rows])
         return list(self.decoder.decode(np.array(tokens, np.int64), lengths).clone())
@@ -69,7 +68,14 @@ class Batch:
         for source, target in zip(sources, targets, strict=True):
             self.rows[target] = self.rows[source]
         self.rows = self.rows[:keep]
-        self.decoder.compact(sources, targets, keep)
+        self.decoder.arrange(sources, targets, keep)
+
+    @torch.inference_mode()
+    def fork(self, *slots: int) -> None:
+        """Each of ``slots`` goes on twice; a first token of its own makes the copy another sequence."""
+        targets = np.arange(len(self.rows), len(self.rows) + len(slots))
+        self.rows += [self.rows[slot] for slot in slots]
+        self.decoder.arrange(np.array(slots, np.int64), targets, len(self.rows))
 
 
 def expected(model: Any, row: np.ndarray) -> torch.Tensor:
@@ -103,6 +109,24 @@ def test_logits_are_those_of_hugging_face_while_rows_come_share_prefixes_and_go(
     for _ in range(20):
         check(batch.grow())
     assert checked == 4 + 12 + 3 + 24 + 60
+
+
+@pytest.mark.parametrize(("architecture", "kind"), CASES)
+def test_a_forked_row_goes_on_by_itself_from_what_it_had_in_common(
+    tmp_path: Path, architecture: str, kind: str
+) -> None:
+    model = load(tmp_path, architecture)
+    batch = Batch(make(model, kind))
+    batch.join(prompts(5, 17))
+    for _ in range(3):
+        batch.grow()
+    batch.fork(1, 1, 0)
+    assert len(batch.rows) == 5
+    for step in range(40):  # beyond the first width of the cache
+        logits = batch.grow(apart=step == 0)
+        assert len({row.tobytes() for row in batch.rows}) == 5, "each says something else from here on"
+        for row, got in zip(batch.rows, logits, strict=True):
+            torch.testing.assert_close(got, expected(model, row), atol=1e-4, rtol=0)
 
 
 def test_the_fused_decoder_is_chosen_where_it_fits_and_refuses_by_reason_where_not(tmp_path: Path) -> None:

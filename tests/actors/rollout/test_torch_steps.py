@@ -33,3 +33,50 @@ async def test_a_step_ends_after_its_tokens_or_its_time_or_when_nothing_is_left(
     output = await engine.step()
     assert output.counts.tolist() == [tokens]
     await engine.close()
+
+
+def siblings(count: int, *, temperature: float) -> list[GenerationRequest]:
+    """Of one prompt."""
+    sampling = SamplingParams(max_tokens=12, seed=1, temperature=temperature)
+    ids, nothing = np.array([3, 4, 5], np.int32), np.zeros(0, np.int32)
+    return [
+        GenerationRequest(request=i, prompt=0, sibling=i, prompt_ids=ids, generated=nothing, sampling=sampling)
+        for i in range(count)
+    ]
+
+
+async def generate(tmp_path: Path, requests: list[GenerationRequest]) -> tuple[dict[int, list[int]], list[int]]:
+    """The tokens of each request, and how many rows the decoder computed in each of its steps."""
+    model = make_tiny_checkpoint(tmp_path, vocab=8, hidden=32, heads=2, kv_heads=1)
+    engine = TorchEngine()
+    options = {"tokens_per_step": 1}
+    await engine.start(EngineSpec(model_path=model, max_running=8, max_context_tokens=32, options=options))
+    decoder, computed = engine._ready(), list[int]()
+    decode = decoder.decode
+    decoder.decode = lambda tokens, lengths: (computed.append(len(tokens)), decode(tokens, lengths))[1]  # type: ignore[method-assign]
+    engine.add(requests)
+    said: dict[int, list[int]] = {request.request: [] for request in requests}
+    while engine.has_work:
+        output = await engine.step()
+        ends = np.cumsum(output.counts)
+        for name, count, end in zip(output.requests.tolist(), output.counts.tolist(), ends.tolist(), strict=True):
+            said[name] += output.tokens[end - count : end].tolist()
+    await engine.close()
+    return said, computed
+
+
+async def test_siblings_that_say_the_same_are_computed_once(tmp_path: Path) -> None:
+    said, computed = await generate(tmp_path, siblings(8, temperature=0.0))
+    assert len({tuple(tokens) for tokens in said.values()}) == 1
+    assert computed == [1] * 11
+
+
+async def test_siblings_share_a_row_until_they_differ_and_say_what_each_would_say_alone(tmp_path: Path) -> None:
+    requests = siblings(8, temperature=1.0)
+    said, computed = await generate(tmp_path, requests)
+    distinct = [len({tuple(tokens[: t + 1]) for tokens in said.values() if len(tokens) > t + 1}) for t in range(11)]
+    assert computed == [rows for rows in distinct if rows]
+    assert 1 < distinct[0] < 8, "eight siblings choose among eight tokens: some of them choose alike"
+    for request in requests:
+        alone, _ = await generate(tmp_path, [request])
+        assert alone[request.request] == said[request.request]

@@ -1,0 +1,52 @@
+"""Siblings that have said the same share a row of the cache until they say something else.
+
+    slots            0   1   2   3   4            a slot is a sample, a branch a row of the cache
+    branches         0   0   0   1   1
+    newest tokens    a   b   a   c   c
+                     │   └── forks: a new row, copied from row 0
+                     └────── 0 and 2 go on in row 0, 3 and 4 in row 1
+
+Invariants
+- Two slots are on one branch only if all of their tokens but the newest are the same, and after ``rearranged`` the
+  newest one too: so what is computed for a branch holds for each of its slots.
+- Branches are 0 … rows - 1 without a gap. No row is read after it has been written over in the same arrangement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """How the rows of a cache change: ``sources[j]`` is copied onto ``targets[j]``, then the first ``rows`` stay."""
+
+    branches: NDArray[np.int64]
+    """Each slot's row afterwards, int64[n]."""
+    sources: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    rows: int
+
+
+def rearranged(branches: NDArray[np.int64], tokens: NDArray[np.int64]) -> Arrangement:
+    """Fork where slots of one branch differ in their newest token, and let go of branches without a slot.
+
+    Args:
+        branches: each slot's present row, int64[n].
+        tokens: each slot's newest token, int64[n].
+    """
+    keys = branches * (int(tokens.max(initial=0)) + 1) + tokens
+    _, first, ways = np.unique(keys, return_index=True, return_inverse=True)
+    rows = len(first)
+    source = branches[first]  # ascending: ways are ordered by branch, then by token
+    stays = np.ones(rows, bool)
+    stays[1:] = source[1:] != source[:-1]
+    stays &= source < rows
+    place = np.where(stays, source, -1)
+    taken = np.zeros(rows, bool)
+    taken[source[stays]] = True
+    place[~stays] = np.flatnonzero(~taken)
+    return Arrangement(place[ways], source[~stays], place[~stays], rows)
