@@ -27,6 +27,7 @@ from torch import Tensor
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.flat import FlatParameters
+from actors.trainer.backends.host_memory import keep_freed_memory
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
@@ -54,6 +55,8 @@ class TorchBackend:
         self._core: _Core | None = None
 
     async def start(self, spec: BackendSpec) -> None:
+        if spec.device == "cpu":
+            keep_freed_memory()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
         self._helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segments")
         self._core = await self._run(_Core, spec)
