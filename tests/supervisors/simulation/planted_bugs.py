@@ -239,8 +239,8 @@ def no_verdict_is_a_reward_of_zero(replace: Replace) -> None:
 def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -> None:
     right = Reports.version_loaded
 
-    def version_loaded(self: Reports, pulled: Any) -> None:
-        right(self, dataclasses.replace(pulled, policy_version=pulled.policy_version + 1))
+    def version_loaded(self: Reports, pulled: Any, load_s: float) -> None:
+        right(self, dataclasses.replace(pulled, policy_version=pulled.policy_version + 1), load_s)
 
     replace(Reports, "version_loaded", version_loaded)
 
