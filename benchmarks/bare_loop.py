@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.rewards.sources import ReasoningGymSource, Row, open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
-from actors.rollout.engines.branches import rearranged
+from actors.rollout.engines.branches import one_slot_each, rearranged
 from actors.rollout.engines.decoder import make_decoder
 from actors.rollout.engines.model_loading import load_model as load_for_generation
 from actors.trainer.algorithms import Algorithm, algorithm_named
@@ -113,8 +113,7 @@ class Generator:
             new = rearranged(branches[running], tokens)
             branches = new.branches
             self._decoder.arrange(new.sources, new.targets, new.rows)
-            one_each = np.zeros(new.rows, np.int64)
-            one_each[branches] = np.arange(len(rows))
+            one_each = one_slot_each(branches, new.rows)
             logits = self._decoder.decode(tokens[one_each], lengths[one_each])
         return result
 

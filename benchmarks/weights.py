@@ -30,13 +30,8 @@ from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from actors.rollout.engine import EngineSpec
-from actors.scheduler.messages import (
-    Acknowledged,
-    LookupService,
-    RegisterService,
-    ServiceFound,
-    VersionAvailable,
-)
+from actors.scheduler.messages import Acknowledged, VersionAvailable
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.publisher import Publisher

@@ -3,7 +3,8 @@
     process ends ─▶ its next life begins within the grace: it goes on with what is there
                 └─▶ it does not: the files go
 
-Every part of a run has its files named after it (``actors/weights/segments.py``), so another process's are not touched.
+Files are named after the run, the node, the process and the actor (``actors/weights/segments.py``): another node's
+process on this machine, one of the same name too, keeps its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.weights.segments import remove_held_by
+from transport.address import ActorAddress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,8 +22,8 @@ class Left:
     """What one process may have left."""
 
     run_dir: Path
-    holders: tuple[str, ...]
-    """Names of its actors."""
+    holders: tuple[ActorAddress, ...]
+    """Its actors."""
     pid: int
     ended_s: float
 
@@ -36,7 +38,7 @@ class Leavings:
     def __init__(self) -> None:
         self._left: dict[str, Left] = {}
 
-    def ended(self, name: str, run_dir: str, holders: Iterable[str], pid: int, now_s: float) -> None:
+    def ended(self, name: str, run_dir: str, holders: Iterable[ActorAddress], pid: int, now_s: float) -> None:
         """The process ``name`` of the run at ``run_dir``, as the head names it, has ended."""
         self._left[name] = Left(run_dir=Path(run_dir), holders=tuple(holders), pid=pid, ended_s=now_s)
 

@@ -227,7 +227,7 @@ class NodeAgent(Actor):
             managed.ready.set_result(None)
         if managed.report is None:
             return
-        holders = (address.name for address in managed.report.addresses.values())
+        holders = managed.report.addresses.values()
         self._leavings.ended(name, managed.order.args.run_dir, holders, end.pid, self.ctx.now())
         detail = f"{managed.verdict}; {end}" if managed.verdict else str(end)
         log = self.ctx.log.info if end.cause in (ExitCause.STOPPED, ExitCause.COMPLETED) else self.ctx.log.warning

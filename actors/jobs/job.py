@@ -33,6 +33,7 @@ from actors.metrics.messages import Event, Flush, Flushed, StepRow
 from actors.rewards.messages import PromptsRead, ReadPrompts
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import messages as sm
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
@@ -136,7 +137,7 @@ class Job(Actor):
         self._over.set()
 
     async def _register(self) -> None:
-        service = sm.RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
+        service = RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
         await self._scheduler.ask(service, sm.Acknowledged)
         self.ctx.watch(self._scheduler_at)
         progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
@@ -197,7 +198,7 @@ class Job(Actor):
     async def _try_issue(self, step: int) -> bool:
         """False: no prompt source has registered yet."""
         config, count = self._config, self._config.algorithm.prompts_per_step
-        found = await self._scheduler.ask(sm.LookupService(job=config.name, role="prompts"), sm.ServiceFound)
+        found = await self._scheduler.ask(LookupService(job=config.name, role="prompts"), ServiceFound)
         if found.address is None:
             return False
         question = ReadPrompts(job=config.name, start=step * count, count=count)

@@ -31,7 +31,8 @@ from actors.metrics.messages import Event
 from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
 from actors.ranker.model import LengthModel, LengthPair
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, RegisterService
+from actors.scheduler.messages import Acknowledged
+from actors.scheduler.service_messages import RegisterService
 
 _NICENESS = 10
 """Added to the process: generation and training come first."""

@@ -16,7 +16,8 @@ from actors.rewards.errors import RewardError
 from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.rewards.scorer_pool import ScorerPool
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, RegisterService
+from actors.scheduler.messages import Acknowledged
+from actors.scheduler.service_messages import RegisterService
 
 
 class PromptsUnreadable(ReplyError):

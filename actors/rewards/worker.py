@@ -19,7 +19,8 @@ from actors.rewards.prompt_source import PromptSource
 from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
 from actors.rewards.tokenizer import TextCodec
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, FailureKind, RegisterService
+from actors.scheduler.messages import Acknowledged, FailureKind
+from actors.scheduler.service_messages import RegisterService
 
 
 class RewardWorker(RegisteredActor):

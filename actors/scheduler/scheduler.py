@@ -61,6 +61,7 @@ from actors.scheduler.reattachment import Reattachment
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.returns import NoWord, Returns
 from actors.scheduler.scoring import Scoring, restored
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
 from actors.scheduler.versions import Versions
@@ -286,15 +287,15 @@ class Scheduler(Actor):
 
     # ------------------------------------------------------------ services
 
-    @handles(m.RegisterService)
-    async def register_service(self, offer: m.RegisterService) -> m.Acknowledged:
+    @handles(RegisterService)
+    async def register_service(self, offer: RegisterService) -> m.Acknowledged:
         self._scope.check_job(offer.job)
         self._registry.register(offer)
         return m.Acknowledged()
 
-    @handles(m.LookupService)
-    async def lookup_service(self, question: m.LookupService) -> m.ServiceFound:
-        return m.ServiceFound(address=self._services.get(question.role))
+    @handles(LookupService)
+    async def lookup_service(self, question: LookupService) -> ServiceFound:
+        return ServiceFound(address=self._services.get(question.role))
 
     @handles(m.VersionAvailable)
     async def version_available(self, news: m.VersionAvailable) -> None:

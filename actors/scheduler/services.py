@@ -10,7 +10,6 @@ Invariants
 from __future__ import annotations
 
 from actors.core.watch import Down, Gone
-from actors.scheduler import messages as m
 from actors.scheduler.batch import StepBatch
 from actors.scheduler.enrolment import Enrolment
 from actors.scheduler.job_scope import JobScope
@@ -18,6 +17,7 @@ from actors.scheduler.leases import Leases
 from actors.scheduler.length_ranking import LengthRanking
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring
+from actors.scheduler.service_messages import RegisterService
 from actors.scheduler.steps import Steps
 from actors.scheduler.versions import Versions
 from transport.address import ActorAddress
@@ -46,7 +46,7 @@ class Services:
         self._recoveries = recoveries
         self._ranking = ranking
 
-    def register(self, offer: m.RegisterService) -> None:
+    def register(self, offer: RegisterService) -> None:
         scope, role = self._scope, offer.role
         before = scope.services.get(role)
         scope.services[role] = offer.address

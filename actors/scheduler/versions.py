@@ -19,6 +19,7 @@ from actors.scheduler.batch import StepBatch
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.journal import Journal
 from actors.scheduler.leases import newest_whole_step, whole
+from actors.scheduler.service_messages import ServiceChanged
 from actors.scheduler.workers import Worker
 from transport.address import ActorAddress
 
@@ -98,4 +99,4 @@ class Versions:
         """To the trainer, whichever of the two came last: it may still be offering a version to a former server."""
         weights, trainer = self._scope.services.get("weights"), self._scope.services.get("trainer")
         if weights is not None and trainer is not None:
-            self._scope.tell(trainer, m.ServiceChanged(job=self._scope.name, role="weights", address=weights))
+            self._scope.tell(trainer, ServiceChanged(job=self._scope.name, role="weights", address=weights))

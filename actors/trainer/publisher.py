@@ -20,7 +20,7 @@ from typing import TypeVar
 from actors.core.context import Context
 from actors.core.leader import Leader
 from actors.core.message import Message
-from actors.scheduler.messages import LookupService, ServiceFound
+from actors.scheduler.service_messages import LookupService, ServiceFound
 from actors.trainer.backend import TrainBackend
 from actors.trainer.patience import ask_patiently
 from actors.trainer.spans import SpanRecorder

@@ -47,10 +47,9 @@ from actors.scheduler.messages import (
     LeaseGroup,
     LeaseGroups,
     OpenStep,
-    RegisterService,
-    ServiceChanged,
     StepLeased,
 )
+from actors.scheduler.service_messages import RegisterService, ServiceChanged
 from actors.trainer import checkpoint
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named

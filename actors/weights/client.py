@@ -39,7 +39,7 @@ from actors.weights.messages import (
     SegmentDamaged,
     SegmentReady,
 )
-from actors.weights.segments import host_id, segment_directory
+from actors.weights.segments import held_path, host_id
 from transport.address import ActorAddress
 from transport.transport import Lane
 
@@ -175,7 +175,7 @@ class WeightClient:
             return holding
         for other in [v for v, held in self.shelf.items() if v == version or not held.whole]:
             self.shelf.pop(other).discard()
-        path = segment_directory() / f"{Path(reply.path).name}@{self._ctx.self_address.name}"
+        path = held_path(Path(reply.path), self._ctx.self_address)
         first = not self.shelf  # what else lies there is of earlier lives
         holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer, first=first)
         self.shelf[version] = holding

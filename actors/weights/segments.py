@@ -19,6 +19,7 @@ from typing import NamedTuple
 import msgspec
 
 from actors.weights.messages import Manifest
+from transport.address import ActorAddress
 
 
 class Host(NamedTuple):
@@ -88,9 +89,21 @@ def remove_segments(run_dir: Path) -> int:
     return len(paths)
 
 
-def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
-    """Remove what pullers called ``holders``, in the process ``pid``, have of this run; returns how many files."""
-    ends = tuple(f"@{holder}" for holder in holders)
+def held_path(segment: Path, holder: ActorAddress) -> Path:
+    """Where ``holder`` keeps what it pulls of ``segment``.
+
+    Each of its lives looks there, and nobody else: the name of its peer has that of its node in it.
+    """
+    return segment_directory() / f"{segment.name}{_held_by(holder)}"
+
+
+def _held_by(holder: ActorAddress) -> str:
+    return f"@{holder.peer.name}.{holder.name}"
+
+
+def remove_held_by(run_dir: Path, holders: Iterable[ActorAddress], pid: int) -> int:
+    """Remove what the pullers ``holders``, in the process ``pid``, have of this run; returns how many files."""
+    ends = tuple(map(_held_by, holders))
     removed = 0
     for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
         name = path.name.removesuffix(".partial")

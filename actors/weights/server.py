@@ -27,14 +27,8 @@ from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.errors import AskError, ReplyError
 from actors.core.registered import RegisteredActor
 from actors.roles import RoleArgs
-from actors.scheduler.messages import (
-    Acknowledged,
-    LookupService,
-    RegisterService,
-    ServiceChanged,
-    ServiceFound,
-    VersionAvailable,
-)
+from actors.scheduler.messages import Acknowledged, VersionAvailable
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
 from actors.weights.manifest import check_manifest, chunk_bounds, same_layout

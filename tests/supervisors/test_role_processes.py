@@ -17,7 +17,7 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
-from actors.weights.segments import run_id, segment_directory
+from actors.weights.segments import held_path, segment_path
 from configs.limits import Limits
 from supervisors.children import process_child
 from supervisors.errors import SupervisorGaveUp
@@ -334,7 +334,7 @@ def test_kill_9_of_the_agents_process_leaves_no_orphans(tmp_path):
 
 def held_file(head: Head, address: ActorAddress) -> Path:
     """What a killed puller leaves: a segment of 3 bytes in shared memory."""
-    path = segment_directory() / f"headrace-{run_id(head.run_dir)}-v3@{address.name}"
+    path = held_path(segment_path(head.run_dir, 3), address)
     path.write_bytes(b"abc")
     return path
 

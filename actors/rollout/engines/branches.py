@@ -31,6 +31,13 @@ class Arrangement:
     rows: int
 
 
+def one_slot_each(branches: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    """For each of ``rows`` branches a slot that is on it, int64[rows]; all of them have the same tokens."""
+    slots = np.zeros(rows, np.int64)
+    slots[branches] = np.arange(len(branches))
+    return slots
+
+
 def rearranged(branches: NDArray[np.int64], tokens: NDArray[np.int64]) -> Arrangement:
     """Fork where slots of one branch differ in their newest token, and let go of branches without a slot.
 

@@ -31,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
-from actors.rollout.engines.branches import rearranged
+from actors.rollout.engines.branches import one_slot_each, rearranged
 from actors.rollout.engines.decoder import Decoder, make_decoder
 from actors.rollout.engines.model_loading import load_model, pick_device
 from actors.rollout.engines.requests import check_requests, ended_before_start
@@ -237,10 +237,7 @@ class TorchEngine:
         return logits.index_select(0, torch.from_numpy(rows.branches[: rows.count]).to(logits.device))
 
     def _one_slot_each(self) -> NDArray[np.int64]:
-        """For each branch a slot that is on it; all of them have the same tokens."""
-        slots = np.zeros(self._branches, np.int64)
-        slots[self._rows.branches[: self._cached]] = np.arange(self._cached)
-        return slots
+        return one_slot_each(self._rows.branches[: self._cached], self._branches)
 
     def _kv_used_fraction(self) -> float:
         spec = self._started()

@@ -20,6 +20,7 @@ from actors.jobs.summary import Summary, read_rows, row_of
 from actors.metrics.recorder import Metrics
 from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.scheduler import messages as m
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from configs.schema import JobConfig, MetricsConfig
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -46,14 +47,14 @@ class ScriptedScheduler(Actor):
         self.job: ActorAddress | None = None
         self.ready = asyncio.Event()
 
-    @handles(m.RegisterService)
-    async def register(self, offer: m.RegisterService) -> m.Acknowledged:
+    @handles(RegisterService)
+    async def register(self, offer: RegisterService) -> m.Acknowledged:
         self.job = offer.address
         return m.Acknowledged()
 
-    @handles(m.LookupService)
-    async def lookup(self, question: m.LookupService) -> m.ServiceFound:
-        return m.ServiceFound(address=self.ctx.self_address if self.ready.is_set() else None)
+    @handles(LookupService)
+    async def lookup(self, question: LookupService) -> ServiceFound:
+        return ServiceFound(address=self.ctx.self_address if self.ready.is_set() else None)
 
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:

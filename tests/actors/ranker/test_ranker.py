@@ -16,8 +16,9 @@ from actors.ranker.model import LengthPair
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, RegisterService
+from actors.scheduler.messages import Acknowledged
 from actors.scheduler.policies.length_predictor import prompt_keys
+from actors.scheduler.service_messages import RegisterService
 from configs.limits import Limits
 from configs.schema import JobConfig
 from transport.address import PeerId

@@ -23,6 +23,7 @@ from actors.rollout.messages import Assign, EngineStats, PullVersion, Revoke
 from actors.scheduler import messages as m
 from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.scheduler import Scheduler
+from actors.scheduler.service_messages import RegisterService
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -182,7 +183,7 @@ class FakeRewards(Actor):
 
     async def on_start(self) -> None:
         for role in ("rewards", "prompts"):
-            offer = m.RegisterService(job="j", role=role, address=self.ctx.self_address)
+            offer = RegisterService(job="j", role=role, address=self.ctx.self_address)
             await self.ctx.ref(self.scheduler).ask(offer, m.Acknowledged)
 
     @handles(Score)
@@ -216,7 +217,7 @@ class FakeTrainer(Actor):
         self.replays = 0
 
     async def on_start(self) -> None:
-        offer = m.RegisterService(job="j", role="trainer", address=self.ctx.self_address)
+        offer = RegisterService(job="j", role="trainer", address=self.ctx.self_address)
         await self.ctx.ref(self.scheduler).ask(offer, m.Acknowledged)
         self.publish()
         self.ctx.start_task(self.run(), "train")

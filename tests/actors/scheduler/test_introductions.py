@@ -10,6 +10,7 @@ import pytest
 
 from actors.core.actor import Actor, handles
 from actors.scheduler import messages as m
+from actors.scheduler.service_messages import RegisterService, ServiceChanged
 from transport.address import ActorAddress
 
 InWorld = Callable[..., None]
@@ -22,12 +23,12 @@ class Service(Actor):
         self.scheduler, self.role = scheduler, role
         self.told: list[ActorAddress] = []
 
-    @handles(m.ServiceChanged)
-    async def changed(self, news: m.ServiceChanged) -> None:
+    @handles(ServiceChanged)
+    async def changed(self, news: ServiceChanged) -> None:
         self.told.append(news.address)
 
     async def register(self) -> None:
-        offer = m.RegisterService(job="j", role=self.role, address=self.ctx.self_address)
+        offer = RegisterService(job="j", role=self.role, address=self.ctx.self_address)
         await self.ctx.ref(self.scheduler).ask(offer, m.Acknowledged)
 
 

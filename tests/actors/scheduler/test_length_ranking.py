@@ -14,6 +14,7 @@ from actors.scheduler import messages as m
 from actors.scheduler.long_lanes import LongLanes, choose
 from actors.scheduler.policies.assign import decide
 from actors.scheduler.policies.latency_table import LatencyMeter, LatencyTable, StepShape
+from actors.scheduler.service_messages import RegisterService
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 from tests.actors.scheduler.conftest import BUDGET, World, length
 from transport.address import ActorAddress
@@ -110,7 +111,7 @@ class FakeRanker(Actor):
         self.asked: list[int] = []
 
     async def on_start(self) -> None:
-        offer = m.RegisterService(job="j", role="ranker", address=self.ctx.self_address)
+        offer = RegisterService(job="j", role="ranker", address=self.ctx.self_address)
         await self.ctx.ref(self.scheduler).ask(offer, m.Acknowledged)
 
     @handles(ScorePrompts)

@@ -28,13 +28,10 @@ from actors.scheduler.messages import (
     Committed,
     LeaseGroup,
     LeaseGroups,
-    LookupService,
     OpenStep,
-    RegisterService,
-    ServiceChanged,
-    ServiceFound,
     StepLeased,
 )
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer

@@ -13,14 +13,8 @@ from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
-from actors.scheduler.messages import (
-    Acknowledged,
-    LookupService,
-    RegisterService,
-    ServiceChanged,
-    ServiceFound,
-    VersionAvailable,
-)
+from actors.scheduler.messages import Acknowledged, VersionAvailable
+from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights import client as client_module
 from actors.weights import segments
 from actors.weights.client import PulledWeights, WeightClient

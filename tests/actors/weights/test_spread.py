@@ -258,14 +258,16 @@ async def test_a_puller_that_was_killed_leaves_no_older_version_in_its_machines_
     await world.publish(1, words(1))
     killed = await world.worker("rollout-0", "there")
     await world.pull(killed, 1)
-    neighbour = tmp_path / "there" / next((tmp_path / "there").iterdir()).name.replace("@rollout-0", "@rollout-10")
-    neighbour.write_bytes(b"another holder's")
+    own = next((tmp_path / "there").iterdir())
+    for another in (f"{own.name}0", own.name.replace("@there", "@another-node-there")):
+        own.with_name(another).write_bytes(b"another holder's")
     monkeypatch.setattr(killed[0].puller, "close", lambda: None)
     await world.systems[0].stop()
     await world.publish(2, words(2))
     await world.pull(await world.worker("rollout-0", "there"), 2)
     left = {file.name.partition("-v")[2] for file in (tmp_path / "there").iterdir()}
-    assert left == {"2@rollout-0", "1@rollout-10"}
+    holder = "there.rollout-0.rollout-0"
+    assert left == {f"2@{holder}", f"1@{holder}0", f"1@another-node-{holder}"}
 
 
 async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(

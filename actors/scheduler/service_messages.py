@@ -1,0 +1,45 @@
+"""Who serves a job in which role: the scheduler knows, for everyone else has to find it in any case.
+
+rewards, weights, trainer, … ──RegisterService──▶ scheduler ◀──LookupService── whoever needs one
+                                                      └──ServiceChanged──▶ trainer
+"""
+
+from __future__ import annotations
+
+from actors.core.message import Message, message
+from transport.address import ActorAddress
+
+
+@message("scheduler.register_service")
+class RegisterService(Message):
+    """A service of the job is ready at ``address``. Reply: Acknowledged.
+
+    ``role``: ``weights``, ``rewards``, ``prompts``, ``trainer``, ``ranker`` or ``job``. A newer incarnation replaces
+    the older one; the trainer is told of new ``weights`` by ServiceChanged, the workers by PullVersion.
+    """
+
+    job: str
+    role: str
+    address: ActorAddress
+
+
+@message("scheduler.lookup_service")
+class LookupService(Message):
+    """Reply: ServiceFound."""
+
+    job: str
+    role: str
+
+
+@message("scheduler.service_found")
+class ServiceFound(Message):
+    address: ActorAddress | None
+
+
+@message("scheduler.service_changed")
+class ServiceChanged(Message):
+    """Sent to the trainer: after a new ``weights`` address it publishes its current version again."""
+
+    job: str
+    role: str
+    address: ActorAddress
