@@ -32,11 +32,9 @@ from actors.rollout.engines.decoder import make_decoder
 from actors.rollout.engines.model_loading import load_model as load_for_generation
 from actors.trainer.algorithms import Algorithm, algorithm_named
 from actors.trainer.algorithms.rule import BatchShape
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
-from actors.trainer.backends.causal_lm import ResponseLogits, load_model
-from actors.trainer.backends.flat import FlatParameters
+from actors.trainer.backend import BackendSpec, LossSpec
+from actors.trainer.backends.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.losses import token_losses
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -127,15 +125,14 @@ class Generator:
 class Learner:
     """Micro-batches to weights: the same losses and optimizer as the torch backend, without its thread and protocol."""
 
-    def __init__(self, job: JobConfig, model_path: Path) -> None:
+    def __init__(self, job: JobConfig, model_path: Path, threads: int) -> None:
         trainer, algorithm = job.trainer, job.algorithm
         if algorithm.kl_coefficient > 0 or job.model.dtype != "float32" or trainer.warmup_steps:
             raise ValueError(
                 "algorithm.kl_coefficient, model.dtype, trainer.warmup_steps: the bare loop has none of these"
             )
-        self.model = load_model(model_path, BackendSpec(model_path=model_path))
-        self._flat = FlatParameters(self.model)
-        self._logits = ResponseLogits(self.model, "cpu")
+        self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads))
+        self.model, self._flat = self._replicas.model, self._replicas.parameters
         self._algorithm: Algorithm = algorithm_named(algorithm.name)
         self._loss = LossSpec(
             clip_low=algorithm.clip_low,
@@ -160,13 +157,14 @@ class Learner:
         """One optimizer step; ``rewards`` float64[n]."""
         samples = self._samples(prompts, group, responses, rewards)
         for batch in cut(samples, budget_tokens=self._budget, keep_zero=False):
-            self._accumulate(batch)
+            self._replicas.accumulate(batch, self._loss)
         shape = BatchShape(
             samples=len(rewards),
             response_tokens=int(responses.lengths.sum()),
             max_response_tokens=self._max_tokens,
         )
         weight = self._algorithm.normaliser(shape)
+        self._flat.gather_gradients()
         norm = float(torch.linalg.vector_norm(self._flat.grad)) / weight
         self._flat.grad.mul_(min(1.0, self._max_norm / (norm + 1e-6)) / weight)
         self._optimizer.step()
@@ -194,18 +192,6 @@ class Learner:
                 )
         return samples
 
-    def _accumulate(self, batch: MicroBatch) -> None:
-        where = batch.loss_weight != 0
-        predicted = self._logits(batch, where)
-        new, _ = predicted.logprobs(self._loss.temperature)
-        behaviour, advantages = (
-            torch.from_numpy(batch.behaviour_logprobs[where]),
-            torch.from_numpy(batch.advantages[where]),
-        )
-        fresh = torch.zeros_like(predicted.targets, dtype=torch.bool)
-        token_losses(new, behaviour, advantages, fresh, None, self._loss).loss.sum().backward()  # type: ignore[no-untyped-call]
-        self._flat.collect_gradients()
-
 
 class BareLoop:
     """The whole job in one process. ``threads`` are torch's, for generation and for training."""
@@ -223,7 +209,7 @@ class BareLoop:
         self._dataset: Any = source._dataset  # noqa: SLF001 an entry is made once a prompt, not once a sample
         self._codec = TextCodec(model_path, job.data)
         self._tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-        self._generator, self._learner = Generator(job, model_path), Learner(job, model_path)
+        self._generator, self._learner = Generator(job, model_path), Learner(job, model_path, threads[1])
         self._position = 0
 
     def step(self) -> StepTimes:

@@ -1,7 +1,7 @@
 """All parameters of a model in one flat buffer, laid out exactly as the weight segment.
 
     flat    [ matrices … | vectors … ]   the model's parameters are views of it, 64-byte aligned
-    grad    [ matrices … | vectors … ]   float32 sums; in float32 training the parameters' own .grad are views of it
+    sums    [ matrices … | vectors … ]   of gradients, float32, for each model that has these parameters (a replica)
 
 One buffer makes the step a handful of large operations instead of several per parameter, and an export one copy.
 Matrices come first because only they are subject to weight decay.
@@ -19,32 +19,53 @@ from torch import Tensor, nn
 from actors.weights.manifest import layout
 
 
+def _in_order(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return sorted(model.named_parameters(), key=lambda pair: pair[1].dim() < 2)
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """The name in torch, without ``torch.``: ``float32``, ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 
+class GradientSums:
+    """Of one replica: ``total`` float32[n], and ``low`` where its backward passes add, the same in float32."""
+
+    def __init__(self, flat: Tensor) -> None:
+        self.total = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
+        self.low = self.total if flat.dtype == torch.float32 else torch.zeros_like(flat)
+
+    def collect(self) -> None:
+        """After a backward pass: add what it left in low precision to the float32 sums."""
+        if self.low is not self.total:
+            self.total.add_(self.low)
+            self.low.zero_()
+
+    def zero(self) -> None:
+        """Forget the sums, and what a failed backward pass may have left."""
+        self.total.zero_()
+        if self.low is not self.total:
+            self.low.zero_()
+
+
 class FlatParameters:
     """Moves the parameters of ``model`` (all of one dtype, on one device) into a flat buffer, in place.
 
-    ``flat`` dtype[n], ``master`` float32[n] (``flat`` itself in float32), ``grad`` float32[n].
+    ``flat`` dtype[n], ``master`` float32[n] (``flat`` itself in float32), ``grad`` float32[n], ``sums`` a replica each,
+    of which the first is ``model`` and its ``total`` is ``grad``.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        parameters = sorted(model.named_parameters(), key=lambda pair: pair[1].dim() < 2)
+        parameters = _in_order(model)
         dtype, device = parameters[0][1].dtype, parameters[0][1].device
         shapes = [(name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
         self.entries, self.total_bytes = layout(shapes)
         self.flat = torch.zeros(self.total_bytes // dtype.itemsize, dtype=dtype, device=device)
-        self.grad = torch.zeros(self.flat.numel(), dtype=torch.float32, device=device)
-        self._parameters = [parameter for _, parameter in parameters]
-        self._low_grad = self.grad if dtype == torch.float32 else torch.zeros_like(self.flat)
-        for parameter, view, grad in zip(
-            self._parameters, self._views(self.flat), self._views(self._low_grad), strict=True
-        ):
+        for (_, parameter), view in zip(parameters, self._views(self.flat), strict=True):
             view.copy_(parameter.data)
-            parameter.data = view
-            parameter.grad = grad
+        self.sums: list[GradientSums] = []
+        self.attach(model)
+        self.grad = self.sums[0].total
         self.master = self.flat if dtype == torch.float32 else self.flat.float()
         vectors = [entry.offset_bytes for entry in self.entries if len(entry.shape) < 2]
         self.first_vector = (vectors[0] if vectors else self.total_bytes) // dtype.itemsize
@@ -55,17 +76,25 @@ class FlatParameters:
             start = entry.offset_bytes // itemsize
             yield buffer[start : start + entry.length_bytes // itemsize].view(entry.shape)
 
-    def collect_gradients(self) -> None:
-        """After a backward pass: add what it left in low precision to the float32 sums."""
-        if self._low_grad is not self.grad:
-            self.grad.add_(self._low_grad)
-            self._low_grad.zero_()
+    def attach(self, model: nn.Module) -> GradientSums:
+        """Let a model of the same layout compute with these weights, and sum its gradients by itself."""
+        sums = GradientSums(self.flat)
+        views = zip(_in_order(model), self._views(self.flat), self._views(sums.low), strict=True)
+        for (_, parameter), view, grad in views:
+            parameter.data = view
+            parameter.grad = grad
+        self.sums.append(sums)
+        return sums
+
+    def gather_gradients(self) -> None:
+        """Add up in ``grad`` what the replicas have summed, in their order. Once before ``zero_gradients``."""
+        for sums in self.sums[1:]:
+            self.grad.add_(sums.total)
 
     def zero_gradients(self) -> None:
-        """Forget the sums, and what a failed backward pass may have left."""
-        self.grad.zero_()
-        if self._low_grad is not self.grad:
-            self._low_grad.zero_()
+        """Forget all sums."""
+        for sums in self.sums:
+            sums.zero()
 
     def publish_master(self) -> None:
         """After an optimizer step: round the float32 master into the model's dtype."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.weights.memory import SegmentWriter, copy_and_hash
+from actors.weights.memory import SegmentWriter
 from actors.weights.messages import Manifest, TensorEntry
 
 
@@ -22,11 +22,7 @@ def write_segment(
 
     Hashes are those of ``data``, so a torn write is noticed. ``writer``: of the versions before this one.
     """
-    writer = writer or SegmentWriter()
-    place, _ = writer.begin(path, len(data))
-    with memoryview(place) as view:
-        hashes = copy_and_hash(data, view, chunk_bytes)
-    writer.finish(path)
+    hashes = (writer or SegmentWriter()).write(path, data, chunk_bytes)
     return Manifest(
         job=job,
         policy_version=policy_version,

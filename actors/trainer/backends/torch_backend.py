@@ -1,6 +1,6 @@
 """The torch backend: one process, one device, any Hugging Face causal LM.
 
-    accumulate   forward ─ token losses ─ backward ─▶ gradient sums (flat, float32)
+    accumulate   forward ─ token losses ─ backward ─▶ gradient sums (flat, float32), shared out (``replicas``)
     step         sums / weight ─ clip ─ AdamW (float32 master) ─▶ weights in the model's dtype
 
 All of it runs on one thread of the backend's own: the event loop stays free, and calls happen in the order given.
@@ -25,13 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
-from actors.trainer.backends.causal_lm import ResponseLogits, load_model, response_positions
-from actors.trainer.backends.flat import FlatParameters
+from actors.trainer.backends.causal_lm import ResponseLogits, load_model
 from actors.trainer.backends.host_memory import keep_freed_memory
+from actors.trainer.backends.replicas import Replicas, scored
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
-from actors.trainer.losses import token_losses
 from actors.weights.memory import SegmentWriter
 from actors.weights.messages import Manifest
 
@@ -100,6 +99,8 @@ class TorchBackend:
     async def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._core is not None:
+            self._core.close()
         if self._helper is not None:
             self._helper.submit(self._segments.close)
             self._helper.shutdown(wait=False)
@@ -124,9 +125,8 @@ class _Core:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._model = load_model(spec.model_path, spec)
-        self._parameters = FlatParameters(self._model)
-        self._logits = ResponseLogits(self._model, spec.device)
+        self._replicas = Replicas(spec)
+        self._parameters = self._replicas.parameters
         self._reference: ResponseLogits | None = None
         if spec.needs_reference:
             frozen = load_model(spec.model_path, spec).requires_grad_(False)
@@ -168,47 +168,20 @@ class _Core:
     # ------------------------------------------------------------ forward and backward
 
     def score(self, batch: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
-        source = self._reference if reference else self._logits
-        if source is None:
+        if not reference:
+            return self._replicas.score(batch, temperature)
+        if self._reference is None:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
-        where = response_positions(batch)
-        result = np.zeros(batch.input_ids.shape, dtype=np.float32)
-        with torch.no_grad():
-            result[where] = source(batch, where).logprobs(temperature)[0].cpu().numpy()
-        return result
+        return scored(self._reference, batch, temperature)
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
-        where = batch.loss_weight != 0
-        predicted = self._logits(batch, where)
-        new, entropy = predicted.logprobs(loss.temperature)
-        stale = torch.ones_like(new, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where)
-        reference = None if batch.reference_logprobs is None else self._at(batch.reference_logprobs, where)
-        behaviour, advantages = self._at(batch.behaviour_logprobs, where), self._at(batch.advantages, where)
-        losses = token_losses(new, behaviour, advantages, stale, reference, loss)
-        weight = self._at(batch.loss_weight, where)
-        total = torch.dot(losses.loss, weight)
-        total.backward()  # type: ignore[no-untyped-call]
-        self._parameters.collect_gradients()
-        sums = torch.stack(
-            [weight.sum(), total.detach(), losses.clipped.sum(), losses.kl.sum(), entropy.sum(), losses.mismatch.sum()]
-        ).tolist()
-        return MicroBatchStats(
-            tokens=int(where.sum()),
-            weight=sums[0],
-            loss_sum=sums[1],
-            clipped_sum=sums[2],
-            kl_sum=sums[3],
-            entropy_sum=sums[4],
-            mismatch_sum=sums[5],
-        )
-
-    def _at(self, column: np.ndarray, where: np.ndarray) -> Tensor:
-        return torch.from_numpy(column[where]).to(self._spec.device)
+        return self._replicas.accumulate(batch, loss)
 
     # ------------------------------------------------------------ step
 
     def step(self, weight: float) -> StepResult:
         flat, spec = self._parameters, self._spec
+        flat.gather_gradients()
         norm = float(torch.linalg.vector_norm(flat.grad)) / weight
         rate = spec.learning_rate * min(1.0, (self._steps + 1) / max(1, spec.warmup_steps))
         skipped = not math.isfinite(norm)
@@ -221,6 +194,9 @@ class _Core:
         flat.zero_gradients()
         self._steps += 1
         return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped)
+
+    def close(self) -> None:
+        self._replicas.close()
 
     # ------------------------------------------------------------ files
 
@@ -281,5 +257,5 @@ class _Core:
 
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
+        self._replicas.model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
         copy_tokenizer(self._spec.model_path, directory)

@@ -1,11 +1,14 @@
-"""Segments in memory: what a writer that was killed has prepared is given back by the next one."""
+"""Segments in memory: written whole with or without a spare one, and what is not needed is given back."""
 
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import xxhash
 
 from actors.weights import memory
 from actors.weights.memory import SegmentWriter
@@ -26,3 +29,32 @@ def test_a_spare_segment_of_a_writer_that_is_dead_is_removed_and_that_of_a_livin
     assert {file.name for file in tmp_path.iterdir()} == {ours, theirs, f"headrace-cd-{NO_PID}-spare"}
     writer.close()
     assert not (tmp_path / ours).exists()
+
+
+@pytest.mark.parametrize("spare", [False, True], ids=["through the file", "into the spare"])
+def test_what_is_written_is_there_under_its_final_name_and_hashed_chunk_by_chunk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: bool
+) -> None:
+    monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
+    data, writer = os.urandom(10_000), SegmentWriter()
+    if spare:
+        writer.prepare(tmp_path / "headrace-ab-v0", len(data))
+    hashes = writer.write(tmp_path / "headrace-ab-v1", memoryview(data), 4096)
+    assert hashes == tuple(xxhash.xxh3_128_digest(data[start : start + 4096]) for start in (0, 4096, 8192))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"headrace-ab-v1": data}
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """No file may grow beyond 6,000 bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_of_a_segment_that_does_not_fit_nothing_stays(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="too large"):
+        SegmentWriter().write(tmp_path / "headrace-ab-v1", memoryview(bytes(10_000)), 4096)
+    assert not list(tmp_path.iterdir())

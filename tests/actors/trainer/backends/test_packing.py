@@ -229,7 +229,7 @@ async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
         backend = TorchBackend()
         await backend.start(BackendSpec(model_path=path, threads=1))
         assert backend._core is not None
-        backend._core._logits.may_pack = may_pack
+        backend._core._replicas.members[0].logits.may_pack = may_pack
         await backend.accumulate(batch, LossSpec())
         gradients.append(backend._core._parameters.grad.clone())
         await backend.close()

@@ -97,7 +97,7 @@ async def test_accumulate_gives_the_gradient_of_the_written_out_loss(model_path:
     assert stats.clipped_sum > 0, "the example must exercise the clip"
     core = backend._core
     assert core is not None
-    for name, parameter in core._model.named_parameters():
+    for name, parameter in core._replicas.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-3, atol=2e-5)
     await backend.close()
 
@@ -117,14 +117,14 @@ async def test_a_step_is_adamw_on_clipped_gradients(model_path: Path) -> None:
     optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
     for seed in range(3):
         await backend.accumulate(pad(samples(seed=seed)), LOSS)
-        for name, parameter in core._model.named_parameters():
+        for name, parameter in core._replicas.model.named_parameters():
             assert parameter.grad is not None
             named[name].grad = parameter.grad / 50.0
         norm = torch.nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
         optimizer.step()
         result = await backend.step(weight=50.0)
         assert result.grad_norm == pytest.approx(norm.item(), rel=1e-4)
-    for name, parameter in core._model.named_parameters():
+    for name, parameter in core._replicas.model.named_parameters():
         torch.testing.assert_close(parameter.data, named[name].data, rtol=1e-5, atol=1e-6)
     await backend.close()
 
