@@ -35,6 +35,7 @@ from actors.trainer.algorithms.rule import BatchShape
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.backends.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
+from actors.trainer.host_memory import keep_freed_memory
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -131,7 +132,7 @@ class Learner:
             raise ValueError(
                 "algorithm.kl_coefficient, model.dtype, trainer.warmup_steps: the bare loop has none of these"
             )
-        self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads))
+        self._replicas = Replicas(BackendSpec(model_path=model_path, threads=threads, replicas=threads))
         self.model, self._flat = self._replicas.model, self._replicas.parameters
         self._algorithm: Algorithm = algorithm_named(algorithm.name)
         self._loss = LossSpec(
@@ -269,6 +270,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", default="1:1", help="torch threads for generation and for training")
     options = parser.parse_args(args)
+    keep_freed_memory()
     generate, train = (int(part) for part in options.threads.split(":"))
     loop = BareLoop(load_job(options.job), options.model, threads=(generate, train))
     steps = [asdict(loop.step()) for _ in range(options.steps)]

@@ -1,20 +1,19 @@
 """What killed processes leave in shared memory, on machines where no head looks after the run's end.
 
-    process ends ─▶ its next life begins within the grace: it goes on with what is there
-                └─▶ it does not: the files go
+    process ends ─▶ its next life gets ready: it goes on with what is there
+                └─▶ none does within the grace, and none is being started: the files go
 
-Files are named after the run, the node, the process and the actor (``actors/weights/segments.py``): another node's
-process on this machine, one of the same name too, keeps its own.
+Files are named after the run and the actor (``actors/weights/segments.py``). What a namesake of another node on this
+machine has taken over is held by a living process, and stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actors.weights.segments import remove_held_by
-from transport.address import ActorAddress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,8 +21,8 @@ class Left:
     """What one process may have left."""
 
     run_dir: Path
-    holders: tuple[ActorAddress, ...]
-    """Its actors."""
+    holders: tuple[str, ...]
+    """Names of its actors."""
     pid: int
     ended_s: float
 
@@ -33,20 +32,26 @@ class Left:
 
 
 class Leavings:
-    """By name of the process. Times are the caller's."""
+    """By run and name of the process. Times are the caller's."""
 
     def __init__(self) -> None:
-        self._left: dict[str, Left] = {}
+        self._left: dict[tuple[str, str], Left] = {}
 
-    def ended(self, name: str, run_dir: str, holders: Iterable[ActorAddress], pid: int, now_s: float) -> None:
-        """The process ``name`` of the run at ``run_dir``, as the head names it, has ended."""
-        self._left[name] = Left(run_dir=Path(run_dir), holders=tuple(holders), pid=pid, ended_s=now_s)
+    def ended(self, run_dir: str, name: str, holders: Iterable[str], pid: int, now_s: float) -> None:
+        """The process ``name`` of the run at ``run_dir``, as the head names it, was ready and has ended."""
+        left = Left(run_dir=Path(run_dir), holders=tuple(holders), pid=pid, ended_s=now_s)
+        self._left[run_dir, name] = left
 
-    def begins(self, name: str) -> None:
-        """Its next life begins, and looks after what is there."""
-        self._left.pop(name, None)
+    def failed(self, run_dir: str, name: str, now_s: float) -> None:
+        """A further life of it ended before it was ready: the grace begins anew."""
+        if (left := self._left.get((run_dir, name))) is not None:
+            self._left[run_dir, name] = replace(left, ended_s=now_s)
 
-    def due(self, now_s: float, grace_s: float) -> list[Left]:
-        """What nobody has come back for in ``grace_s``; each is named once."""
-        names = [name for name, left in self._left.items() if now_s - left.ended_s >= grace_s]
+    def ready(self, run_dir: str, name: str) -> None:
+        """Its next life is there, and looks after what is there."""
+        self._left.pop((run_dir, name), None)
+
+    def due(self, now_s: float, grace_s: float, starting: Collection[tuple[str, str]] = ()) -> list[Left]:
+        """What nobody has come back for in ``grace_s``, nor is about to; each is named once."""
+        names = [name for name, left in self._left.items() if now_s - left.ended_s >= grace_s and name not in starting]
         return [self._left.pop(name) for name in names]

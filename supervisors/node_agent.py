@@ -25,7 +25,7 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
 from supervisors.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.leavings import Leavings
+from supervisors.leavings import Leavings, Left
 from supervisors.managed_process import Managed, NodeOptions, beside
 from supervisors.messages import (
     AdoptProcesses,
@@ -48,6 +48,7 @@ from supervisors.process_log import LOG_TRIM_S, last_lines, trim
 from supervisors.process_spec import ProcessSpec
 from supervisors.restart_budget import ExitCause
 from transport.address import ActorAddress
+from transport.errors import HeadraceError
 
 __all__ = ["NodeAgent", "NodeOptions"]
 
@@ -67,6 +68,7 @@ class NodeAgent(Actor):
     async def on_start(self) -> None:
         self.ctx.start_task(self._judge(), "judge")
         self.ctx.start_task(self._trim_logs(), "trim-logs")
+        self.ctx.start_task(self._keep_clear(), "keep-clear")
 
     async def on_stop(self) -> None:
         """Stop every process, all at once, each with most of our own stop deadline; then kill.
@@ -80,7 +82,7 @@ class NodeAgent(Actor):
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
                 self._ended(managed, await managed.process.gone())
-            await self._clear_away(0.0)
+            await self._clear_away(self._leavings.due(self.ctx.now(), 0.0))
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -164,7 +166,6 @@ class NodeAgent(Actor):
             ready=asyncio.get_running_loop().create_future(),
         )
         self._managed[order.name] = managed
-        self._leavings.begins(order.name)
         self._watch(owner)
         self.ctx.start_task(self._follow(managed), f"follow-{order.name}-{managed.process.pid}")
         return managed
@@ -201,6 +202,7 @@ class NodeAgent(Actor):
             return
         managed.detector.saw_ready(self.ctx.now())
         managed.report = message
+        self._leavings.ready(managed.order.args.run_dir, managed.order.name)
         managed.contact = self.ctx.sender
         if managed.contact is not None:
             self.ctx.watch(managed.contact)
@@ -225,10 +227,12 @@ class NodeAgent(Actor):
             self.ctx.unwatch(managed.contact)
         if not managed.ready.done():
             managed.ready.set_result(None)
+        run_dir = managed.order.args.run_dir
         if managed.report is None:
+            self._leavings.failed(run_dir, name, self.ctx.now())
             return
-        holders = managed.report.addresses.values()
-        self._leavings.ended(name, managed.order.args.run_dir, holders, end.pid, self.ctx.now())
+        holders = (address.name for address in managed.report.addresses.values())
+        self._leavings.ended(run_dir, name, holders, end.pid, self.ctx.now())
         detail = f"{managed.verdict}; {end}" if managed.verdict else str(end)
         log = self.ctx.log.info if end.cause in (ExitCause.STOPPED, ExitCause.COMPLETED) else self.ctx.log.warning
         log("process ended", process=name, pid=end.pid, cause=str(end.cause), detail=detail)
@@ -292,12 +296,22 @@ class NodeAgent(Actor):
                     self.ctx.log.warning("killing a hung process", process=managed.order.name, why=managed.verdict)
                     managed.process.kill()
             self._stop_orphans(now_s)
-            await self._clear_away(self.ctx.limits.orphan_grace_s)
 
-    async def _clear_away(self, grace_s: float) -> None:
-        for left in self._leavings.due(self.ctx.now(), grace_s):
-            if files := await self.ctx.run_blocking(left.remove):
-                self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
+    async def _keep_clear(self) -> None:
+        grace_s = self.ctx.limits.orphan_grace_s
+        while True:
+            await self.ctx.sleep(self.ctx.limits.health_check_s)
+            starting = {(m.order.args.run_dir, m.order.name) for m in self._managed.values()}
+            await self._clear_away(self._leavings.due(self.ctx.now(), grace_s, starting))
+
+    async def _clear_away(self, leavings: list[Left]) -> None:
+        """As far as it goes: memory that stays costs less than the processes of this machine."""
+        for left in leavings:
+            try:
+                if files := await self.ctx.run_blocking(left.remove):
+                    self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
+            except (OSError, HeadraceError) as error:
+                self.ctx.log.warning("shared memory of an ended process stays", pid=left.pid, why=str(error))
 
     @handles(Down)
     async def down(self, message: Down) -> None:

@@ -84,6 +84,8 @@ class BackendSpec:
     dtype: str = "float32"
     device: str = "cpu"
     threads: int = 1
+    replicas: int = 1
+    """Of the model, on the CPU, that share the weights and these threads between them."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     weight_decay: float = 0.0

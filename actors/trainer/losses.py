@@ -146,14 +146,14 @@ class TokenLogprobs(torch.autograd.Function):
         temperature: float = ctx.temperature  # type: ignore[attr-defined]
         grad = torch.empty_like(logits)
         scale = grad_logprobs / temperature
-        row_scale = torch.zeros_like(normalisers).index_put_((rows,), scale, accumulate=True)
+        row_scale = torch.zeros_like(normalisers).index_add_(0, rows, scale)
         block_rows = max(1, TokenLogprobs.BLOCK_ELEMENTS // logits.shape[1])
         for start in range(0, logits.shape[0], block_rows):
             block = slice(start, start + block_rows)
             part = torch.exp(logits[block].float() / temperature - normalisers[block, None])
             part.mul_(-row_scale[block, None])
             here = (rows >= start) & (rows < start + block_rows)
-            part.index_put_((rows[here] - start, targets[here]), scale[here], accumulate=True)
+            part.view(-1).index_add_(0, (rows[here] - start) * part.shape[1] + targets[here], scale[here])
             grad[block] = part.to(logits.dtype)
         return grad, None, None, None
 

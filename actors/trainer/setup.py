@@ -8,11 +8,15 @@ from typing import Final
 
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
+from actors.trainer.host_memory import keep_freed_memory
 from configs.schema import JobConfig
 
 SHARED_OUT_BYTES: Final = 8_000_000
 """Weights from which the trainer uses every core beside generation. On two hardware threads of one core, 5 million
 float32 parameters train 1.4 times as fast with a second replica; with 0.3 million it gains nothing."""
+
+REPLICAS_MAX: Final = 2
+"""Each has gradient sums of its own; further threads work inside the operations of these."""
 
 
 def make_backend(kind: str) -> TrainBackend:
@@ -21,6 +25,7 @@ def make_backend(kind: str) -> TrainBackend:
         # Read when torch's thread pool loads. Threads that spin while they wait for each other take the cores from
         # whoever shares them: on two busy cores a step with two spinning threads took five times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        keep_freed_memory()
         from actors.trainer.backends.torch_backend import TorchBackend
 
         return TorchBackend()
@@ -38,7 +43,8 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         model_path=Path(args.model_path),
         dtype=job.model.dtype,
         device=resolve_device(trainer.device, trainer.backend),
-        threads=resolve_threads(job, Path(args.model_path)),
+        threads=(threads := resolve_threads(job, Path(args.model_path))),
+        replicas=resolve_replicas(threads, Path(args.model_path)),
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps,
         weight_decay=trainer.weight_decay,
@@ -63,6 +69,11 @@ def resolve_threads(job: JobConfig, model_path: Path) -> int:
     if weights_bytes(model_path) >= SHARED_OUT_BYTES:
         return cores
     return max(1, cores - 1 if job.staleness == 0 else cores // 2)
+
+
+def resolve_replicas(threads: int, model_path: Path) -> int:
+    """Two, where there are threads for two and the operations are long enough."""
+    return min(REPLICAS_MAX, threads) if weights_bytes(model_path) >= SHARED_OUT_BYTES else 1
 
 
 def weights_bytes(model_path: Path) -> int:

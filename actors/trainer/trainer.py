@@ -174,6 +174,8 @@ class Trainer(Actor):
         began_s = self.ctx.now()
         await self._publisher.publish(self.step)
         accounts.published_s = self.ctx.now() - began_s
+        if self._job.staleness == 0:
+            await self._publisher.settle()  # generation waits for the version, and nobody for the commit
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
             await self._checkpoint()

@@ -175,7 +175,7 @@ class WeightClient:
             return holding
         for other in [v for v, held in self.shelf.items() if v == version or not held.whole]:
             self.shelf.pop(other).discard()
-        path = held_path(Path(reply.path), self._ctx.self_address)
+        path = held_path(Path(reply.path), self._ctx.self_address.name)
         first = not self.shelf  # what else lies there is of earlier lives
         holding = await self._ctx.run_blocking(open_holding, manifest, path, self._writer, first=first)
         self.shelf[version] = holding

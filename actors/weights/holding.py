@@ -151,8 +151,7 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     """
     if first:
         _remove_others(path)
-    if (there := mapped_holding(manifest, path)) is not None:
-        there.own = True  # and named
+    if (there := mapped_holding(manifest, path, own=True)) is not None:
         return there
     path.unlink(missing_ok=True)
     try:
@@ -164,15 +163,15 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     return Holding(manifest, path, view, set(missing), own=True)
 
 
-def mapped_holding(manifest: Manifest, path: Path) -> Holding | None:
-    """The version in the file at ``path``, mapped, if all of it is there and intact. Blocks."""
+def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False) -> Holding | None:
+    """The version in the file at ``path``, mapped, if all of it is there and intact. ``own``: left by us. Blocks."""
     try:
-        view = map_segment(path)
+        view = map_segment(path, own=own)
     except (OSError, ValueError):
         return None
     if len(view) != manifest.total_bytes or damaged_chunks(manifest, view):
         return None
-    return Holding(manifest, path, view, set(), own=False)
+    return Holding(manifest, path, view, set(), own=own)
 
 
 def _remove_others(path: Path) -> None:

@@ -29,6 +29,7 @@ import xxhash
 
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
 from actors.weights.messages import Manifest
+from actors.weights.segments import hold
 
 PARALLEL_BYTES: Final = 32 << 20
 """Below this a second thread costs more than it brings, and no spare segment is kept."""
@@ -39,13 +40,15 @@ _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
 
 
-def map_segment(path: Path) -> memoryview:
-    """The bytes of ``path``, read-only. The mapping goes with the last view of it.
+def map_segment(path: Path, *, own: bool = False) -> memoryview:
+    """The bytes of ``path``, read-only. The mapping goes with the last view of it. ``own``: we keep the file as ours.
 
     Raises:
         OSError, ValueError: it cannot be opened, or is empty.
     """
     with path.open("rb") as file:
+        if own:
+            hold(file)
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
@@ -108,7 +111,7 @@ class SegmentWriter:
         """Have the pages of a segment of ``size`` bytes ready beside ``path``; without room for it there is none."""
         if size < PARALLEL_BYTES:
             return
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             if self._spare is not None and len(self._spare[1]) == size:
                 return
             self._drop_spare()
@@ -134,7 +137,8 @@ class SegmentWriter:
 
 
 def _run_prefix(path: Path) -> str:
-    return path.name.rpartition("-v")[0] or path.name
+    segment = path.name.partition("@")[0]
+    return segment.rpartition("-v")[0] or segment
 
 
 def _remove_spares_of_the_dead(path: Path) -> None:
@@ -148,6 +152,7 @@ def _remove_spares_of_the_dead(path: Path) -> None:
 
 def _writable(path: Path, size: int) -> mmap.mmap:
     with path.open("a+b") as file:
+        hold(file)
         os.truncate(file.fileno(), size)
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)

@@ -6,6 +6,8 @@ server keeps the manifest beside it (``<path>.manifest``) and can so be killed a
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import platform
@@ -14,12 +16,11 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import msgspec
 
 from actors.weights.messages import Manifest
-from transport.address import ActorAddress
 
 
 class Host(NamedTuple):
@@ -43,8 +44,8 @@ def segment_directory() -> Path:
 
 
 def run_id(run_dir: Path) -> str:
-    """Short name of a run, the same in each of its processes."""
-    return hashlib.blake2b(str(run_dir.resolve()).encode(), digest_size=6).hexdigest()
+    """Short name of a run, the same in each of its processes, on machines with other links too."""
+    return hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=6).hexdigest()
 
 
 def segment_path(run_dir: Path, policy_version: int) -> Path:
@@ -89,25 +90,41 @@ def remove_segments(run_dir: Path) -> int:
     return len(paths)
 
 
-def held_path(segment: Path, holder: ActorAddress) -> Path:
-    """Where ``holder`` keeps what it pulls of ``segment``.
+def held_path(segment: Path, holder: str) -> Path:
+    """Where the puller called ``holder`` keeps what it pulls of ``segment``; each of its lives on this machine."""
+    return segment_directory() / f"{segment.name}@{holder}"
 
-    Each of its lives looks there, and nobody else: the name of its peer has that of its node in it.
+
+def hold(file: IO[bytes]) -> None:
+    """Mark ``file`` as somebody's for as long as it, or a mapping of it, is open in this process."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def _is_held(path: Path) -> bool:
+    """By a living process. In simulations nobody is a process, and what was killed may not be collected yet."""
+    if SIMULATED_HOST.get() is not None:
+        return False
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
+    """Remove what dead pullers called ``holders`` have of this run, and the process ``pid`` of spare; how many files.
+
+    What a living process holds stays: one of the same name may run here in the dead one's place.
     """
-    return segment_directory() / f"{segment.name}{_held_by(holder)}"
-
-
-def _held_by(holder: ActorAddress) -> str:
-    return f"@{holder.peer.name}.{holder.name}"
-
-
-def remove_held_by(run_dir: Path, holders: Iterable[ActorAddress], pid: int) -> int:
-    """Remove what the pullers ``holders``, in the process ``pid``, have of this run; returns how many files."""
-    ends = tuple(map(_held_by, holders))
+    ends = tuple(f"@{holder}" for holder in holders)
     removed = 0
     for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
         name = path.name.removesuffix(".partial")
-        if name.endswith((*ends, f"-{pid}-spare")):
+        if name.endswith(f"-{pid}-spare") or (name.endswith(ends) and not _is_held(path)):
             path.unlink(missing_ok=True)
             removed += 1
     return removed

@@ -334,7 +334,7 @@ def test_kill_9_of_the_agents_process_leaves_no_orphans(tmp_path):
 
 def held_file(head: Head, address: ActorAddress) -> Path:
     """What a killed puller leaves: a segment of 3 bytes in shared memory."""
-    path = held_path(segment_path(head.run_dir, 3), address)
+    path = held_path(segment_path(head.run_dir, 3), address.name)
     path.write_bytes(b"abc")
     return path
 

@@ -58,7 +58,8 @@ class KvCache:
     def move(self, sources: Tensor, targets: Tensor) -> None:
         """Copy row ``sources[j]``, which may come several times, onto row ``targets[j]``; the two sets are disjoint."""
         for part in (self._keys, self._values):
-            part[:, targets] = part[:, sources]
+            for layer in part:  # what is copied is in memory twice for a moment
+                layer[targets] = layer[sources]
 
     def write_prefix(self, layer: int, targets: Tensor, keys: Tensor, values: Tensor) -> None:
         """Row ``targets[j]`` begins with ``keys[j]`` and ``values[j]``, [heads, tokens, head_dim]."""

@@ -185,7 +185,7 @@ def _lay_out(
         new = path[shared:]
         ids[new] = batch.input_ids[member, p + shared : p + size]
         positions[new] = np.arange(p + shared, p + size)
-        source[member, p] = start + p - 1
+        source[member, p : p + 1] = start + p - 1  # of no column, where there is no response
         source[member, p + 1 : p + 1 + size] = path
         end += size - shared
     ends[start : start + p] = end

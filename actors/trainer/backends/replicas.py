@@ -32,8 +32,6 @@ from actors.trainer.losses import token_losses
 
 R = TypeVar("R")
 
-REPLICAS_MAX: Final = 2
-"""Each has gradient sums of its own; further threads work inside the operations of these."""
 UNEVEN_MAX: Final = 1.25
 """Siblings stay together unless the largest share would so be this many times an even one."""
 
@@ -85,15 +83,19 @@ class Replicas:
     """
 
     def __init__(self, spec: BackendSpec) -> None:
-        count = min(REPLICAS_MAX, max(1, spec.threads)) if spec.device == "cpu" else 1
+        count = max(1, min(spec.replicas, spec.threads)) if spec.device == "cpu" else 1
         self.model = load_model(spec.model_path, spec)
         self.parameters = FlatParameters(self.model)
         self.members = [Replica(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
             model = load_model(spec.model_path, spec)
             self.members.append(Replica(model, spec.device, self.parameters.attach(model)))
-        threads = max(1, spec.threads // count)
-        self._pool = ThreadPoolExecutor(count, "replica", torch.set_num_threads, (threads,)) if count > 1 else None
+        least, more = divmod(spec.threads, count)
+        self._threads = [
+            ThreadPoolExecutor(1, f"replica-{index}", torch.set_num_threads, (least + (index < more),))
+            for index in range(count)
+            if count > 1
+        ]
 
     def score(self, batch: MicroBatch, temperature: float) -> np.ndarray:
         """Log-probabilities float32[B, T] of the tokens of ``batch``, 0 where no response token stands."""
@@ -110,16 +112,18 @@ class Replicas:
         return _total(self._on_each(lambda replica, part: replica.accumulate(part, loss), batch, rows))
 
     def _on_each(self, work: Callable[[Replica, MicroBatch], R], batch: MicroBatch, rows: list[slice]) -> list[R]:
-        if self._pool is None or len(rows) == 1:
+        if len(rows) == 1:
             return [work(self.members[0], batch)]
-        parts = (_part(batch, part) for part in rows)
-        futures = [self._pool.submit(work, replica, part) for replica, part in zip(self.members, parts, strict=False)]
+        futures = [
+            thread.submit(work, replica, _part(batch, part))
+            for thread, replica, part in zip(self._threads, self.members, rows, strict=False)
+        ]
         wait(futures)
         return [future.result() for future in futures]
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
+        for thread in self._threads:
+            thread.shutdown(wait=False)
 
 
 def scored(logits: ResponseLogits, batch: MicroBatch, temperature: float) -> np.ndarray:

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.causal_lm import ResponseLogits, load_model
-from actors.trainer.backends.host_memory import keep_freed_memory
 from actors.trainer.backends.replicas import Replicas, scored
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
@@ -54,8 +53,6 @@ class TorchBackend:
         self._core: _Core | None = None
 
     async def start(self, spec: BackendSpec) -> None:
-        if spec.device == "cpu":
-            keep_freed_memory()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
         self._helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segments")
         self._core = await self._run(_Core, spec)

@@ -338,6 +338,35 @@ async def test_the_newest_of_several_announced_versions_wins(stage: Stage) -> No
 
 
 @in_virtual_time
+async def test_an_announcement_of_an_older_version_than_is_wanted_already_is_ignored(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.weights.gate.clear()
+    for version in (1, 3, 2):
+        stage.weights.publish(version)
+        stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=version, weights=stage.weights_address))
+        await asyncio.sleep(0.1)
+    stage.weights.gate.set()
+    await stage.scheduler.until(lambda: stage.engine.policy_version == 3)
+    assert stage.weights.asked == [1, 3]
+
+
+@in_virtual_time
+async def test_a_weight_server_that_has_lost_its_newest_versions_takes_no_worker_back(stage: Stage) -> None:
+    """The newest that it has is older than what the worker serves, which asks until the wanted one is there."""
+    await stage.start_worker()
+    await stage.have_version(5)
+    del stage.weights.versions[5]
+    stage.weights.publish(3)
+    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=7, weights=stage.weights_address))
+    await asyncio.sleep(5)
+    assert stage.engine.policy_version == 5
+    stage.weights.publish(7)
+    await stage.scheduler.until(lambda: stage.engine.policy_version == 7)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(WorkerVersion)) == 2)
+    assert [said.policy_version for said in stage.scheduler.all(WorkerVersion)] == [5, 7]
+
+
+@in_virtual_time
 async def test_a_version_that_has_been_retired_is_replaced_by_the_newest(stage: Stage) -> None:
     await stage.start_worker()
     stage.weights.publish(9)
@@ -395,6 +424,22 @@ async def test_a_prompt_that_the_engine_refuses_fails_alone_as_data(stage: Stage
     failed = stage.scheduler.all(AssignmentsFailed)[0]
     assert (failed.assignments.tolist(), failed.failure.kind) == ([1], FailureKind.DATA)
     assert "100000" in failed.failure.message
+
+
+@in_virtual_time
+async def test_more_samples_than_twice_the_slots_are_refused_whole_and_nothing_that_is_held_is_lost(
+    stage: Stage,
+) -> None:
+    await stage.start_worker(slots=2)
+    stage.assign(1, 2, 3, tokens=8)
+    stage.assign(4, 5, tokens=8)
+    stage.assign(6, tokens=8)
+    ended = await stage.scheduler.finished(1, 2, 3, 6)
+    assert {len(tokens) for tokens, _ in ended.values()} == {8}
+    [failed] = stage.scheduler.all(AssignmentsFailed)
+    assert (failed.assignments.tolist(), failed.failure.kind) == ([4, 5], FailureKind.INFRASTRUCTURE)
+    assert failed.failure.message == "3 samples are held and 2 more offered: the worker has 2 slots"
+    assert not {4, 5} & stage.scheduler.samples().keys()
 
 
 @in_virtual_time

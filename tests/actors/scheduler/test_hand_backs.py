@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -111,6 +112,48 @@ def test_tokens_in_the_name_of_another_worker_never_enter(in_world: InWorld) -> 
         worker.ctx.ref(world.scheduler_at).tell(said)
         await asyncio.sleep(1.0)
         assert world.scheduler.counters.tokens == len(worker.held), "of whom it was assigned to the very same is taken"
+
+    in_world(scenario)
+
+
+async def silent_worker(world: Any) -> FakeWorker:
+    """One that has all of the first step and says nothing by itself."""
+    await world.start_head()
+    await world.start_rewards()
+    await world.start_trainer()
+    worker = await world.start_worker("rollout-0", step_s=100.0)
+    await world.until(lambda: len(worker.held) == 16)
+    return worker
+
+
+def test_a_sample_of_which_a_token_is_missing_is_taken_back_there_and_handed_out_anew(in_world: InWorld) -> None:
+    """Else the worker would go on with what nobody can take, and the sample would never end."""
+
+    async def scenario(world: Any) -> None:
+        worker = await silent_worker(world)
+        broken, *others = worker.held
+        prompt, sibling, *_ = worker.held[broken]
+        worker.ctx.ref(world.scheduler_at).tell(worker.delta([(broken, 1, 0, 10)]))
+        await asyncio.sleep(1.0)
+        assert world.scheduler.counters.gap_rows == 1 and world.scheduler.counters.tokens == 0
+        assert worker.revoked == 1 and broken not in worker.held
+        again = [number for number in worker.held if number not in others]
+        assert [worker.held[number][:3] for number in again] == [(prompt, sibling, 0)]
+        assert sorted(world.scheduler._ledger.in_flight("rollout-0").tolist()) == sorted(worker.held)
+
+    in_world(scenario)
+
+
+def test_of_a_worker_whose_delta_cannot_be_read_all_samples_are_taken_back(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        worker = await silent_worker(world)
+        former = set(worker.held)
+        unreadable = msgspec.structs.replace(worker.delta([(min(former), 0, 0, 10)]), row_bytes=b"half a row")
+        worker.ctx.ref(world.scheduler_at).tell(unreadable)
+        await asyncio.sleep(1.0)
+        assert world.scheduler.counters.tokens == 0
+        assert worker.revoked == 16 and not former & worker.held.keys()
+        assert len(worker.held) == 16, "they have been handed out anew"
 
     in_world(scenario)
 

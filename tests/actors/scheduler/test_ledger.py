@@ -155,6 +155,37 @@ def test_a_replay_must_name_the_same_samples() -> None:
     assert ledger.committed_steps == ledger.trainer_step == 1 and ledger.counters.samples_trained_twice == 0
 
 
+def committed(steps: int) -> Ledger:
+    ledger = Ledger()
+    ledger.apply(ev.Opened(1))
+    for step in range(steps):
+        ledger.apply(issued(step))
+        ledger.apply(ev.Dropped(step, ROWS, "no_result"))
+        ledger.apply(ev.Committed(step, np.zeros(0, np.int64), np.zeros(0, np.int32), step + 1))
+    return ledger
+
+
+@pytest.mark.parametrize("step", range(4))
+def test_after_a_rewind_the_trainer_is_at_the_step_that_it_named_and_no_commit_is_taken_back(step: int) -> None:
+    ledger = committed(3)
+    ledger.apply(ev.Rewound(step))
+    assert (ledger.trainer_step, ledger.committed_steps) == (step, 3)
+    for replayed in range(step, 3):
+        ledger.apply(ev.Leased(replayed, ROWS[:0], replay=True))
+        ledger.apply(ev.Committed(replayed, np.zeros(0, np.int64), np.zeros(0, np.int32), replayed + 1))
+    assert (ledger.trainer_step, ledger.committed_steps) == (3, 3)
+
+
+def test_a_rewind_to_a_step_that_has_been_let_go_is_refused_and_changes_nothing() -> None:
+    ledger = committed(3)
+    ledger.forget(2)
+    with pytest.raises(IllegalTransition, match="cannot replay from step 1: steps below 2 have been pruned"):
+        ledger.apply(ev.Rewound(1))
+    assert ledger.trainer_step == 3
+    ledger.apply(ev.Rewound(2))
+    assert ledger.trainer_step == 2
+
+
 STILL = StallView(
     quiet_s=10, quiet_limit_s=5, paused=False, step=3, steps=9, issued=True, queued=0, in_flight={}, finished=0,
     has_rewards=True, has_prompts=True, has_trainer=True, workers={"a": 3}, needed_version=3, newest_version=3,

@@ -170,6 +170,32 @@ def test_async_mode_runs_ahead_by_no_more_than_the_bound(in_world: InWorld) -> N
     in_world(scenario, steps=8, sync={"mode": "async", "max_staleness": 1})
 
 
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_prompts_are_read_up_to_the_staleness_bound_and_one_step_ahead_of_what_is_trained(
+    in_world: InWorld, staleness: int
+) -> None:
+    """A step that is with the trainer counts as trained."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_worker("rollout-0")
+        ledger, ahead = world.scheduler._ledger, staleness + 2
+        await asyncio.sleep(10)
+        assert ledger.issued_steps == ahead, "nobody trains"
+        await world.start_trainer()
+        await world.until(lambda: ledger.issued_steps == ahead + 1)
+        assert ledger.committed_steps == 0 and world.scheduler._leases.all_sent
+        most = 0
+        while world.job.state == "running":
+            most = max(most, ledger.issued_steps - ledger.committed_steps)
+            await asyncio.sleep(0.001)
+        assert most == ahead + 1
+
+    mode = "async" if staleness else "sync"
+    in_world(scenario, steps=8, sync={"mode": mode, "max_staleness": max(1, staleness)})
+
+
 @pytest.mark.parametrize("after_s", [0.03, 0.06, 0.1, 0.15])
 def test_a_killed_worker_costs_no_sample_and_its_tokens_go_on_elsewhere(in_world: InWorld, after_s: float) -> None:
     async def scenario(world: Any) -> None:

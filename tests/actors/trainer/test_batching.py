@@ -141,6 +141,28 @@ def test_duplicates_and_other_steps_are_counted_and_ignored() -> None:
     assert (box.duplicates, box.wrong_step, len(box.groups)) == (1, 1, 1)
 
 
+def test_a_group_that_is_leased_anew_with_other_samples_before_it_was_handed_out_takes_the_place_of_the_first() -> None:
+    box = inbox()
+    box.add(lease(0, rewards=(1.0, 0.0)))
+    assert not box.add(lease(0, rewards=(0.0, 1.0))), "it is counted once"
+    assert (box.duplicates, box.changed, box.missing) == (1, None, 7)
+    box.add(lease(1))
+    [[first, _]] = box.ready()
+    assert first.rewards.tolist() == [0.0, 1.0]
+
+
+def test_a_group_that_was_handed_out_and_is_leased_anew_voids_the_step_only_with_other_samples() -> None:
+    box = inbox()
+    for prompt in (0, 1):
+        box.add(lease(prompt))
+    box.ready()
+    box.add(lease(1))
+    assert box.changed is None
+    box.add(lease(1, lengths=[1, 1]))
+    assert box.changed == 1
+    assert box.ready() == [], "it is not handed out twice"
+
+
 def test_a_step_that_says_it_sent_more_than_came_has_lost_groups() -> None:
     box = inbox()
     box.add(lease(0))

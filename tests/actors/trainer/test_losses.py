@@ -196,3 +196,22 @@ def test_tokens_that_a_model_masks_leave_the_entropy_finite() -> None:
     logprobs, entropy = token_logprobs(logits, torch.tensor([1]), 1.0)
     torch.testing.assert_close(logprobs, torch.tensor([-math.log(2.0)]))
     torch.testing.assert_close(entropy, torch.tensor([math.log(2.0)]))
+
+
+def test_tokens_that_share_a_row_give_the_same_bits_however_many_threads_add_them() -> None:
+    """Torch's scattered additions are atomic from 32,768 entries on, in whatever order threads come."""
+    generator, threads = torch.Generator().manual_seed(0), torch.get_num_threads()
+    logits = torch.randn(50, 11, generator=generator)
+    rows, targets = (torch.randint(0, most, (40_000,), generator=generator) for most in (50, 11))
+    weight = torch.randn(40_000, generator=generator)
+    torch.set_num_threads(2)
+    try:
+        gradients: list[torch.Tensor] = []
+        for _ in range(20):
+            leaf = logits.clone().requires_grad_()
+            (token_logprobs(leaf, targets, 1.0, rows)[0] * weight).sum().backward()  # type: ignore[no-untyped-call]
+            assert leaf.grad is not None
+            gradients.append(leaf.grad)
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(gradients[0], other) for other in gradients)

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from actors.roles import RoleArgs
-from actors.trainer.setup import SHARED_OUT_BYTES, backend_spec, loss_spec, make_backend, resolve_threads
+from actors.trainer.setup import (
+    SHARED_OUT_BYTES,
+    backend_spec,
+    loss_spec,
+    make_backend,
+    resolve_replicas,
+    resolve_threads,
+)
 from configs.schema import JobConfig
 from tests.actors.trainer.trainer_world import job_config
 from transport.address import ActorAddress, PeerId
@@ -57,6 +64,9 @@ def test_a_model_whose_operations_are_worth_sharing_out_is_trained_on_every_core
         shard.truncate(SHARED_OUT_BYTES)
     assert resolve_threads(job_config(), tmp_path) == len(os.sched_getaffinity(0))
     assert resolve_threads(job_config(trainer={"threads": 1}), tmp_path) == 1
+    assert [resolve_replicas(threads, tmp_path) for threads in (1, 2, 7)] == [1, 2, 2]
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(bytes(1000))
+    assert resolve_replicas(7, tmp_path) == 1
 
 
 def test_an_unknown_backend_is_refused_with_the_known_ones() -> None:

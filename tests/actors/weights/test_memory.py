@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ def test_a_spare_segment_of_a_writer_that_is_dead_is_removed_and_that_of_a_livin
     for name in (f"headrace-ab-{NO_PID}-spare", f"headrace-ab-{os.getppid()}-spare", f"headrace-cd-{NO_PID}-spare"):
         (tmp_path / name).touch()
     writer = SegmentWriter()
-    writer.prepare(tmp_path / "headrace-ab-v3@rollout-0", 4096)
+    writer.prepare(tmp_path / "headrace-ab-v3@rollout-v2-0", 4096)
     ours, theirs = f"headrace-ab-{os.getpid()}-spare", f"headrace-ab-{os.getppid()}-spare"
     assert {file.name for file in tmp_path.iterdir()} == {ours, theirs, f"headrace-cd-{NO_PID}-spare"}
     writer.close()
@@ -44,17 +45,18 @@ def test_what_is_written_is_there_under_its_final_name_and_hashed_chunk_by_chunk
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {"headrace-ab-v1": data}
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond 6,000 bytes."""
+    """No file of this process may grow beyond 6,000 bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("full_disk")
 def test_of_a_segment_that_does_not_fit_nothing_stays(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="too large"):
+    with pytest.raises(OSError, match="too large"), full_disk():
         SegmentWriter().write(tmp_path / "headrace-ab-v1", memoryview(bytes(10_000)), 4096)
     assert not list(tmp_path.iterdir())

@@ -121,11 +121,11 @@ class Bench:
         )
         self.server = await self.near.spawn("weights", WeightServer(args))
 
-    async def publish(self, version: int, value: float) -> Published:
+    async def publish(self, version: int, value: float, path: Path | None = None) -> Published:
         entries, total = layout([("a", "float32", (300,)), ("b", "bfloat16", (5,))])
         data = bytearray(total)
         data[:1200] = np.full(300, value, np.float32).tobytes()
-        path = segments.segment_path(self.run_dir, version)
+        path = path or segments.segment_path(self.run_dir, version)
         path.write_bytes(data)
         manifest = Manifest(
             job="j",
@@ -227,6 +227,20 @@ async def test_old_versions_retire_and_are_refused(bench: Bench) -> None:
     with pytest.raises(VersionNotHeld, match="version 2"):
         await bench.pull(2)
     assert not segments.segment_path(bench.run_dir, 2).exists()
+
+
+async def test_a_version_that_is_published_again_stays_what_it_was_and_is_announced_once(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """Versions are immutable: whoever has begun to pull one would otherwise end with a mixture that fits no hash."""
+    for version in range(1, 6):
+        await bench.publish(version, float(version))
+    assert (await bench.publish(4, 0.75, tmp_path / "another")).newest == 5
+    assert (await bench.publish(5, 0.75, tmp_path / "another")).newest == 5
+    assert np.all((await bench.pull(4)).tensors["a"] == 4.0)
+    assert np.all((await bench.pull(5)).tensors["a"] == 5.0)
+    assert (await bench.server.ask(QueryVersions(job="j"), Versions)).held == (2, 3, 4, 5)
+    assert bench.scheduler.announced == [1, 2, 3, 4, 5]
 
 
 async def test_a_server_that_died_goes_on_with_what_it_held(bench: Bench) -> None:

@@ -16,10 +16,11 @@ from actors.roles import RoleArgs
 from actors.rollout.puller import VersionPuller
 from actors.weights import segments, server
 from actors.weights.client import PulledWeights
+from actors.weights.delta_source import DeltaSource
 from actors.weights.holding import Holding
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.memory import damaged_chunks
-from actors.weights.messages import Chunk, Manifest, Publish, Published, QueryVersions, Versions
+from actors.weights.messages import Chunk, GetChunks, Manifest, Publish, Published, QueryVersions, Versions
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
@@ -108,8 +109,8 @@ class World:
             SIMULATED_HOST.reset(token)
         return worker, self.near.ref(system.address(name))
 
-    async def publish(self, version: int, data: np.ndarray) -> None:
-        entries, total = layout([("a", "bfloat16", (TOTAL_BYTES // 2,))])
+    async def publish(self, version: int, data: np.ndarray, shape: tuple[int, ...] = (TOTAL_BYTES // 2,)) -> None:
+        entries, total = layout([("a", "bfloat16", shape)])
         assert total == data.nbytes
         self.bytes[version] = data.tobytes()
         path = segments.segment_path(self._run_dir, version)
@@ -216,6 +217,35 @@ async def test_a_puller_that_skipped_versions_gets_a_delta_against_the_one_that_
     assert (await world.pull(worker, 3)).wire_bytes < 0.05 * TOTAL_BYTES
 
 
+async def test_of_a_version_of_another_layout_no_delta_is_asked_for(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their bytes stand for other elements, or end elsewhere: what changed is not what differs."""
+    asked, deltas = list[int](), WeightServer._deltas
+
+    def note(self: WeightServer, manifest: Manifest, base: int) -> DeltaSource | None:
+        asked.append(base)
+        return deltas(self, manifest, base)
+
+    monkeypatch.setattr(WeightServer, "_deltas", note)
+    worker = await world.worker("rollout-0", "there")
+    for version, shape in ((1, (2, TOTAL_BYTES // 4)), (2, (TOTAL_BYTES // 4, 2)), (3, (TOTAL_BYTES // 4, 2))):
+        await world.publish(version, nudged(words(1), 0.01 * version), shape)
+        pulled = await world.pull(worker, version)
+        assert (pulled.wire_bytes == TOTAL_BYTES) == (version < 3)
+    assert asked == [-1, -1, 2]
+
+
+async def test_a_server_that_is_asked_for_a_delta_against_another_layout_sends_whole_chunks(world: World) -> None:
+    await world.publish(1, words(1), (2, TOTAL_BYTES // 4))
+    await world.publish(2, nudged(words(1), 0.01), (TOTAL_BYTES // 4, 2))
+    asked = GetChunks(job="j", policy_version=2, chunks=np.arange(CHUNKS, dtype=np.int32), base=1)
+    async with world.server.stream(asked, Chunk, timeout_s=10, credit_items=4) as stream:
+        chunks = [chunk async for chunk in stream]
+    assert {chunk.base for chunk in chunks} == {-1}
+    assert b"".join(chunk.data.tobytes() for chunk in chunks) == world.bytes[2]
+
+
 async def test_a_delta_is_not_taken_on_trust(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its chunk is checked against the version's own hash, and only that chunk is fetched again."""
     worker = await world.worker("rollout-0", "there")
@@ -259,15 +289,13 @@ async def test_a_puller_that_was_killed_leaves_no_older_version_in_its_machines_
     killed = await world.worker("rollout-0", "there")
     await world.pull(killed, 1)
     own = next((tmp_path / "there").iterdir())
-    for another in (f"{own.name}0", own.name.replace("@there", "@another-node-there")):
-        own.with_name(another).write_bytes(b"another holder's")
+    own.with_name(f"{own.name}0").write_bytes(b"another holder's")
     monkeypatch.setattr(killed[0].puller, "close", lambda: None)
     await world.systems[0].stop()
     await world.publish(2, words(2))
     await world.pull(await world.worker("rollout-0", "there"), 2)
     left = {file.name.partition("-v")[2] for file in (tmp_path / "there").iterdir()}
-    holder = "there.rollout-0.rollout-0"
-    assert left == {f"2@{holder}", f"1@{holder}0", f"1@another-node-{holder}"}
+    assert left == {"2@rollout-0", "1@rollout-00"}
 
 
 async def test_of_a_chunk_with_a_flipped_bit_only_that_chunk_is_fetched_again(

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
-from actors.trainer.backends import replicas
 from actors.trainer.backends.replicas import Replica, Replicas, shares
 from actors.trainer.batching import TrainSample, pad
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -46,7 +45,7 @@ BATCH = batch_of([(9, [7, 3, 4]), (7, [5, 2]), (5, [6, 6, 5]), (6, [1, 8])])
 
 
 def made(path: Path, threads: int, dtype: str = "float32") -> Replicas:
-    return Replicas(BackendSpec(model_path=path, threads=threads, dtype=dtype))
+    return Replicas(BackendSpec(model_path=path, threads=threads, replicas=2, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,8 +126,7 @@ def test_a_share_that_fails_is_raised_when_the_others_rest(model_path: Path, mon
 
 def test_further_threads_work_inside_the_replicas(model_path: Path) -> None:
     learner = made(model_path, 5)
-    assert len(learner.members) == replicas.REPLICAS_MAX
-    assert learner._on_each(lambda *_: torch.get_num_threads(), BATCH, shares(BATCH, 2)) == [2, 2]
+    assert learner._on_each(lambda *_: torch.get_num_threads(), BATCH, shares(BATCH, 2)) == [3, 2]
     learner.close()
 
 

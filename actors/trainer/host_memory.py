@@ -18,7 +18,7 @@ _KEPT_BYTES: Final = (1 << 31) - 1
 
 
 def keep_freed_memory() -> bool:
-    """From now on, in the whole process. Before the threads that compute are there. False: no glibc, nothing done."""
+    """From now on, in the whole process. Before the threads that compute are there. False: not all could be set."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):

@@ -10,7 +10,7 @@ import pytest
 STEPS = """
 import resource, sys, threading
 import numpy as np
-from actors.trainer.backends.host_memory import keep_freed_memory
+from actors.trainer.host_memory import keep_freed_memory
 
 if sys.argv[1] == "kept" and not keep_freed_memory():
     sys.exit(77)
