@@ -8,8 +8,8 @@
       LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
       StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
       backend.step                               the weights are version s + 1 now
-      Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
-      CommitStep(s) ──▶ scheduler  ┘ the next step for the second
+      Publish(s + 1) ─▶ weights    ┐ generation waits for the first, the next step for the second: on-policy one
+      CommitStep(s) ──▶ scheduler  ┘ after the other, else at the same time
       Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
 
     loop            waits for                        unblocked by

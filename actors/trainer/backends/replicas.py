@@ -136,34 +136,37 @@ def scored(logits: ResponseLogits, batch: MicroBatch, temperature: float) -> np.
 
 
 def shares(batch: MicroBatch, count: int) -> list[slice]:
-    """Cut the rows of ``batch`` into at most ``count`` runs of about equal tokens, if possible not between siblings.
+    """Cut the rows of ``batch`` into at most ``count`` runs of about equal work, if possible not between siblings.
 
-    Neighbours with equal prompts count as siblings, whose layout may compute the prompt once (``packing``).
+    Neighbours with equal prompts are siblings; what a row has in common with the one before costs nothing, since the
+    layout may compute it once (``packing``).
     """
     rows = len(batch.lengths)
     if count == 1 or rows == 1:
         return [slice(0, rows)]
-    starts = [0, *(row for row in range(1, rows) if not _are_siblings(batch, row - 1, row)), rows]
-    cuts = _cuts(batch.lengths, starts, count)
-    even = batch.lengths.sum() / count
-    if max(batch.lengths[part].sum() for part in cuts) > UNEVEN_MAX * even:
-        cuts = _cuts(batch.lengths, list(range(rows + 1)), count)
+    alike = _tokens_alike(batch)
+    work = batch.lengths - alike
+    cuts = _cuts(work, [0, *(np.flatnonzero(alike == 0)[1:].tolist()), rows], count)
+    if max(work[part].sum() for part in cuts) > UNEVEN_MAX * work.sum() / count:
+        cuts = _cuts(work, list(range(rows + 1)), count)
     return cuts
 
 
-def _are_siblings(batch: MicroBatch, one: int, other: int) -> bool:
-    size = int(batch.prompt_lengths[one])
-    if size != int(batch.prompt_lengths[other]):
-        return False
-    return np.array_equal(batch.input_ids[one, :size], batch.input_ids[other, :size])
+def _tokens_alike(batch: MicroBatch) -> np.ndarray:
+    """int[B]: with how many tokens a row begins as its sibling before it does; 0 where that is none."""
+    ids, prompts = batch.input_ids, batch.prompt_lengths
+    alike = np.cumprod(ids[1:] == ids[:-1], axis=1).sum(1)
+    alike = np.minimum(alike, np.minimum(batch.lengths[1:], batch.lengths[:-1]) - 1)  # the last one predicts nothing
+    siblings = (prompts[1:] == prompts[:-1]) & (alike >= prompts[1:])
+    return np.concatenate([[0], np.where(siblings, alike, 0)])
 
 
-def _cuts(lengths: np.ndarray, places: list[int], count: int) -> list[slice]:
+def _cuts(work: np.ndarray, places: list[int], count: int) -> list[slice]:
     """Cut at those of ``places`` that are nearest to even shares."""
-    before = np.concatenate([[0], np.cumsum(lengths)])
+    before = np.concatenate([[0], np.cumsum(work)])
     ideal = before[-1] * np.arange(1, count) / count
     nearest = np.abs(before[places][:, None] - ideal).argmin(0)
-    edges = sorted({0, len(lengths), *(places[index] for index in nearest.tolist())})
+    edges = sorted({0, len(work), *(places[index] for index in nearest.tolist())})
     return [slice(start, end) for start, end in pairwise(edges)]
 
 

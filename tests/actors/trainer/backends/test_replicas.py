@@ -146,5 +146,12 @@ def test_shares_are_all_rows_once_in_order(made_of: list[tuple[int, list[int]]],
 
 def test_siblings_stay_together_unless_a_share_would_be_much_too_large() -> None:
     assert shares(batch_of([(9, [4, 4]), (9, [4, 4]), (9, [4])]), 2) == [slice(0, 2), slice(2, 5)]
-    assert shares(batch_of([(9, [4, 4, 4, 4, 4]), (2, [1])]), 2) == [slice(0, 3), slice(3, 6)]
+    assert shares(batch_of([(9, [4, 4, 4, 4, 4]), (2, [1])]), 2) == [slice(0, 2), slice(2, 6)]
     assert shares(batch_of([(9, [4])]), 2) == [slice(0, 1)]
+
+
+def test_what_siblings_say_alike_is_no_work() -> None:
+    batch = batch_of([(5, [6, 6, 6, 6]), (5, [6]), (5, [6]), (5, [6])])
+    assert shares(batch, 2) == [slice(0, 4), slice(4, 7)]
+    batch.input_ids[:4] = batch.input_ids[0]
+    assert shares(batch, 2) == [slice(0, 5), slice(5, 7)]
