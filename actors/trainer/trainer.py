@@ -8,8 +8,8 @@
       LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
       StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
       backend.step                               the weights are version s + 1 now
-      Publish(s + 1) ─▶ weights    ┐ generation waits for the first, the next step for the second: on-policy one
-      CommitStep(s) ──▶ scheduler  ┘ after the other, else at the same time
+      Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
+      CommitStep(s) ──▶ scheduler  ┘ the next step for the second
       Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
 
     loop            waits for                        unblocked by
@@ -174,8 +174,6 @@ class Trainer(Actor):
         began_s = self.ctx.now()
         await self._publisher.publish(self.step)
         accounts.published_s = self.ctx.now() - began_s
-        if self._job.staleness == 0:
-            await self._publisher.settle()  # generation waits for the version, and nobody for the commit
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
             await self._checkpoint()
