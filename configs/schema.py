@@ -191,6 +191,9 @@ class WeightsConfig(Section):
     relay: bool = True
     """Have workers pass on what they have: the trainer's machine sends each version at most twice, whatever their
     number, and once to each other machine. Workers must be able to reach each other."""
+    send_bytes_per_s: Annotated[int, Field(ge=1_000_000)] | None = None
+    """No process, be it the weight server or a worker that passes on, sends more of the weights than this. Set it where
+    the link between sites is shared with others. Unset: as fast as it goes."""
 
 
 class SchedulingConfig(Section):

@@ -26,10 +26,13 @@ NEWEST = -1
 class VersionPuller:
     """Pulls on behalf of one worker. ``on_ready`` is called when a version waits in ``ready``."""
 
-    def __init__(self, ctx: Context, job: str, on_ready: Callable[[float], None]) -> None:
+    def __init__(
+        self, ctx: Context, job: str, on_ready: Callable[[float], None], *, send_bytes_per_s: int | None = None
+    ) -> None:
         self._ctx = ctx
         self._client = WeightClient(ctx, job, self._serve)
         self._on_ready = on_ready
+        self._send_bytes_per_s = send_bytes_per_s
         self._wanted = NEWEST
         self._weights: ActorAddress | None = None
         self._fetched = NEWEST
@@ -58,7 +61,9 @@ class VersionPuller:
 
     async def _serve(self) -> ActorAddress:
         """Pass on what is pulled over the network."""
-        relay = await self._ctx.spawn(f"{self._ctx.self_address.name}-relay", Relay(self._client.shelf))
+        relay = await self._ctx.spawn(
+            f"{self._ctx.self_address.name}-relay", Relay(self._client.shelf, self._send_bytes_per_s)
+        )
         return relay.address
 
     async def _pull(self, weights: ActorAddress) -> None:

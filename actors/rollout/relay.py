@@ -18,6 +18,7 @@ from actors.core.errors import ReplyError
 from actors.weights.holding import Holding, Shelf
 from actors.weights.manifest import chunk_bounds
 from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
+from actors.weights.pace import Pace
 
 
 class NotOnTheShelf(ReplyError):
@@ -27,8 +28,9 @@ class NotOnTheShelf(ReplyError):
 class Relay(Actor):
     """Serves ``shelf``, which its puller fills."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, shelf: Shelf, send_bytes_per_s: int | None = None) -> None:
         self._shelf = shelf
+        self._pace = Pace(send_bytes_per_s)
 
     @handles(GetSegment)
     @concurrent
@@ -48,15 +50,22 @@ class Relay(Actor):
                 raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} does not exist")
             if not await holding.until(index, self.ctx.limits.pull_timeout_s):
                 raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} did not come here")
-            delta = holding.deltas.get(index)
-            if delta is not None and delta.base == message.base:
-                yield delta
-                continue
-            start, end = chunk_bounds(manifest, index)
-            data = np.frombuffer(holding.view[start:end], dtype=np.uint8)
-            yield Chunk(policy_version=message.policy_version, index=index, data=data)
+            chunk = _chunk(holding, index, message.base)
+            if (wait_s := self._pace.wait_s(self.ctx.now(), chunk.data.nbytes)) > 0:
+                await self.ctx.sleep(wait_s)
+            yield chunk
 
     async def _holding(self, version: int) -> Holding:
         if (holding := await self._shelf.until(version, self.ctx.limits.pull_timeout_s)) is None:
             raise NotOnTheShelf(f"version {version} is not here; here are {sorted(self._shelf)}")
         return holding
+
+
+def _chunk(holding: Holding, index: int, base: int) -> Chunk:
+    """As the delta that it came as, if that is against ``base``, else as it lies in the file."""
+    delta = holding.deltas.get(index)
+    if delta is not None and delta.base == base:
+        return delta
+    start, end = chunk_bounds(holding.manifest, index)
+    data = np.frombuffer(holding.view[start:end], dtype=np.uint8)
+    return Chunk(policy_version=holding.manifest.policy_version, index=index, data=data)

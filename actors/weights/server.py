@@ -45,6 +45,7 @@ from actors.weights.messages import (
     SegmentDamaged,
     Versions,
 )
+from actors.weights.pace import Pace
 from actors.weights.relay_tree import RelayTree
 from actors.weights.segments import host_id, read_manifests, remove_segment, write_manifest
 
@@ -73,6 +74,7 @@ class WeightServer(RegisteredActor):
         self._sources: dict[tuple[int, int], DeltaSource] = {}
         """Of the newest version, against those that pullers hold."""
         self._sent_bytes = 0
+        self._pace = Pace(self._job_weights.send_bytes_per_s)
 
     async def on_start(self) -> None:
         for segment, manifest in read_manifests(self._run_dir):
@@ -189,6 +191,8 @@ class WeightServer(RegisteredActor):
                 ready = asyncio.create_task(self._ready(manifest, view, source, after), name="ready")
                 for index in batch:
                     chunk = _chunk(manifest, view, index, message.base, deltas.get(index))
+                    if (wait_s := self._pace.wait_s(self.ctx.now(), chunk.data.nbytes)) > 0:
+                        await self.ctx.sleep(wait_s)
                     self._sent_bytes += chunk.data.nbytes
                     yield chunk
         finally:

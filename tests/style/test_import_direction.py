@@ -27,7 +27,8 @@ LAYERS = {"configs": 0, "transport": 1, "actors.core": 2, "actors": 3, "supervis
 ZMQ_FILES = {"transport.zmq_socket", "transport.security", "actors.control.socket", "actors.control.client"}
 """The actors' own wire has one owner; keys are made by zmq; the control socket is for any language, not for peers."""
 CLIENT_SIDE = {
-    f"actors.weights.{name}" for name in ("client", "delta", "errors", "holding", "manifest", "memory", "segments")
+    f"actors.weights.{name}"
+    for name in ("client", "delta", "errors", "holding", "manifest", "memory", "pace", "segments")
 }
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""

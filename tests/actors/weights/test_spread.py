@@ -21,6 +21,7 @@ from actors.weights.holding import Holding
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.memory import damaged_chunks
 from actors.weights.messages import Chunk, GetChunks, Manifest, Publish, Published, QueryVersions, Versions
+from actors.weights.pace import Pace
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
@@ -35,6 +36,8 @@ LIMITS = DEFAULT_LIMITS.model_copy(update={"connect_timeout_s": 1.0})
 """Who is told of a feed that has just died looks for it that long."""
 CHUNK_BYTES, CHUNKS = 4096, 64
 TOTAL_BYTES = CHUNK_BYTES * CHUNKS
+RATE = 1 << 40
+"""Bytes a second that a puller may pass on."""
 
 
 class Worker(Actor):
@@ -45,7 +48,7 @@ class Worker(Actor):
         self.pulled: PulledWeights | None = None
 
     async def on_start(self) -> None:
-        self.puller = VersionPuller(self.ctx, "j", self._on_ready)
+        self.puller = VersionPuller(self.ctx, "j", self._on_ready, send_bytes_per_s=RATE)
 
     async def on_stop(self) -> None:
         self.puller.close()
@@ -185,6 +188,29 @@ async def test_without_relays_each_machine_is_fed_by_the_server(tmp_path: Path) 
     workers = [await world.worker(f"rollout-{n}", f"machine-{n}") for n in range(3)]
     await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
     assert await world.sent_bytes() == 3 * TOTAL_BYTES
+    await world.stop()
+
+
+async def test_every_chunk_that_the_server_or_a_relay_sends_keeps_to_its_rate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent, rates = 0, set[float | None]()
+
+    def wait_s(self: Pace, _now_s: float, size_bytes: int) -> float:
+        nonlocal sent
+        sent += size_bytes
+        rates.add(self._bytes_per_s)
+        return 1e-4
+
+    monkeypatch.setattr(Pace, "wait_s", wait_s)
+    capped = JOB.weights.model_copy(update={"send_bytes_per_s": 5_000_000})
+    world = World(tmp_path, JOB.model_copy(update={"weights": capped}))
+    await world.start()
+    await world.publish(1, words(1))
+    for n in range(4):
+        await world.pull(await world.worker(f"rollout-{n}", f"machine-{n}"), 1)
+    assert sent == 4 * TOTAL_BYTES
+    assert rates == {RATE, 5_000_000}
     await world.stop()
 
 

@@ -1,0 +1,24 @@
+"""How fast one process may send weights: what is sent takes its turn on a line of so many bytes a second.
+
+Streams that send at the same time share the line. An idle line saves nothing up, so that there are no bursts beyond the
+one chunk that finds it free.
+"""
+
+from __future__ import annotations
+
+
+class Pace:
+    """``bytes_per_s`` None: as fast as it goes. Times are the caller's."""
+
+    def __init__(self, bytes_per_s: float | None) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        """When all that was counted has passed."""
+
+    def wait_s(self, now_s: float, size_bytes: int) -> float:
+        """Seconds until ``size_bytes`` more may be sent; they are counted as sent then."""
+        if self._bytes_per_s is None:
+            return 0.0
+        begin_s = max(now_s, self._free_s)
+        self._free_s = begin_s + size_bytes / self._bytes_per_s
+        return begin_s - now_s
