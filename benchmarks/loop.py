@@ -77,13 +77,14 @@ def _mean(rows: Sequence[Result], key: str) -> float:
 
 
 def compare(ours: Sequence[Result], loops: Sequence[Result]) -> Result:
-    """Medians of repeated runs, and their ratio."""
-    our_speed = statistics.median(run["samples_per_second"] for run in ours)
-    loop_speed = statistics.median(run["samples_per_second"] for run in loops)
+    """Medians of repeated runs, and their ratio; and each run's speed, for the medians hide how far they lie apart."""
+    our_speeds, loop_speeds = ([run["samples_per_second"] for run in runs] for runs in (ours, loops))
+    our_speed, loop_speed = statistics.median(our_speeds), statistics.median(loop_speeds)
     return {
         "ours_samples_per_second": round(our_speed, 1),
         "loop_samples_per_second": round(loop_speed, 1),
         "ratio": round(our_speed / loop_speed, 3),
+        "each": {"ours": [round(speed) for speed in our_speeds], "loop": [round(speed) for speed in loop_speeds]},
         "ours": ours[-1],
     }
 
