@@ -16,28 +16,13 @@ from actors.trainer.backends.causal_lm import ResponseLogits, load_model, respon
 from actors.trainer.backends.packing import Row, choose, packed, padded, plan_blocks, plan_rows
 from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, pad
+from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 
 def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0, *, vocabulary: int = 96) -> MicroBatch:
     """Groups as (prompt tokens, response tokens of each sibling). A small vocabulary makes siblings alike."""
-    rng = np.random.default_rng(seed)
-    samples: list[TrainSample] = []
-    for prompt, (p, responses) in enumerate(groups):
-        prompt_ids = rng.integers(3, 99, p).astype(np.int32)
-        for sibling, r in enumerate(responses):
-            samples.append(
-                TrainSample(
-                    prompt=prompt,
-                    sibling=sibling,
-                    prompt_ids=prompt_ids,
-                    tokens=rng.integers(3, 3 + vocabulary, r).astype(np.int32),
-                    logprobs=np.full(r, -4.6, np.float32),
-                    stale=np.zeros(r, np.bool_),
-                    advantage=float(rng.normal()),
-                )
-            )
-    return pad(samples)
+    return pad(random_samples(groups, seed, vocabulary=vocabulary))
 
 
 EXAMPLE = [(6, [3, 1, 4]), (2, [5]), (4, [1, 1])]
@@ -179,12 +164,13 @@ def test_groups_of_uneven_length_are_laid_into_rows_of_even_length() -> None:
 
 def test_rows_stay_within_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "ROW_TOKENS_MAX", 12)
-    batch = batch_of([(4, [5, 5, 5, 30]), (4, [3]), (4, [2])])
-    blocks = plan_blocks(batch)
-    assert sorted(sorted(block.members) for block in blocks[:3]) == [[0, 2], [1], [3]], "in the order of their tokens"
-    assert [block.members for block in blocks[3:]] == [(4,), (5,)]
-    widths = [sum(block.length for block in row) for row in plan_rows(blocks, hidden=4096)]
-    assert max(widths) == 33, "the one block that is longer than a row sets the width"
+    responses = [[32, 1, 1, 1, 1], [81, 1, 1, 1, 1], [56, 1, 1, 1, 1], [3] * 30]
+    blocks = plan_blocks(written(responses, prompt=(50, 51, 52, 53)))
+    assert sorted(sorted(block.members) for block in blocks) == [[0, 2], [1], [3]], "in the order of their tokens"
+    rows = plan_rows(blocks, hidden=4096)
+    assert max(sum(block.length for block in row) for row in rows) == 33, "a block longer than a row sets the width"
+    blocks = plan_blocks(batch_of([(4, [3]), (4, [2])]))
+    assert [block.members for block in blocks] == [(0,), (1,)], "groups are blocks apart"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.replicas import Replica, Replicas, shares
-from actors.trainer.batching import TrainSample, pad
+from actors.trainer.batching import pad
+from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec(kl_coefficient=0.1)
@@ -25,20 +26,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def batch_of(groups: list[tuple[int, list[int]]], seed: int = 0) -> MicroBatch:
-    """Groups as (prompt tokens, response tokens of each sibling)."""
-    rng, samples = np.random.default_rng(seed), list[TrainSample]()
-    for prompt, (prompt_tokens, responses) in enumerate(groups):
-        ids = rng.integers(3, 99, prompt_tokens).astype(np.int32)
-        for sibling, size in enumerate(responses):
-            samples.append(
-                TrainSample(
-                    prompt=prompt, sibling=sibling, prompt_ids=ids,
-                    tokens=rng.integers(3, 99, size).astype(np.int32),
-                    logprobs=rng.normal(-4.6, 0.3, size).astype(np.float32),
-                    stale=rng.random(size) < 0.5, advantage=float(rng.normal()),
-                )
-            )  # fmt: skip
-    return pad(samples)
+    return pad(random_samples(groups, seed))
 
 
 BATCH = batch_of([(9, [7, 3, 4]), (7, [5, 2]), (5, [6, 6, 5]), (6, [1, 8])])

@@ -14,6 +14,7 @@ from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut, pad
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
 from actors.weights.manifest import tensor_views
+from tests.actors.trainer.random_samples import random_sample
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
@@ -37,14 +38,7 @@ def samples(groups: int = 3, siblings: int = 3, seed: int = 0) -> list[TrainSamp
         prompt_ids = rng.integers(3, 99, int(rng.integers(1, 6))).astype(np.int32)
         for sibling in range(siblings):
             r = int(rng.integers(1, 8))
-            made.append(
-                TrainSample(
-                    prompt=prompt, sibling=sibling, prompt_ids=prompt_ids,
-                    tokens=rng.integers(3, 99, r).astype(np.int32),
-                    logprobs=rng.normal(-4.6, 0.3, r).astype(np.float32),
-                    stale=rng.random(r) < 0.5, advantage=float(rng.normal()),
-                )
-            )  # fmt: skip
+            made.append(random_sample(rng, prompt, sibling, prompt_ids, r))
     return made
 
 
