@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import numpy as np
-
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import ReplyError
 from actors.weights.holding import Holding, Shelf
-from actors.weights.manifest import chunk_bounds
+from actors.weights.manifest import whole_chunk
 from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
 from actors.weights.pace import Pace
 
@@ -51,8 +49,7 @@ class Relay(Actor):
             if not await holding.until(index, self.ctx.limits.pull_timeout_s):
                 raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} did not come here")
             chunk = _chunk(holding, index, message.base)
-            if (wait_s := self._pace.wait_s(self.ctx.now(), chunk.data.nbytes)) > 0:
-                await self.ctx.sleep(wait_s)
+            await self._pace.turn(self.ctx, chunk.data.nbytes)
             yield chunk
 
     async def _holding(self, version: int) -> Holding:
@@ -66,6 +63,4 @@ def _chunk(holding: Holding, index: int, base: int) -> Chunk:
     delta = holding.deltas.get(index)
     if delta is not None and delta.base == base:
         return delta
-    start, end = chunk_bounds(holding.manifest, index)
-    data = np.frombuffer(holding.view[start:end], dtype=np.uint8)
-    return Chunk(policy_version=holding.manifest.policy_version, index=index, data=data)
+    return whole_chunk(holding.manifest, holding.view, index)

@@ -171,7 +171,9 @@ def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False) -> Hold
         return None
     if len(view) != manifest.total_bytes or damaged_chunks(manifest, view):
         return None
-    return Holding(manifest, path, view, set(), own=own)
+    holding = Holding(manifest, path, view, set(), own=own)
+    holding.has_its_name()
+    return holding
 
 
 def _remove_others(path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from actors.weights.errors import MalformedManifest
-from actors.weights.messages import Manifest, TensorEntry
+from actors.weights.messages import Chunk, Manifest, TensorEntry
 
 ALIGNMENT_BYTES: Final = 64
 
@@ -47,6 +47,12 @@ def chunk_bounds(manifest: Manifest, index: int) -> tuple[int, int]:
     """First and last-plus-one byte of a chunk."""
     start = index * manifest.chunk_bytes
     return start, min(start + manifest.chunk_bytes, manifest.total_bytes)
+
+
+def whole_chunk(manifest: Manifest, view: memoryview, index: int) -> Chunk:
+    """A chunk of the version in ``view``, as it lies there, not copied."""
+    start, end = chunk_bounds(manifest, index)
+    return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(view[start:end], np.uint8))
 
 
 def hash_chunks(data: memoryview | bytes | bytearray, chunk_bytes: int) -> tuple[bytes, ...]:

@@ -6,6 +6,8 @@ one chunk that finds it free.
 
 from __future__ import annotations
 
+from actors.core.context import Context
+
 
 class Pace:
     """``bytes_per_s`` None: as fast as it goes. Times are the caller's."""
@@ -14,6 +16,11 @@ class Pace:
         self._bytes_per_s = bytes_per_s
         self._free_s = 0.0
         """When all that was counted has passed."""
+
+    async def turn(self, ctx: Context, size_bytes: int) -> None:
+        """Return when ``size_bytes`` may be sent."""
+        if (wait_s := self.wait_s(ctx.now(), size_bytes)) > 0:
+            await ctx.sleep(wait_s)
 
     def wait_s(self, now_s: float, size_bytes: int) -> float:
         """Seconds until ``size_bytes`` more may be sent; they are counted as sent then."""

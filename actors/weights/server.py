@@ -31,7 +31,7 @@ from actors.scheduler.messages import Acknowledged, VersionAvailable
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, chunk_bounds, same_layout
+from actors.weights.manifest import check_manifest, chunk_bounds, same_layout, whole_chunk
 from actors.weights.memory import damaged_chunks, map_segment, warm
 from actors.weights.messages import (
     Chunk,
@@ -191,8 +191,7 @@ class WeightServer(RegisteredActor):
                 ready = asyncio.create_task(self._ready(manifest, view, source, after), name="ready")
                 for index in batch:
                     chunk = _chunk(manifest, view, index, message.base, deltas.get(index))
-                    if (wait_s := self._pace.wait_s(self.ctx.now(), chunk.data.nbytes)) > 0:
-                        await self.ctx.sleep(wait_s)
+                    await self._pace.turn(self.ctx, chunk.data.nbytes)
                     self._sent_bytes += chunk.data.nbytes
                     yield chunk
         finally:
@@ -228,9 +227,8 @@ class WeightServer(RegisteredActor):
 
 def _chunk(manifest: Manifest, view: memoryview, index: int, base: int, delta: bytes | None) -> Chunk:
     """A chunk as it lies in the segment, not copied, or as its delta against ``base``."""
-    start, end = chunk_bounds(manifest, index)
     if delta is None:
-        return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(view[start:end], np.uint8))
+        return whole_chunk(manifest, view, index)
     return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(delta, np.uint8), base=base)
 
 

@@ -93,8 +93,7 @@ class Replicas:
         least, more = divmod(spec.threads, count)
         self._threads = [
             ThreadPoolExecutor(1, f"replica-{index}", torch.set_num_threads, (least + (index < more),))
-            for index in range(count)
-            if count > 1
+            for index in range(count if count > 1 else 0)
         ]
 
     def score(self, batch: MicroBatch, temperature: float) -> np.ndarray:

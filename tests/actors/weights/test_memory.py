@@ -12,7 +12,9 @@ import pytest
 import xxhash
 
 from actors.weights import memory
+from actors.weights.holding import mapped_holding
 from actors.weights.memory import SegmentWriter
+from actors.weights.messages import Manifest
 
 NO_PID = 1 << 30
 """More than any kernel gives."""
@@ -60,3 +62,16 @@ def test_of_a_segment_that_does_not_fit_nothing_stays(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too large"), full_disk():
         SegmentWriter().write(tmp_path / "headrace-ab-v1", memoryview(bytes(10_000)), 4096)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_whole_file_that_an_earlier_life_has_left_is_ours_and_has_its_name(tmp_path: Path) -> None:
+    """Neighbours that wait for the file need not wait for anything else to happen to it."""
+    data, path = os.urandom(10_000), tmp_path / "headrace-ab-v1@rollout-0"
+    hashes = SegmentWriter().write(path, memoryview(data), 4096)
+    manifest = Manifest(
+        job="j", policy_version=1, parent=0, total_bytes=len(data), chunk_bytes=4096, chunk_hashes=hashes, tensors=()
+    )
+    holding = mapped_holding(manifest, path, own=True)
+    assert holding is not None and holding.whole and holding.own and holding.named
+    holding.release()
+    assert not path.exists()
