@@ -3,7 +3,7 @@
     python -m benchmarks._streamers workers ENDPOINT NAME INCARNATION ACTOR FIRST COUNT SLOTS    peers with links
     python -m benchmarks._streamers sockets ENDPOINT COUNT MESSAGES BYTES…                       DEALERs, plain frames
 
-A worker registers, is assigned samples, and when it reads ``go`` sends one TokenDelta for each step of its samples
+A worker registers, is assigned samples, makes one TokenDelta for each step of them, and on ``go`` sends all of these
 through the same outbox as the rollout worker's, as fast as the link takes them. Then it says what that cost it.
 """
 
@@ -20,7 +20,7 @@ import zmq
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.core.tenure import RenewLease, Tenure
-from actors.rollout.messages import Assign, EngineStats
+from actors.rollout.messages import Assign, DeltasTaken, EngineStats
 from actors.rollout.outbox import Outbox
 from actors.scheduler.messages import FinishReason, Registered, RegisterWorker, TokenDelta
 from benchmarks._echo import new_system
@@ -52,6 +52,7 @@ class Streamer(Actor):
         self._numbers: list[int] = []
         self._names: list[tuple[int, int]] = []
         self._tokens = 0
+        self._deltas: list[TokenDelta] = []
         self.assigned = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -64,7 +65,7 @@ class Streamer(Actor):
         self._epoch = answer.epoch
         renewal = RenewLease(job=JOB, holder=address.name, lease=answer.lease)
         Tenure(self.ctx, lambda: None).begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
-        self._outbox = Outbox(scheduler, self.ctx.limits.outbox_messages)
+        self._outbox = Outbox(scheduler, self.ctx.limits, self.ctx.now)
 
     @handles(Assign)
     async def assign(self, order: Assign) -> None:
@@ -76,20 +77,30 @@ class Streamer(Actor):
         if len(self._numbers) == self._slots:
             self.assigned.set()
 
-    async def stream(self) -> None:
-        """Every step of every sample, the last one with LENGTH."""
+    @handles(DeltasTaken)
+    async def deltas_taken(self, message: DeltasTaken) -> None:
+        self._outbox.taken(message.sequence)
+
+    def prepare(self) -> None:
+        """Every step of every sample, the last one with LENGTH: made before the clock runs, as an engine's time is."""
         name, numbers = self.ctx.self_address.name, np.array(self._numbers, np.int64)
         tokens = np.stack([token_ids(*sample, self._tokens) for sample in self._names], axis=1)
         scores = logprobs(tokens)
         n = len(numbers)
         ones, running, ended = np.ones(n, np.int32), np.zeros(n, np.uint8), np.full(n, FinishReason.LENGTH, np.uint8)
-        for step in range(self._tokens):
-            delta = TokenDelta.of(
+        self._deltas = [
+            TokenDelta.of(
                 job=JOB, worker=name, epoch=self._epoch, sequence=step, policy_version=0, assignments=numbers,
                 offsets=np.full(n, step, np.int32), counts=ones,
                 finished=ended if step + 1 == self._tokens else running, tokens=tokens[step], logprobs=scores[step],
                 stats=EngineStats(running=n, step_s=0.001, busy_s_total=step * 0.001, tokens_total=step * n),
-            )  # fmt: skip
+            )
+            for step in range(self._tokens)
+        ]  # fmt: skip
+
+    async def stream(self) -> None:
+        """All that is prepared."""
+        for step, delta in enumerate(self._deltas):
             self._outbox.send(delta)
             if step % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
@@ -114,6 +125,9 @@ async def _workers(scheduler: ActorAddress, first: int, count: int, slots: int) 
     started = [await _start(f"rollout-{first + i}", scheduler, slots, context) for i in range(count)]
     streamers = [streamer for _, streamer in started]
     await asyncio.gather(*(streamer.assigned.wait() for streamer in streamers))
+    for streamer in streamers:
+        streamer.prepare()
+        await asyncio.sleep(0)
     await _when_told(lambda: asyncio.gather(*(streamer.stream() for streamer in streamers)))
     await asyncio.gather(*(system.stop() for system, _ in started))
     context.term()

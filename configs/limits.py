@@ -174,6 +174,13 @@ class Limits(BaseModel):
     outbox_messages: int = Field(
         default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"
     )
+    deltas_under_way: int = Field(
+        default=4, ge=2, description="of one worker, that the scheduler has not taken; times workers < mailbox_messages"
+    )
+    delta_patience_s: float = Field(
+        default=10.0, description="without a word of what it has taken; then a worker goes on saying"
+    )
+    merged_tokens: int = Field(default=16384, description="of engine steps that wait for a scheduler and leave as one")
     early_commands: int = Field(
         default=1024, description="commands that overtake the answer to a worker's offer; a healthy scheduler sends few"
     )

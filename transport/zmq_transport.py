@@ -101,6 +101,8 @@ class ZmqTransport:
         self._endpoint = ""
         self._open = False
         self._timers: set[asyncio.TimerHandle] = set()
+        self._probes: dict[tuple[float, Lane], bool] = {}
+        """Looks to come, by how long after an event and at which lane; True: one more after it."""
         self._zap: ZapAllowList | None = None
         self._listener: Listener
         self._receiver: Receiver
@@ -374,13 +376,23 @@ class ZmqTransport:
     def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
         if event is SocketEvent.DISCONNECTED:
             for delay_s in _PROBES_S:
-                self._later(delay_s, self._probe, lane)
+                self._probe_after(delay_s, lane)
         elif event is not SocketEvent.CONNECT_FAILED:
             self.counters.refused += 1
 
-    def _probe(self, lane: Lane) -> None:
+    def _probe_after(self, delay_s: float, lane: Lane) -> None:
+        """Once for all that happens meanwhile: a thousand that hang up together must not ask a thousand links each."""
+        again = (delay_s, lane) in self._probes
+        self._probes[delay_s, lane] = again
+        if not again:
+            self._later(delay_s, self._probe, delay_s, lane)
+
+    def _probe(self, delay_s: float, lane: Lane) -> None:
         if self._open:
+            again = self._probes.pop((delay_s, lane))
             self._listener.probe(lane)
+            if again:
+                self._probe_after(delay_s, lane)
 
     def _tick(self) -> None:
         self._listener.expire()

@@ -81,6 +81,15 @@ class PullVersion(Message):
     weights: ActorAddress
 
 
+@message("rollout.deltas_taken")
+class DeltasTaken(Message):
+    """The ledger has what the worker has said up to this delta; it may say more."""
+
+    job: str
+    epoch: int
+    sequence: int
+
+
 @message("rollout.drain")
 class Drain(Message):
     """Take no more work, hand back what runs, say Leaving, stop; all within ``deadline_s``."""

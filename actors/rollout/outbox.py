@@ -1,48 +1,106 @@
-"""Keeps what the worker says in order and in bounds while the link to the scheduler is full or down.
+"""Keeps what the worker says in order and in bounds while the link to the scheduler is full or down, or it is behind.
+
+    send ─▶ waiting ─▶ link ─▶ scheduler's mailbox ─▶ ledger
+                ▲                                        │
+                └────────── DeltasTaken ─────────────────┘   at most ``deltas_under_way`` between the two
 
 Invariants
-- Deltas leave in the order of their sequence numbers; none overtakes one that waits.
-- Beyond ``bound`` it is full, and a full outbox stops the generation: nothing is ever thrown away to make room.
+- What is said leaves in the order in which it was said; nothing overtakes a delta that waits.
+- Beyond ``outbox_messages`` it is full, and a full outbox stops the generation: nothing is thrown away to make room.
+- A scheduler's mailbox holds few deltas of each worker, however fast the workers and slow the scheduler. What comes
+  meanwhile waits, and engine steps that went on with the same samples leave as one delta: who is behind catches up.
+- Credit only smooths. Whoever hears nothing of its deltas for ``delta_patience_s`` sends on.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+
+import msgspec
 
 from actors.core.message import Message
 from actors.core.ref import ActorRef
+from actors.rollout.merging import going_on, merged
+from actors.scheduler.messages import TokenDelta
+from configs.limits import Limits
 from transport.transport import SendOutcome
 
 
 class Outbox:
-    """A bounded queue in front of one ref."""
+    """A bounded queue in front of one ref. ``now``: seconds of a monotonic clock."""
 
-    def __init__(self, target: ActorRef, bound: int) -> None:
-        self.target = target
-        """Who is told; the next life of the scheduler takes its predecessor's place."""
-        self._bound = bound
+    def __init__(self, target: ActorRef, limits: Limits, now: Callable[[], float]) -> None:
+        self._target = target
+        self._limits = limits
+        self._now = now
         self._waiting: deque[Message] = deque()
+        self._under_way: deque[int] = deque()
+        """Sequence numbers of deltas that have left and that the scheduler has not taken."""
+        self._heard_s = 0.0
+        """When a delta left or was taken last."""
+        self._last = False
         self.held_back = False
         """True while the scheduler has not confirmed that it knows us: everything waits."""
 
     @property
     def full(self) -> bool:
-        return len(self._waiting) >= self._bound
+        return len(self._waiting) >= self._limits.outbox_messages
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def send(self, message: Message) -> None:
-        """Send ``message`` behind all that waits, now if possible."""
+    def meet(self, target: ActorRef) -> None:
+        """Who is told from now on; the next life of the scheduler takes its predecessor's place."""
+        self._target = target
+        self._under_way.clear()
+        self.held_back = False
+
+    def send(self, message: Message, *, last: bool = False) -> None:
+        """Send ``message`` behind all that waits, now if possible; the ``last`` one waits for nobody's credit."""
         self._waiting.append(message)
+        self._last |= last
+        self.flush()
+
+    def taken(self, sequence: int) -> None:
+        """The scheduler has entered, or ignored, all deltas up to this one."""
+        while self._under_way and self._under_way[0] <= sequence:
+            self._under_way.popleft()
+        self._heard_s = self._now()
         self.flush()
 
     def flush(self) -> None:
-        """Send what waits until the link says no."""
+        """Send what waits until the link or the credit says no."""
         while self._waiting and not self.held_back:
-            if self.target.tell(self._waiting[0]) is not SendOutcome.QUEUED:
+            first = self._waiting[0]
+            if not isinstance(first, TokenDelta):
+                if self._target.tell(first) is not SendOutcome.QUEUED:
+                    return
+                self._waiting.popleft()
+            elif not self._has_credit() or not self._send_delta(first):
                 return
+
+    def _has_credit(self) -> bool:
+        if len(self._under_way) < self._limits.deltas_under_way or self._last:
+            return True
+        if self._now() - self._heard_s < self._limits.delta_patience_s:
+            return False
+        self._under_way.clear()
+        return True
+
+    def _send_delta(self, first: TokenDelta) -> bool:
+        """Whether the link has taken the first of what waits, with what goes on from it."""
+        steps = going_on(self._waiting, self._limits.merged_tokens) if len(self._waiting) > 1 else [first]
+        delta = merged(steps)
+        if len(self._under_way) == self._limits.deltas_under_way // 2:
+            delta = msgspec.structs.replace(delta, confirm=True)
+        if self._target.tell(delta) is not SendOutcome.QUEUED:
+            return False
+        for _ in steps:
             self._waiting.popleft()
+        self._under_way.append(delta.sequence)
+        self._heard_s = self._now()
+        return True
 
     def waiting(self, kind: type[Message]) -> int:
         """How many messages of ``kind`` have not been sent."""

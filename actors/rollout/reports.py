@@ -15,7 +15,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -57,12 +57,14 @@ class WentOn:
 class Reports:
     """Of one worker. ``epochs``: whose reign each delta names. ``scheduler``: its first life."""
 
-    def __init__(self, job: str, worker: str, epochs: EpochGuard, scheduler: ActorRef, limits: Limits) -> None:
+    def __init__(
+        self, job: str, worker: str, epochs: EpochGuard, scheduler: ActorRef, limits: Limits, now: Callable[[], float]
+    ) -> None:
         self._job = job
         self._worker = worker
         self._epochs = epochs
         self._log = DeltaLog(limits.replay_tokens, limits.orphan_tokens)
-        self._outbox = Outbox(scheduler, limits.outbox_messages)
+        self._outbox = Outbox(scheduler, limits, now)
         self._sequence = 0
         self._held: set[int] = set()
         """Assignments that have not ended."""
@@ -133,6 +135,11 @@ class Reports:
     def flush(self) -> None:
         self._outbox.flush()
 
+    def taken(self, epoch: int, sequence: int) -> None:
+        """The scheduler of that reign has taken what was said up to there."""
+        if epoch == self._epochs.ruling:
+            self._outbox.taken(sequence)
+
     def deliver(self, output: StepOutput, stats: EngineStats) -> None:
         """Of one engine step."""
         if self._void:
@@ -170,7 +177,7 @@ class Reports:
 
     def leave(self, reason: str) -> None:
         """The last word."""
-        self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason))
+        self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason), last=True)
 
     def _delta(self, output: StepOutput, stats: EngineStats) -> TokenDelta:
         return TokenDelta.of(
@@ -208,8 +215,7 @@ class Reports:
 
     def meet(self, scheduler: ActorRef) -> None:
         """It has registered us: what waits is its."""
-        self._outbox.target = scheduler
-        self._outbox.held_back = False
+        self._outbox.meet(scheduler)
 
     def go_on(self, answer: Registered, policy_version: int, stats: EngineStats) -> WentOn:
         """With what the scheduler has taken up; say what it lacks of that, and forget the rest."""

@@ -31,7 +31,7 @@ from actors.rollout.engine import GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.generation import Generation
-from actors.rollout.messages import Assign, Drain, PullVersion, Revoke
+from actors.rollout.messages import Assign, DeltasTaken, Drain, PullVersion, Revoke
 from actors.rollout.reports import Reports, WentOn
 from actors.rollout.worker_spec import engine_spec
 from actors.scheduler.messages import FailureKind, Registered, RegisterWorker
@@ -72,7 +72,7 @@ class RolloutWorker(Actor):
         self._leader = Leader(self.ctx, self._args.scheduler)
         self._tenure = Tenure(self.ctx, self._lease_lapsed)
         scheduler = self.ctx.ref(self._leader.address)
-        self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits)
+        self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._registering = True
@@ -247,6 +247,12 @@ class RolloutWorker(Actor):
     async def pull_version(self, message: PullVersion) -> None:
         if self._admit(message):
             self._generation.want(message.policy_version, message.weights)
+
+    @handles(DeltasTaken)
+    async def deltas_taken(self, message: DeltasTaken) -> None:
+        if message.job == self._job.name:
+            self._reports.taken(message.epoch, message.sequence)
+            self._generation.look()
 
     @handles(Drain)
     async def drain(self, message: Drain) -> None:

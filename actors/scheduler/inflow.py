@@ -6,6 +6,7 @@
 Invariants
 - A delta of another life of its worker, or of an older epoch, never enters.
 - A delta that cannot be read keeps no other one from entering.
+- A worker is told what has been taken of what it asked about; until then it says little more (``outbox.py``).
 - What the ledger does not take is stopped at its worker: it would go on generating for nobody.
 """
 
@@ -17,6 +18,7 @@ from typing import cast
 import numpy as np
 
 from actors.core.delivery import Delivery
+from actors.rollout.messages import DeltasTaken
 from actors.scheduler import events as ev
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.job_scope import JobScope
@@ -40,16 +42,21 @@ class Inflow:
         scope = self._scope
         now, epoch = scope.ctx.now(), scope.ledger.epoch
         said: list[tuple[Worker, TokenDelta]] = []
+        confirmed: dict[str, tuple[Worker, int]] = {}
         for delivery in batch:
             delta = cast("TokenDelta", delivery.message)
             worker = scope.speaker(delta.worker, delivery.sender)
             if worker is None or delta.epoch != epoch:
                 continue
             scope.workers.heard(worker, delta.stats, now)
+            if delta.confirm:
+                confirmed[worker.name] = worker, delta.sequence
             if delta.row_bytes or delta.token_bytes:
                 said.append((worker, delta))
         if said:
             self._enter(said)
+        for worker, sequence in confirmed.values():
+            scope.tell(worker.address, DeltasTaken(job=scope.name, epoch=epoch, sequence=sequence))
 
     def _enter(self, said: list[tuple[Worker, TokenDelta]]) -> None:
         scope = self._scope

@@ -200,7 +200,9 @@ TOKEN: Final = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 
 @message("scheduler.token_delta")
 class TokenDelta(Message):
-    """All tokens of one engine step, as two arrays of records: one for each sample that moved, one for each token.
+    """All tokens of an engine step, or of several that went on with the same samples, as two arrays of records.
+
+    One record for each sample that moved, one for each token.
 
     They travel as bytes, so that a collector makes one delta of many by joining bytes, and looks at none of them alone.
     """
@@ -209,11 +211,13 @@ class TokenDelta(Message):
     worker: str
     epoch: int
     sequence: int
-    """Counts this worker's deltas from 0."""
+    """Counts this worker's engine steps from 0."""
     policy_version: int
     row_bytes: bytes  # ROW[n]
     token_bytes: bytes  # TOKEN[sum(counts)]
     stats: EngineStats
+    confirm: bool = False
+    """Its worker is to be told when it has been taken."""
 
     @classmethod
     def of(

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from actors.scheduler.batch import SampleState, StepBatch, ragged_positions
+from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.events import TokensAppended
 from actors.scheduler.ledger_state import distinct
@@ -113,12 +113,7 @@ class TokenEntry:
         self, batch: StepBatch, rows: np.ndarray, offsets: np.ndarray, counts: np.ndarray, versions: np.ndarray | int,
         tokens: np.ndarray, logprobs: np.ndarray, outcome: Outcome,
     ) -> None:  # fmt: skip
-        if len(tokens) == len(rows) and (counts == 1).all():
-            batch.put(rows, offsets, tokens, logprobs, versions)
-        else:
-            positions = ragged_positions(counts) + np.repeat(offsets, counts)
-            of_tokens = versions if isinstance(versions, int) else np.repeat(versions, counts)
-            batch.put(np.repeat(rows, counts), positions, tokens, logprobs, of_tokens)
+        batch.put(rows, offsets, counts, tokens, logprobs, versions)
         batch.length[rows] = offsets + counts  # of rows that are there twice the last one stays
         batch.state[rows[counts > 0]] = SampleState.STREAMING
         outcome.tokens += len(tokens)

@@ -18,7 +18,16 @@ from actors.metrics.messages import Event, Span, Spans
 from actors.roles import RoleArgs
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.errors import TooManyEarlyCommands
-from actors.rollout.messages import Assign, Drain, PromptWork, PullVersion, Revoke, SampleWork, SamplingParams
+from actors.rollout.messages import (
+    Assign,
+    DeltasTaken,
+    Drain,
+    PromptWork,
+    PullVersion,
+    Revoke,
+    SampleWork,
+    SamplingParams,
+)
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.errors import NotAccepted
 from actors.scheduler.messages import (
@@ -48,8 +57,8 @@ class FakeScheduler(Actor):
     def __init__(self) -> None:
         self.heard: list[Any] = []
         self.epoch, self.version = 1, -1
-        self.leases, self.mute = 0, False
-        self.answers_after_s = 0.0
+        self.leases, self.mute, self.behind = 0, False, False
+        self.answers_after_s = self.takes_s = 0.0
         self.weights: ActorAddress | None = None
         self.takes_up: dict[int, tuple[int, int]] = {}
         """Former number → the number under which it goes on, and how many of its tokens are known."""
@@ -82,6 +91,10 @@ class FakeScheduler(Actor):
     @handles(TokenDelta, WorkerVersion, AssignmentsFailed, Leaving)
     async def note(self, message: Any) -> None:
         self.heard.append(message)
+        await asyncio.sleep(self.takes_s)
+        if isinstance(message, TokenDelta) and message.confirm and not self.behind:
+            worker = next(offer.worker for offer in reversed(self.heard) if isinstance(offer, RegisterWorker))
+            self.ctx.ref(worker).tell(DeltasTaken(job=JOB, epoch=message.epoch, sequence=message.sequence))
         async with self._changed:
             self._changed.notify_all()
 
@@ -99,12 +112,10 @@ class FakeScheduler(Actor):
 
     def samples(self) -> dict[int, tuple[list[int], FinishReason]]:
         samples: dict[int, tuple[list[int], FinishReason]] = {}
-        first = 0
-        for number, delta in enumerate(self.all(TokenDelta)):
-            if number == 0:
-                first = delta.sequence
-            assert delta.sequence == first + number, "a delta is missing or out of order"
-            start = 0
+        said = -1
+        for delta in self.all(TokenDelta):
+            assert delta.sequence > said, "a delta is out of order"
+            said, start = delta.sequence, 0
             for row, count, code in zip(
                 delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True
             ):
@@ -267,6 +278,51 @@ async def test_a_worker_registers_with_its_slots_and_streams_every_token_in_orde
         1: (5, FinishReason.LENGTH), 2: (5, FinishReason.LENGTH), 3: (7, FinishReason.LENGTH),
     }  # fmt: skip
     assert len(stage.scheduler.all(TokenDelta)) == 7, "one message an engine step"
+
+
+@in_virtual_time
+async def test_a_worker_whose_scheduler_is_behind_says_many_steps_at_once_and_loses_none(stage: Stage) -> None:
+    stage.scheduler.behind = True
+    await stage.start_worker(slots=8)
+    stage.assign(1, 2, tokens=200)
+    stage.assign(3, tokens=50)
+    await asyncio.sleep(8 * STEP_S)
+    told, limit = stage.scheduler.all(TokenDelta), DEFAULT_LIMITS.deltas_under_way
+    assert [delta.counts.max() for delta in told] == [1] * limit, "no more than that may wait in its mailbox"
+    await asyncio.sleep(DEFAULT_LIMITS.delta_patience_s)
+    assert len(stage.scheduler.all(TokenDelta)) > limit, "its word may be lost: the worker says on all the same"
+    await asyncio.sleep(4.0)
+    stage.scheduler.behind = False
+    ended = await stage.scheduler.finished(1, 2, 3)
+    assert {n: len(tokens) for n, (tokens, _) in ended.items()} == {1: 200, 2: 200, 3: 50}
+    rows = np.concatenate([delta.rows for delta in stage.scheduler.all(TokenDelta)])
+    for number in ended:
+        mine = rows[rows["assignment"] == number]
+        assert mine["offset"].tolist() == (np.cumsum(mine["count"]) - mine["count"]).tolist(), "without a gap"
+    assert max(rows["count"]) > 3
+
+
+@in_virtual_time
+async def test_a_scheduler_that_is_slow_for_long_has_a_short_queue_and_misses_nothing(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.scheduler.takes_s = 10 * STEP_S
+    stage.assign(1, tokens=80)
+    ended = await stage.scheduler.finished(1)
+    assert len(ended[1][0]) == 80
+    told = stage.scheduler.all(TokenDelta)
+    assert len(told) < 80 / 5, "most steps are said together"
+
+
+@in_virtual_time
+async def test_a_worker_that_leaves_says_all_of_it_also_to_a_scheduler_that_is_behind(stage: Stage) -> None:
+    stage.scheduler.behind = True
+    await stage.start_worker()
+    stage.assign(1, tokens=100)
+    await asyncio.sleep(8 * STEP_S)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=0.2, reason="spot"))
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)), within_s=0.5)
+    tokens, reason = stage.scheduler.samples()[1]
+    assert (len(tokens), reason) == (8, FinishReason.ABORTED)
 
 
 @in_virtual_time

@@ -19,7 +19,7 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import RenewLease, Tenure
 from actors.jobs.job import Job
 from actors.rewards.messages import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
-from actors.rollout.messages import Assign, EngineStats, PullVersion, Revoke
+from actors.rollout.messages import Assign, DeltasTaken, EngineStats, PullVersion, Revoke
 from actors.scheduler import messages as m
 from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.scheduler import Scheduler
@@ -81,6 +81,8 @@ class FakeWorker(Actor):
         self.revoked = 0
         self.poison: int | None = None
         """The prompt at which it crashes, as soon as it begins to generate for it."""
+        self.taken: list[int] = []
+        """Sequence numbers up to which the scheduler has said that it has taken what was told."""
         self.swallow = False
         """Lose a delta, as no transport may: the ledger has to notice."""
 
@@ -135,6 +137,11 @@ class FakeWorker(Actor):
             self.held.pop(number, None)
         self.ahead = [o for o in self.ahead if not gone & {s.assignment for work in o.work for s in work.samples}]
 
+    @handles(DeltasTaken)
+    async def deltas_taken(self, news: DeltasTaken) -> None:
+        assert news.epoch == self.epoch
+        self.taken.append(news.sequence)
+
     @handles(Turn)
     async def turn(self, _: Turn) -> None:
         self.ctx.send_after(self.step_s, Turn())
@@ -169,6 +176,7 @@ class FakeWorker(Actor):
             finished=np.array([r[2] for r in rows], np.uint8), tokens=np.array([r[3] for r in rows], np.int32),
             logprobs=np.zeros(n, np.float32),
             stats=EngineStats(busy_s_total=self.busy, idle_s_total=self.ctx.now() - self.busy),
+            confirm=self.sequence % 3 == 0,
         )  # fmt: skip
 
 

@@ -223,6 +223,20 @@ def test_a_moved_sample_is_counted_and_not_generated_anew(in_world: InWorld) -> 
     in_world(scenario)
 
 
+def test_a_worker_is_told_what_has_been_taken_of_what_it_asked_about(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        for worker in world.workers:
+            asked = list(range(2, worker.sequence, 3))  # of its deltas 2, 5, 8 …
+            assert len(asked) > 2
+            assert set(worker.taken) <= set(asked)
+            assert worker.taken == sorted(worker.taken)
+            assert worker.taken[-1] >= asked[-2], "the last answer may be under way"
+
+    in_world(scenario)
+
+
 def test_a_delta_that_was_lost_is_noticed_and_its_samples_are_moved(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()

@@ -38,7 +38,7 @@ def test_a_sample_costs_twelve_bytes_a_token_and_nothing_that_grows_with_its_ste
     assert held(batch) <= len(batch) * (TOKEN_BYTES * tokens + ROW_BYTES)
     before = held(batch)
     for at in range(100):
-        batch.put(rows, np.full(len(rows), at), rows, rows, 0)
+        batch.put(rows, np.full(len(rows), at), np.ones(len(rows), np.int32), rows, rows, 0)
     batch.length[:] = 100
     assert held(batch) == before
     batch.archive()
