@@ -17,6 +17,7 @@ import pytest
 from configs.limits import DEFAULT_LIMITS
 from transport.address import PeerId, new_peer
 from transport.transport import DownReason, Frame, Lane, SendOutcome
+from transport.zmq_socket import SocketEvent
 from transport.zmq_transport import ZmqTransport
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,3 +141,29 @@ async def test_a_process_that_holds_its_loop_and_its_gil_for_seconds_stays_linke
     assert not scene.watcher.down.done()
     for _ in range(300):
         assert await asyncio.wait_for(scene.watcher.frames.get(), 10) == [b"waiting"]
+
+
+class Nobody:
+    def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None: ...
+    def on_peer_up(self, peer: PeerId) -> None: ...
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> None: ...
+
+
+async def test_many_that_hang_up_together_are_looked_for_together_and_also_after_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = ZmqTransport(new_peer("here"), listen="tcp://127.0.0.1:*", cluster="t", limits=DEFAULT_LIMITS)
+    looks: list[float] = []
+    try:
+        await transport.start(Nobody())
+        monkeypatch.setattr(transport._listener, "probe", lambda _lane: looks.append(loop.time()))
+        loop, last = asyncio.get_running_loop(), 0.0
+        for _ in range(1000):
+            transport._on_listener_event(Lane.MESSAGE, SocketEvent.DISCONNECTED)
+            last = loop.time()
+        await asyncio.sleep(0.4)
+        assert len(looks) <= 20, "of a thousand links each"
+        assert sum(at >= last for at in looks) >= 5
+        assert max(looks) >= last + 0.25, "libzmq needs a while until it knows"
+    finally:
+        transport.abort()

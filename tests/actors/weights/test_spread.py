@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,21 @@ from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from actors.rollout.puller import VersionPuller
 from actors.weights import segments, server
-from actors.weights.client import PulledWeights
+from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.delta_source import DeltaSource
 from actors.weights.holding import Holding
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.memory import damaged_chunks
-from actors.weights.messages import Chunk, GetChunks, Manifest, Publish, Published, QueryVersions, Versions
+from actors.weights.messages import (
+    Chunk,
+    GetChunks,
+    Manifest,
+    ManifestReply,
+    Publish,
+    Published,
+    QueryVersions,
+    Versions,
+)
 from actors.weights.pace import Pace
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer
@@ -179,6 +189,28 @@ async def test_of_four_pullers_on_one_machine_one_fetches_and_the_others_map_its
     pulled = await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
     assert sorted(one.mapped for one in pulled) == [False, True, True, True]
     assert await world.sent_bytes() == TOTAL_BYTES
+
+
+async def test_version_after_version_each_machine_fetches_it_once_however_busy_whoever_is_to_feed_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is told of a feed asks it at once: that one must not have been named before it expects the version."""
+    locate = WeightClient._locate
+
+    async def busy(self: WeightClient, *question: Any, **more: Any) -> ManifestReply:
+        reply = await locate(self, *question, **more)
+        if self._ctx.self_address.name in ("rollout-0", "rollout-1"):
+            await asyncio.sleep(0.05)
+        return reply
+
+    monkeypatch.setattr(WeightClient, "_locate", busy)
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n % 3}") for n in range(9)]
+    for version in range(1, 5):
+        before = await world.sent_bytes()
+        await world.publish(version, words(version))
+        pulled = await asyncio.gather(*(world.pull(worker, version) for worker in workers))
+        assert sum(one.mapped for one in pulled) == 6
+        assert await world.sent_bytes() - before <= 2 * TOTAL_BYTES
 
 
 async def test_without_relays_each_machine_is_fed_by_the_server(tmp_path: Path) -> None:
