@@ -31,7 +31,6 @@ from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
 from transport.address import ActorAddress
 
-PULLER: Final = "puller"
 SERVER: Final = "weights"
 
 
@@ -59,7 +58,7 @@ class Puller(Actor):
         self._client = WeightClient(self.ctx, self._job, self._serve)
 
     async def _serve(self) -> ActorAddress:
-        return (await self.ctx.spawn("relay", Relay(self._client.shelf))).address
+        return (await self.ctx.spawn(f"{self.ctx.self_address.name}-relay", Relay(self._client.shelf))).address
 
     async def on_stop(self) -> None:
         self._client.close()
@@ -120,7 +119,7 @@ def main(kind: str, args: dict[str, Any]) -> None:
         role = msgspec.convert(args["role"], RoleArgs)
         serving = _serve(SERVER, SERVER, WeightServer(role))
     else:
-        serving = _serve(args["name"], PULLER, Puller(args["job"]))
+        serving = _serve(args["name"], args["name"], Puller(args["job"]))  # its file and its relay are named after it
     on_uvloop(serving)
 
 

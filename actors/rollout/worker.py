@@ -35,6 +35,8 @@ from actors.rollout.messages import Assign, DeltasTaken, Drain, PullVersion, Rev
 from actors.rollout.reports import Reports, WentOn
 from actors.rollout.worker_spec import engine_spec
 from actors.scheduler.messages import FailureKind, Registered, RegisterWorker
+from actors.scheduler.service_messages import LookupService, ServiceFound
+from actors.weights.messages import QueryVersions, Versions
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
@@ -74,10 +76,25 @@ class RolloutWorker(Actor):
         scheduler = self.ctx.ref(self._leader.address)
         self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
+        self.ctx.start_task(self._pull_ahead(), "pull ahead")
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._registering = True
         await self._register()
         self.ctx.start_task(self._generate(), "generate")
+
+    async def _pull_ahead(self) -> None:
+        """Which version will be needed is known before the engine is ready for it: fetch it meanwhile."""
+        question = LookupService(job=self._job.name, role="weights")
+        try:
+            found = await self.ctx.ref(self._leader.address).ask(question, ServiceFound)
+            if found.address is None:
+                return
+            versions = await self.ctx.ref(found.address).ask(QueryVersions(job=self._job.name), Versions)
+        except AskError as error:
+            self.ctx.log.info("no version is pulled ahead; registering tells which", error=str(error))
+            return
+        if versions.held:
+            self._generation.want(max(versions.held), found.address)
 
     async def on_stop(self) -> None:
         self._generation.close()

@@ -1,8 +1,8 @@
-"""Pulling a version: map it when it lies on this machine, else fetch its chunks; verify all of it either way.
+"""Pulling a version: map it when it lies on this machine, else fetch its chunks; verified either way.
 
     manifest ──same machine as the server──▶ map the segment ──▶ verify every chunk ──▶ views
-        │                                          ▲ its file
-        ├──── a neighbour pulls it already ────────┘
+        │                                                                                 ▲
+        ├──── a neighbour pulls it already ──▶ map its file, which it has verified ───────┘
         └──── else ──▶ chunks or deltas from the server, or from a puller that has them ──▶ verify, put in place ─┐
                                       ▲──────────────── what is missing or corrupt ───────────────────────────────┘
 
@@ -100,8 +100,8 @@ class WeightClient:
         try:
             if reply.host != host_id() and reply.relay and self._serve is not None:
                 self._served_by = self._served_by or await self._serve()
-                self.shelf.expect(_manifest(reply).policy_version)
-                reply = await self._locate(weights, _manifest(reply).policy_version)
+                self.shelf.expect(_manifest(reply).policy_version)  # before anybody is sent to us for it
+                reply = await self._locate(weights, _manifest(reply).policy_version, self._served_by)
             holding = await self._fetch(weights, reply)
         finally:
             self.shelf.expect(-1)
@@ -127,12 +127,14 @@ class WeightClient:
         )
 
     async def _locate(
-        self, weights: ActorAddress, policy_version: int, avoid: ActorAddress | None = None
+        self,
+        weights: ActorAddress,
+        policy_version: int,
+        puller: ActorAddress | None = None,
+        avoid: ActorAddress | None = None,
     ) -> ManifestReply:
-        """The manifest, and where to get the chunks."""
-        question = GetManifest(
-            job=self._job, policy_version=policy_version, puller=self._served_by, host=host_id(), avoid=avoid
-        )
+        """The manifest, and where ``puller``, who may be named to others, gets the chunks."""
+        question = GetManifest(job=self._job, policy_version=policy_version, puller=puller, host=host_id(), avoid=avoid)
         reply = await self._ctx.ref(weights).ask(question, ManifestReply)
         if reply.manifest is None:
             raise VersionNotHeld(f"the weight server does not hold version {policy_version}")
@@ -157,7 +159,7 @@ class WeightClient:
             if holding is not None and holding.whole:
                 return await self._keep(holding)
             if feed != weights:
-                reply = await self._locate(weights, manifest.policy_version, avoid=feed)
+                reply = await self._locate(weights, manifest.policy_version, self._served_by, avoid=feed)
                 feed, maps = reply.feed or weights, reply.feed_maps
         holding = await self._open(manifest, reply)
         if feed != weights:
@@ -183,11 +185,11 @@ class WeightClient:
         return holding
 
     async def _map_neighbours(self, neighbour: ActorAddress, manifest: Manifest) -> Holding | None:
-        """The file of a puller on this machine, once it has all of the version."""
+        """The file of a puller on this machine, once it has all of the version, and has verified it where it lies."""
         question = GetSegment(job=self._job, policy_version=manifest.policy_version)
         patience_s = self._ctx.limits.pull_timeout_s
         ready = await self._ctx.ref(neighbour).ask(question, SegmentReady, timeout_s=patience_s)
-        return await self._ctx.run_blocking(mapped_holding, manifest, Path(ready.path))
+        return await self._ctx.run_blocking(mapped_holding, manifest, Path(ready.path), verified=True)
 
     async def _fetch_missing(self, feed: ActorAddress, holding: Holding, reply: ManifestReply) -> None:
         base = self._base(holding.manifest) if reply.delta and holding.takes_deltas else None

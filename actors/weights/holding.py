@@ -163,13 +163,16 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     return Holding(manifest, path, view, set(missing), own=True)
 
 
-def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False) -> Holding | None:
-    """The version in the file at ``path``, mapped, if all of it is there and intact. ``own``: left by us. Blocks."""
+def mapped_holding(manifest: Manifest, path: Path, *, own: bool = False, verified: bool = False) -> Holding | None:
+    """The version in the file at ``path``, mapped, if all of it is there and intact. Blocks.
+
+    ``own``: left by us. ``verified``: by its living holder, so eight neighbours need not hash the same pages again.
+    """
     try:
         view = map_segment(path, own=own)
     except (OSError, ValueError):
         return None
-    if len(view) != manifest.total_bytes or damaged_chunks(manifest, view):
+    if len(view) != manifest.total_bytes or (not verified and damaged_chunks(manifest, view)):
         return None
     holding = Holding(manifest, path, view, set(), own=own)
     holding.has_its_name()

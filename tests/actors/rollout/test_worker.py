@@ -16,6 +16,7 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Event, Span, Spans
 from actors.roles import RoleArgs
+from actors.rollout.engine import EngineSpec
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.messages import (
@@ -40,8 +41,9 @@ from actors.scheduler.messages import (
     TokenDelta,
     WorkerVersion,
 )
+from actors.scheduler.service_messages import LookupService, ServiceFound
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
-from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply
+from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, QueryVersions, Versions
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -78,6 +80,10 @@ class FakeScheduler(Actor):
             epoch=self.epoch, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights,
             kept=np.array(kept, np.int64), numbers=columns[:, 0], lengths=columns[:, 1].astype(np.int32),
         )  # fmt: skip
+
+    @handles(LookupService)
+    async def lookup(self, message: LookupService) -> ServiceFound:
+        return ServiceFound(address=self.weights if message.role == "weights" else None)
 
     @handles(RenewLease)
     @concurrent
@@ -148,6 +154,10 @@ class FakeWeights(Actor):
         version = message.policy_version if message.policy_version >= 0 else max(self.versions, default=-1)
         manifest, _ = self.versions.get(version, (None, b""))
         return ManifestReply(manifest=manifest, host="another host", path="")
+
+    @handles(QueryVersions)
+    async def query(self, message: QueryVersions) -> Versions:
+        return Versions(held=tuple(self.versions))
 
     @handles(GetChunks)
     @concurrent
@@ -335,6 +345,26 @@ async def test_a_version_that_exists_at_registration_is_pulled_and_announced_whe
     stage.assign(1, min_version=3)
     await stage.scheduler.finished(1)
     assert {delta.policy_version for delta in stage.scheduler.all(TokenDelta)} == {3}
+
+
+@in_virtual_time
+async def test_the_newest_version_is_pulled_while_the_engine_starts(stage: Stage) -> None:
+    start, had_it = stage.engine.start, list[bool]()
+
+    async def slowly(spec: EngineSpec) -> None:
+        await asyncio.sleep(20.0)
+        had_it.append(stage.worker._generation._puller._ready is not None)
+        await start(spec)
+
+    stage.engine.start = slowly  # type: ignore[method-assign]
+    for version in (2, 3):
+        stage.weights.publish(version)
+    stage.scheduler.version = 3
+    await stage.start_worker()
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(WorkerVersion)))
+    assert had_it == [True]
+    assert stage.weights.asked == [3], "and not once more for the scheduler that names it"
+    assert [said.policy_version for said in stage.scheduler.all(WorkerVersion)] == [3]
 
 
 @in_virtual_time
