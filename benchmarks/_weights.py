@@ -21,6 +21,7 @@ import structlog
 import zmq
 
 from actors.core.actor import Actor, handles
+from actors.core.host_memory import keep_freed_memory
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
 from actors.rollout.relay import Relay
@@ -113,6 +114,7 @@ def main(kind: str, args: dict[str, Any]) -> None:
     if kind == "raw":
         _serve_raw(args)
         return
+    keep_freed_memory(one_arena=False)  # as a rollout process does
     if machine := args.get("machine"):
         SIMULATED_HOST.set(Host(machine, Path(args["memory"])))
     if kind == "server":

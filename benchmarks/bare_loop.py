@@ -24,6 +24,7 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from actors.core.host_memory import keep_freed_memory
 from actors.jobs.stop_tokens import stop_token_ids
 from actors.rewards.sources import ReasoningGymSource, Row, open_source, stream_index
 from actors.rewards.tokenizer import TextCodec
@@ -35,7 +36,6 @@ from actors.trainer.algorithms.rule import BatchShape
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.backends.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.host_memory import keep_freed_memory
 from configs.loader import load_job
 from configs.schema import JobConfig
 
@@ -270,7 +270,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", default="1:1", help="torch threads for generation and for training")
     options = parser.parse_args(args)
-    keep_freed_memory()
+    keep_freed_memory(one_arena=True)
     generate, train = (int(part) for part in options.threads.split(":"))
     loop = BareLoop(load_job(options.job), options.model, threads=(generate, train))
     steps = [asdict(loop.step()) for _ in range(options.steps)]

@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Final
 
+from actors.core.host_memory import keep_freed_memory
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
-from actors.trainer.host_memory import keep_freed_memory
 from configs.schema import JobConfig
 
 SHARED_OUT_BYTES: Final = 8_000_000
@@ -25,7 +25,7 @@ def make_backend(kind: str) -> TrainBackend:
         # Read when torch's thread pool loads. Threads that spin while they wait for each other take the cores from
         # whoever shares them: on two busy cores a step with two spinning threads took five times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        keep_freed_memory()
+        keep_freed_memory(one_arena=True)
         from actors.trainer.backends.torch_backend import TorchBackend
 
         return TorchBackend()

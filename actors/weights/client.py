@@ -80,6 +80,8 @@ class WeightClient:
         self._serve = serve
         self._served_by: ActorAddress | None = None
         self._writer = SegmentWriter()
+        self._leaving: list[Holding] = []
+        """Versions that are over, and whose memory has not been given back."""
         self.shelf = Shelf()
 
     async def pull(self, weights: ActorAddress, policy_version: int) -> PulledWeights:
@@ -112,6 +114,7 @@ class WeightClient:
         for holding in self.shelf.values():
             holding.release()
         self.shelf.clear()
+        self._release()
         self._writer.close()
 
     def _pulled(self, holding: Holding, started_s: float, *, mapped: bool) -> PulledWeights:
@@ -238,20 +241,28 @@ class WeightClient:
     async def _keep(self, holding: Holding) -> Holding:
         """It is whole: it takes the place of the version before it, and room is made for the one after it."""
         manifest = holding.manifest
-        if holding.own:
-            if not holding.named:
-                await self._ctx.run_blocking(self._writer.finish, holding.path)
-                holding.has_its_name()
-            self._ctx.start_task(self._prepare(holding), "make room for the next version")
-        for version in [v for v in self.shelf if v != manifest.policy_version]:
-            self.shelf.pop(version).release()
+        if holding.own and not holding.named:
+            await self._ctx.run_blocking(self._writer.finish, holding.path)
+            holding.has_its_name()
+        self._leaving += [self.shelf.pop(version) for version in list(self.shelf) if version != manifest.policy_version]
+        for former in self._leaving:
+            former.end()
         self.shelf[manifest.policy_version] = holding
         self.shelf.notify()
+        self._ctx.start_task(self._make_room(holding), "make room for the next version")
         return holding
 
-    async def _prepare(self, holding: Holding) -> None:
+    async def _make_room(self, holding: Holding) -> None:
+        """Give back the memory of what is over and prepare the next: either takes the system longer than a copy."""
         await self._ctx.sleep(_SETTLE_S)
-        await self._ctx.run_blocking(self._writer.prepare, holding.path, holding.manifest.total_bytes)
+        await self._ctx.run_blocking(self._release)
+        if holding.own:
+            await self._ctx.run_blocking(self._writer.prepare, holding.path, holding.manifest.total_bytes)
+
+    def _release(self) -> None:
+        """The last reference goes here, and with it the mapping: on the actor's thread, not on the loop."""
+        while self._leaving:
+            self._leaving.pop().release()
 
 
 def _manifest(reply: ManifestReply) -> Manifest:

@@ -98,10 +98,15 @@ class Holding:
             return False
         return not self.ended
 
-    def release(self) -> None:
-        """Let go of it: views that are still held keep their bytes, the file goes."""
+    def end(self) -> None:
+        """Nobody gets it, or more of it, here any more."""
         self.ended = True
         self._wake()
+
+    def release(self) -> None:
+        """Let go of it: views that are still held keep their bytes, the file goes."""
+        if not self.ended:
+            self.end()
         if self.own and self.whole:
             self.path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ import contextlib
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -168,10 +168,22 @@ def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
 def warm(view: memoryview, start: int, end: int) -> None:
     """Enter the pages of a part of a mapped segment into this process's table, all at once."""
     memory = view.obj
-    if isinstance(memory, mmap.mmap):
+    if isinstance(memory, mmap.mmap) and start < end:
         start -= start % mmap.PAGESIZE
         with contextlib.suppress(OSError, ValueError):
             memory.madvise(_POPULATE_READ, start, end - start)
+
+
+def warm_chunks(manifest: Manifest, view: memoryview, chunks: Sequence[int]) -> None:
+    """``warm`` for all of ``chunks``, those that lie side by side together."""
+    start = end = 0
+    for index in chunks:
+        first, last = chunk_bounds(manifest, index)
+        if first != end:
+            warm(view, start, end)
+            start = first
+        end = last
+    warm(view, start, end)
 
 
 def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] | None = None) -> list[int]:

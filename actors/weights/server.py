@@ -31,8 +31,8 @@ from actors.scheduler.messages import Acknowledged, VersionAvailable
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, chunk_bounds, same_layout, whole_chunk
-from actors.weights.memory import damaged_chunks, map_segment, warm
+from actors.weights.manifest import check_manifest, same_layout, whole_chunk
+from actors.weights.memory import damaged_chunks, map_segment, warm_chunks
 from actors.weights.messages import (
     Chunk,
     GetChunks,
@@ -73,6 +73,8 @@ class WeightServer(RegisteredActor):
         self._trees: dict[int, RelayTree] = {}
         self._sources: dict[tuple[int, int], DeltaSource] = {}
         """Of the newest version, against those that pullers hold."""
+        self._views: dict[int, memoryview] = {}
+        """Of versions that somebody has fetched; the next one finds their pages in reach."""
         self._sent_bytes = 0
         self._pace = Pace(self._job_weights.send_bytes_per_s)
 
@@ -117,6 +119,7 @@ class WeightServer(RegisteredActor):
         for version in sorted(self._held)[: -self.ctx.limits.versions_held]:
             remove_segment(self._held.pop(version)[0])
         self._trees = {version: tree for version, tree in self._trees.items() if version in self._held}
+        self._views = {version: view for version, view in self._views.items() if version in self._held}
         self._sources = {pair: source for pair, source in self._sources.items() if pair[0] == self.newest}
 
     def _announce(self) -> None:
@@ -165,6 +168,7 @@ class WeightServer(RegisteredActor):
             return
         self.ctx.log.error("a segment is damaged and let go", version=version, segment=held[0].name)
         del self._held[version]
+        self._views.pop(version, None)
         self._sources = {pair: source for pair, source in self._sources.items() if version not in pair}
         remove_segment(held[0])
         if found.address is not None:
@@ -181,7 +185,9 @@ class WeightServer(RegisteredActor):
         wanted: list[int] = message.chunks.tolist()
         if wrong := [index for index in wanted if not 0 <= index < len(manifest.chunk_hashes)]:
             raise NotHeld(f"chunk {wrong[0]} does not exist: version {version} has {len(manifest.chunk_hashes)}")
-        view, source = map_segment(segment), self._deltas(manifest, message.base)
+        if version not in self._views:
+            self._views[version] = map_segment(segment)
+        view, source = self._views[version], self._deltas(manifest, message.base)
         batches = [wanted[first : first + _AHEAD_CHUNKS] for first in range(0, len(wanted), _AHEAD_CHUNKS)]
         ready = asyncio.create_task(self._ready(manifest, view, source, batches[0] if batches else []), name="ready")
         try:
@@ -220,8 +226,7 @@ class WeightServer(RegisteredActor):
         """Have ``chunks`` ready to be sent: as deltas, else with their pages in reach."""
         if source is not None:
             return await self.ctx.run_blocking(source.make, chunks)
-        for index in chunks:
-            await self.ctx.run_blocking(warm, view, *chunk_bounds(manifest, index))
+        await self.ctx.run_blocking(warm_chunks, manifest, view, chunks)
         return {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from actors.rollout.puller import VersionPuller
-from actors.weights import segments, server
+from actors.weights import client, segments, server
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.delta_source import DeltaSource
 from actors.weights.holding import Holding
@@ -341,6 +342,34 @@ async def test_a_bit_flipped_in_the_base_of_a_delta_costs_a_whole_chunk_and_not_
     await world.publish(2, nudged(words(1), 0.01))
     pulled = await world.pull(worker, 2)
     assert CHUNK_BYTES < pulled.wire_bytes < CHUNK_BYTES + 0.05 * TOTAL_BYTES
+
+
+async def test_what_a_puller_had_before_is_given_back_soon_and_not_by_its_loop(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 MB are not unmapped in a moment, and whoever asks a loop meanwhile would wait."""
+    monkeypatch.setattr(client, "_SETTLE_S", 0.05)
+    ended = list[threading.Thread]()
+    release = Holding.release
+
+    def note(self: Holding) -> None:
+        release(self)
+        ended.append(threading.current_thread())
+
+    monkeypatch.setattr(Holding, "release", note)
+    worker = await world.worker("rollout-0", "there")
+    for version in (1, 2, 3):
+        await world.publish(version, words(version))
+        await world.pull(worker, version)
+
+    def files() -> set[str]:
+        return {file.name.partition("-v")[2] for file in (tmp_path / "there").iterdir()}
+
+    async with asyncio.timeout(5):
+        while files() != {"3@rollout-0"}:
+            await asyncio.sleep(0.01)
+    assert len(ended) == 2
+    assert threading.main_thread() not in ended
 
 
 async def test_a_puller_that_was_killed_leaves_no_older_version_in_its_machines_memory(

@@ -10,9 +10,9 @@ import pytest
 STEPS = """
 import resource, sys, threading
 import numpy as np
-from actors.trainer.host_memory import keep_freed_memory
+from actors.core.host_memory import keep_freed_memory
 
-if sys.argv[1] == "kept" and not keep_freed_memory():
+if sys.argv[1] == "kept" and not keep_freed_memory(one_arena=True):
     sys.exit(77)
 
 def step():
