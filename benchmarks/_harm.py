@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
+
 from actors.control.errors import ControlError
 from benchmarks._jobs import BenchmarkFailed, model_of
 from configs.loader import load_job
@@ -68,6 +70,12 @@ class HarmedRun(HeadraceRun):
         except ProcessLookupError:
             return None
         return Harm(name, at_s)
+
+    def began_s(self, name: str) -> float:
+        """Time of day at which the process of that name was made."""
+        return psutil.Process(
+            self.settle(f"process {name}", lambda: self._pid_of(name), timeout_s=PATIENCE_S)
+        ).create_time()
 
     def _pid_of(self, name: str) -> int | None:
         """None while it, or the head, is being started again."""

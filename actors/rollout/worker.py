@@ -21,6 +21,7 @@ from __future__ import annotations
 from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
+from actors.core.host_memory import keep_freed_memory
 from actors.core.leader import Leader
 from actors.core.ref import ActorRef
 from actors.core.tenure import RenewLease, Tenure
@@ -40,7 +41,8 @@ from actors.weights.messages import QueryVersions, Versions
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:
-    """The actors of a rollout process."""
+    """The actors of a rollout process. What a pull frees is kept for the next one."""
+    keep_freed_memory(one_arena=False)
     return {args.name: RolloutWorker(args)}
 
 
@@ -54,6 +56,7 @@ class RolloutWorker(Actor):
         self._epochs = EpochGuard()
         self._early: list[Assign | Revoke | PullVersion] = []
         """Commands of a scheduler whose answer to our offer is still on its way."""
+        self._engine_start_s = 0.0
         self._draining = ""
         self._registering = False
         self._known = False
@@ -77,7 +80,9 @@ class RolloutWorker(Actor):
         self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
+        began_s = self.ctx.now()
         await self._engine.start(engine_spec(self._job, self._args.model_path))
+        self._engine_start_s = self.ctx.now() - began_s
         self._registering = True
         await self._register()
         self.ctx.start_task(self._generate(), "generate")
@@ -165,6 +170,7 @@ class RolloutWorker(Actor):
             slots=self._slots,
             policy_version=self._generation.policy_version,
             again=self._known,
+            engine_start_s=self._engine_start_s,
             holds=self._reports.known,
         )
 

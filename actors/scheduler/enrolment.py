@@ -59,7 +59,13 @@ class Enrolment:
         worker.pulls(self._versions.newest, now)
         self._leases += 1
         worker.grant(scope.limits.lease_s, self._leases, now)
-        scope.event("worker_registered", worker=worker.name, node=worker.node, slots=worker.slots)
+        scope.event(
+            "worker_registered",
+            worker=worker.name,
+            node=worker.node,
+            slots=worker.slots,
+            engine_start_s=round(offer.engine_start_s, 3),
+        )
         taken = self._take_up(worker, offer)
         scope.flow.assign()
         return m.Registered(

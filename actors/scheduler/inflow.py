@@ -73,6 +73,9 @@ class Inflow:
         prompt_tokens = self._steps.prompt_tokens
         shapes = step_shapes(event.offsets, event.counts, event.row_counts)
         for (worker, delta), shape in zip(said, shapes, strict=True):
+            if not worker.began:
+                worker.began = True
+                scope.record("worker_began", worker=worker.name, version=delta.policy_version)
             worker.latency.add(delta.stats.step_s, shape, prompt_tokens)
             worker.ran(max(shape.sequences, delta.stats.running), others_waited=delta.stats.queued > 0)
         self._returns.after(outcome)

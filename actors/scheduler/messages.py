@@ -140,6 +140,8 @@ class RegisterWorker(Message):
     """-1 before the first pull."""
     again: bool = False
     """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
+    engine_start_s: float = 0.0
+    """How long its engine took to start."""
     holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
     """Assignments of which it has something to tell: those that it generates, and those that have ended lately."""
 

@@ -254,7 +254,8 @@ class Scheduler(Actor):
             worker.serves(news.policy_version)
             worker.heard_s = self.ctx.now()
             self._meter.loads.note(news)
-            self._scope.record("worker_version", worker=worker.name, version=news.policy_version)
+            took = {"pull_s": round(news.pull_s, 4), "load_s": round(news.load_s, 4)}
+            self._scope.record("worker_version", worker=worker.name, version=news.policy_version, **took)
             self.assign()
             self.lease()
 

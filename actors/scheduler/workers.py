@@ -45,6 +45,8 @@ class Worker:
     stats: EngineStats | None = None
     full_at: int | None = None
     """How many its engine ran when others had to wait, though it has slots for them; None: none ever had to."""
+    began: bool = False
+    """Its first token has come."""
     again: bool = False
     """It had been registered before it registered this time."""
     latency: LatencyMeter = field(default_factory=LatencyMeter)

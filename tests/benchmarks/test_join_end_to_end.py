@@ -1,0 +1,29 @@
+"""``headrace bench join`` on real processes, as short as it can be."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from benchmarks import join
+
+SETTINGS = (
+    "model.hidden=32", "model.layers=1", "model.warm_start_steps=0", "algorithm.prompts_per_step=8",
+    "reward={kind: function, function: 'benchmarks._harm:spread_reward'}", "limits.lease_s=3.0",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_bench_join_ends_with_what_a_cold_and_a_warm_worker_need_until_their_first_token(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    sets = [word for setting in SETTINGS for word in ("--set", setting)]
+    assert join.main(["--times", "1", *sets, "--json"]) == 0
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    cold = [told[f"cold_{part}_s"] for part in ("start", "engine", "registered_to_version", "version_to_token")]
+    assert told["cold_total_s"] == pytest.approx(sum(cold), abs=0.01)
+    assert 0 < told["warm_total_s"] < told["cold_total_s"]
+    assert told["cold_pull_s"] > 0 and told["warm_pull_s"] > 0
+    assert (told["prompts_lost"], told["samples_trained_twice"]) == (0, 0)
