@@ -23,8 +23,8 @@ from benchmarks._command import Result, add_job_options, command_line, measured,
 from benchmarks._harm import Harm, HarmedRun
 from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, use_cores
 from benchmarks._processes import ROOT
-from configs.limits import DEFAULT_LIMITS
 from configs.loader import load_job
+from configs.schema import JobConfig
 
 SHORT: Final = ("--times", "2")
 """For ``bench all``."""
@@ -34,9 +34,10 @@ SETTINGS: Final = ("steps=100000", "metrics.tensorboard=false", "limits.restart_
 class Joining:
     """Has workers of one run join again, and keeps the times."""
 
-    def __init__(self, run: HarmedRun, workers: int) -> None:
+    def __init__(self, run: HarmedRun, job: JobConfig) -> None:
         self._run = run
-        self._workers = workers
+        self._workers = job.rollout.workers
+        self._lease_s = job.limits.lease_s
         self.times: dict[str, list[float]] = {}
 
     def cold(self, worker: str) -> None:
@@ -55,7 +56,7 @@ class Joining:
         """The same process, whose engine is there, after others have gone on without it."""
         self._run.wait_serving(self._workers)
         cut = Harm(worker, time.time())
-        self._run.inject("partition", {"link": ["head", worker]}, lasts_s=DEFAULT_LIMITS.lease_s)
+        self._run.inject("partition", {"link": ["head", worker]}, lasts_s=self._lease_s)
         registered = self._run.after(cut, "worker_registered", worker=worker)
         self._from_registration("warm", cut, worker, registered["time_s"])
 
@@ -78,11 +79,11 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     use_cores(options.cores)
     result: Result = {"hardware": hardware()}
     job_file = prepare_job(options.job, options.set or [], directory, options.model)
-    job = load_job(job_file)
+    job = load_job(job_file, SETTINGS)
     run = HarmedRun(directory / "run", job_file, settings=list(SETTINGS))
     try:
         run.wait_for_step(1)
-        joining = Joining(run, job.rollout.workers)
+        joining = Joining(run, job)
         victim = f"rollout-{job.rollout.workers - 1}"
         for number in range(options.times):
             joining.cold(victim)

@@ -101,8 +101,7 @@ class ZmqTransport:
         self._endpoint = ""
         self._open = False
         self._timers: set[asyncio.TimerHandle] = set()
-        self._probes: dict[tuple[float, Lane], bool] = {}
-        """Looks to come, by how long after an event and at which lane; True: one more after it."""
+        self._probes: dict[tuple[float, Lane], bool] = {}  # to come, so long after an event; True: one more after it
         self._zap: ZapAllowList | None = None
         self._listener: Listener
         self._receiver: Receiver
@@ -389,9 +388,8 @@ class ZmqTransport:
 
     def _probe(self, delay_s: float, lane: Lane) -> None:
         if self._open:
-            again = self._probes.pop((delay_s, lane))
             self._listener.probe(lane)
-            if again:
+            if self._probes.pop((delay_s, lane)):
                 self._probe_after(delay_s, lane)
 
     def _tick(self) -> None:
