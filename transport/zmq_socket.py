@@ -305,43 +305,59 @@ class ZmqSocket:
             callbacks, self._at_turn_end = self._at_turn_end, []
             for callback in callbacks:
                 self._call(callback)
-        self._drain(likely=False)
+        self._drain()
 
     def _readable(self) -> None:
-        self._drain(likely=True)
+        """Take one message, unasked. What it wakes runs next and sends, mostly; one look behind that serves both."""
+        if self._socket.closed:
+            return
+        frames = self._receive()
+        if frames is None:
+            self._found_empty()
+        else:
+            self._call(self._on_message, frames)
+            self.check_soon()
 
-    def _drain(self, *, likely: bool) -> None:
-        """Take what is there. ``likely``: something probably is, so the first look would be one too many."""
+    def _drain(self) -> None:
+        """Take what is there."""
         if self._socket.closed:
             return
         # not the loop's clock: uvloop's stands still during a turn
         deadline = time.monotonic() + self._options.drain_max_ms / 1000
         for _ in range(self._options.drain_max_messages):
-            frames = self._receive(likely)
+            frames = self._receive() if self._holds_some() else None
             if frames is None:
-                self.empties += 1
-                break
-            likely = False
+                self._found_empty()
+                return
             self._call(self._on_message, frames)
             if self._socket.closed:
                 return
             if time.monotonic() > deadline:
-                self.check_soon()
                 break
-        else:
-            self.check_soon()
+        self.check_soon()
+        self._go_on_sending()
+
+    def _found_empty(self) -> None:
+        self.empties += 1
+        self._go_on_sending()
+
+    def _go_on_sending(self) -> None:
         if self._stuck and self._on_writable is not None:
             self._stuck = False
             self._call(self._on_writable)
 
-    def _receive(self, likely: bool) -> list[Frame] | None:
+    def _holds_some(self) -> bool:
         # Asking for EVENTS runs libzmq's pending commands, which a throttled receive may skip, so that no edge is lost;
         # and it costs less than half of what an exception for an empty socket does.
+        try:
+            return bool(_option(self._socket, zmq.EVENTS) & _READABLE)
+        except zmq.ZMQError:
+            return False
+
+    def _receive(self) -> list[Frame] | None:
         options, recv = self._options, self._socket.recv
         frames: list[Frame] = []
         try:
-            if not likely and not _option(self._socket, zmq.EVENTS) & _READABLE:
-                return None
             if options.with_user:
                 return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
             large = _COPY_THRESHOLD_BYTES if options.zero_copy_receive else _NEVER_BYTES
