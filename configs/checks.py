@@ -70,7 +70,18 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
-    return found
+    return [*found, *_check_mailbox(job)]
+
+
+def _check_mailbox(job: JobConfig) -> list[Found]:
+    """What refuses deltas has its workers' samples generated again."""
+    workers = max(job.rollout.workers, job.scheduling.workers_max or 0)
+    workers += (job.provider.nodes_max or 0) * job.provider.slots
+    most = workers * job.limits.deltas_under_way
+    if most < job.limits.mailbox_messages:
+        return []
+    wrong = f"{job.limits.mailbox_messages} is not above limits.deltas_under_way x {workers} workers ({most})"
+    return [("limits.mailbox_messages", f"{wrong}: the scheduler would refuse tokens", f"Set it to {2 * most}")]
 
 
 def _check_pool_bounds(job: JobConfig) -> list[Found]:

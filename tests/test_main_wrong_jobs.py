@@ -126,6 +126,11 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "rollout.workers",
         "between the two",
     ),
+    "more workers than the scheduler's mailbox takes deltas of": (
+        {"rollout.workers": 3, "scheduling.workers_max": 9, "limits.mailbox_messages": 36},
+        "limits.mailbox_messages",
+        "Set it to 72",
+    ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }

@@ -116,7 +116,16 @@ class Dispatcher:
             return groups
         batch = self._books.ledger.batches[step]
         prompt_tokens = sum(map(len, batch.prompt_ids)) / len(batch.prompt_ids)
-        return self._lanes.mark(step, groups, workers, prompt_tokens, begun=bool(batch.attempts.any()))
+        return self._lanes.mark(step, groups, workers, prompt_tokens, self._held, begun=bool(batch.attempts.any()))
+
+    def _held(self) -> dict[str, tuple[int, ...]]:
+        """Worker → what is left, as predicted, of each sample that it holds."""
+        ledger, held = self._books.ledger, dict[str, tuple[int, ...]]()
+        for name in self._workers.by_name:
+            rows = ledger.located(name, ledger.in_flight(name))
+            parts = [self._ranking.left(ledger.batches[step], of_step) for step, of_step in rows.items()]
+            held[name] = tuple(np.concatenate(parts).tolist()) if parts else ()
+        return held
 
     def _with_probes(self, group: GroupView) -> list[GroupView]:
         """A group that nobody has begun, in two: those that go before everybody else, and the rest."""

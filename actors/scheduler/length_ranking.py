@@ -75,6 +75,16 @@ class LengthRanking:
             return np.full(len(indices), np.nan)
         return self._predictor.expected(self._view(batch, indices))
 
+    def left(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
+        """int64[n] tokens that samples which have begun probably still need.
+
+        One that has outlived its prediction, or has none, is taken to need as many again, as in a heavy tail.
+        """
+        has = batch.length[rows].astype(np.float64)
+        left = np.nan_to_num(self.expected(batch, rows // batch.group_size)) - has
+        most = np.maximum(1.0, batch.sampling.max_tokens - has)
+        return np.clip(np.where(left > 0, left, has), 1.0, most).astype(np.int64)
+
     def note(self, batch: StepBatch, rows: np.ndarray) -> None:
         """``rows`` are being handed out: keep what is expected of those that have not been handed out before."""
         if self._predictor is not None:

@@ -6,12 +6,14 @@
 Invariants
 - The choice holds for all of the step: a worker with few long samples decodes fast only as long as it has few.
 - Without estimates of at least half of the groups, or without a latency table of each worker, nobody is dedicated.
+- What workers still have of earlier steps counts: a dedicated worker must have the time.
 - It is a preference: where the dedicated workers are gone, or idle, the assignment policy overrules it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
@@ -23,6 +25,8 @@ from actors.scheduler.view import GroupView, WorkerView
 KNOWN_MIN = 0.5
 """Part of the groups that must have an estimate."""
 Choice = Literal["none", "simulated", "closed_form"]
+Held = Mapping[str, tuple[int, ...]]
+"""Worker → the tokens that are probably left of each sample that it has begun."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,12 +48,19 @@ class LongLanes:
         self._lanes: dict[int, Lanes] = {}
 
     def mark(
-        self, step: int, groups: list[GroupView], workers: list[WorkerView], prompt_tokens: float, *, begun: bool
+        self,
+        step: int,
+        groups: list[GroupView],
+        workers: list[WorkerView],
+        prompt_tokens: float,
+        held: Callable[[], Held],
+        *,
+        begun: bool,
     ) -> list[GroupView]:
         """The groups of ``step``, with whom they are kept for. ``begun``: some of it has been handed out before."""
         if step not in self._lanes:
             self._lanes = {s: lanes for s, lanes in self._lanes.items() if s > step - 8}
-            self._lanes[step] = _NONE if begun else choose(groups, workers, prompt_tokens, self._choice)
+            self._lanes[step] = _NONE if begun else choose(groups, workers, prompt_tokens, self._choice, held)
         lanes = self._lanes[step]
         if not lanes.dedicated:
             return groups
@@ -65,7 +76,13 @@ class LongLanes:
         return len(self._lanes.get(step, _NONE).dedicated)
 
 
-def choose(groups: list[GroupView], workers: list[WorkerView], prompt_tokens: float, choice: Choice) -> Lanes:
+def choose(
+    groups: list[GroupView],
+    workers: list[WorkerView],
+    prompt_tokens: float,
+    choice: Choice,
+    held: Callable[[], Held] = dict,
+) -> Lanes:
     """Who is dedicated to which of these groups, all of them not begun yet."""
     expected = np.array([group.expected_tokens for group in groups])
     known = np.isfinite(expected)
@@ -75,7 +92,8 @@ def choose(groups: list[GroupView], workers: list[WorkerView], prompt_tokens: fl
         return _NONE
     sizes = np.array([len(group.rows) for group in groups])
     estimates = np.repeat(np.where(known, expected, np.median(expected[known])), sizes)
-    instances = [Instance(worker.latency, worker.slots) for worker in workers]
+    left = held()
+    instances = [Instance(w.latency, w.slots, held_tokens=left.get(w.name, ())) for w in workers]
     dispatch = dispatch_long.decide(estimates, instances, prompt_tokens=round(prompt_tokens), choice=choice)
     if not dispatch.dedicated:
         return _NONE

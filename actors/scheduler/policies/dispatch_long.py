@@ -12,7 +12,8 @@ others share the rest. The number of dedicated workers is chosen by
   end last are replayed; of the winner and of zero, all. Large pools are searched on every k-th worker and sample.
 
 In either case samples are dealt longest first, each to the worker that has the least to do by its own pace, and each
-worker begins with the longest (``longest_first``). So workers of different devices need no other code.
+worker begins with the longest (``longest_first``). So workers of different devices need no other code. What a worker
+still has of the step before counts as the first of what it has to do; the formula knows nothing of it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def decide(
     choice: Literal["simulated", "closed_form", "none"] = "simulated",
     objective: Literal["sum", "max"] = "sum",
 ) -> Dispatch:
-    """Share samples of these expected lengths among idle workers. ``none``: no dedicated ones, longest first only.
+    """Share samples of these expected lengths. ``none``: no dedicated ones, longest first only.
 
     ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first.
     """
@@ -119,7 +120,7 @@ def _replayed(
     best_s, best, dealt = math.inf, 0, list[np.ndarray]()
     for count in _candidates(len(workers)):
         hands = _in_groups(few, estimates, workers, count, long)
-        ends_s = _makespan_s(hands, estimates, workers, _likely_last(hands, estimates), prompt_tokens)
+        ends_s = _makespan_s(hands, estimates, workers, _likely_last(hands, estimates, workers), prompt_tokens)
         if ends_s < best_s:
             best_s, best, dealt = ends_s, count, hands
     everyone = range(len(workers))
@@ -152,7 +153,8 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     mean = float(estimates[order].mean()) if len(order) else 0.0
     token_s = [i.pace.step_s(min(share, i.places), mean / 2) for i in pool]
     hands: list[list[int]] = [[] for _ in pool]
-    load = [(0.0, i) for i in range(len(pool))]
+    load = [(token_s[i] * sum(instance.held_tokens), i) for i, instance in enumerate(pool)]
+    heapq.heapify(load)
     for sample in order.tolist():
         busy_s, i = load[0]
         hands[i].append(sample)
@@ -160,11 +162,13 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     return [np.array(hand, np.int64) for hand in hands]
 
 
-def _likely_last(hands: Sequence[np.ndarray], estimates: np.ndarray) -> set[int]:
+def _likely_last(hands: Sequence[np.ndarray], estimates: np.ndarray, pool: Sequence[Instance]) -> set[int]:
     """The workers with the most tokens, with the most samples, and with the longest sample."""
-    tokens = [float(estimates[hand].sum()) for hand in hands]
-    longest = [float(estimates[hand].max(initial=0.0)) for hand in hands]
-    return {int(np.argmax(tokens)), int(np.argmax(longest)), max(range(len(hands)), key=lambda i: len(hands[i]))}
+    held = [instance.held_tokens for instance in pool]
+    tokens = [float(estimates[hand].sum()) + sum(left) for hand, left in zip(hands, held, strict=True)]
+    longest = [float(estimates[hand].max(initial=max(left, default=0))) for hand, left in zip(hands, held, strict=True)]
+    most = max(range(len(hands)), key=lambda i: len(hands[i]) + len(held[i]))
+    return {int(np.argmax(tokens)), int(np.argmax(longest)), most}
 
 
 def _makespan_s(
@@ -179,6 +183,5 @@ def _makespan_s(
 
 
 def _end_s(instance: Instance, tokens: np.ndarray, prompt_tokens: int) -> float:
-    if not len(tokens):
-        return 0.0
-    return float(finish_times_s(instance, [prompt_tokens] * len(tokens), np.rint(tokens).astype(int).tolist()).max())
+    work = [*instance.held_tokens, *np.rint(tokens).astype(int).tolist()]
+    return float(finish_times_s(instance, [prompt_tokens] * len(work), work).max(initial=0.0))

@@ -41,6 +41,8 @@ class Instance:
     reserve_tokens: int = 0
     """Kept free for the response of each admitted sample, whatever it turns out to need."""
     prefill_token_s: float = 0.0
+    held_tokens: tuple[int, ...] = ()
+    """What is left of each sample that it decodes already."""
 
 
 def finish_times_s(instance: Instance, prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> np.ndarray:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from actors.core.actor import Actor, handles
 from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
+from actors.rollout.messages import SamplingParams
 from actors.scheduler import messages as m
+from actors.scheduler.length_ranking import LengthRanking
 from actors.scheduler.long_lanes import LongLanes, choose
 from actors.scheduler.policies.assign import decide
 from actors.scheduler.policies.latency_table import LatencyMeter, LatencyTable, StepShape
@@ -81,6 +83,32 @@ def test_workers_are_dedicated_where_their_own_tables_say_that_it_pays_and_not_w
     assert len(choose(alike, heavy, 10, "closed_form").dedicated) >= 1, "the formula never says zero"
 
 
+def test_workers_that_still_have_a_long_tail_are_not_those_that_are_dedicated_to_more() -> None:
+    """Two hundred samples' work is left on each of them: the long ones would wait behind it."""
+    groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
+    heavy = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
+    idle = choose(groups, heavy, 10, "simulated")
+    held = dict.fromkeys(idle.dedicated, (60_000,) * 4)
+    assert choose(groups, heavy, 10, "simulated", lambda: held) != idle
+
+
+def test_what_is_left_of_a_sample_is_its_prediction_or_as_much_again_and_never_beyond_the_most() -> None:
+    class Says:
+        probes = 0
+
+        def expected(self, view: object) -> np.ndarray:
+            return np.array([10.0, 10.0, np.nan, 10.0])
+
+    class Begun:
+        group_size = 1
+        length = np.array([4, 13, 3, 18])
+        sampling = SamplingParams(max_tokens=20)
+
+    ranking = LengthRanking("j", cast("Any", Says()))
+    ranking._view = lambda *_: cast("Any", None)
+    assert ranking.left(cast("Any", Begun()), np.arange(4)).tolist() == [6, 7, 3, 2]
+
+
 def test_nobody_is_dedicated_without_estimates_or_without_measured_latencies() -> None:
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     workers = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
@@ -92,11 +120,12 @@ def test_the_choice_of_a_step_holds_until_the_step_is_handed_out() -> None:
     lanes = LongLanes("simulated")
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     workers = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
-    first = lanes.mark(0, groups, workers, 10, begun=False)
+    first = lanes.mark(0, groups, workers, 10, dict, begun=False)
     assert any(g.kept_for for g in first)
-    later = lanes.mark(0, groups[:1], workers, 10, begun=True)
+    later = lanes.mark(0, groups[:1], workers, 10, dict, begun=True)
     assert later[0].kept_for == next(g.kept_for for g in first if g.kept_for)
-    assert not any(g.kept_for for g in LongLanes("simulated").mark(0, groups, workers, 10, begun=True)), "a new head"
+    new_head = LongLanes("simulated").mark(0, groups, workers, 10, dict, begun=True)
+    assert not any(g.kept_for for g in new_head), "a new head"
 
 
 # ------------------------------------------------------------ a whole job, in virtual time

@@ -24,10 +24,9 @@ class Pace:
 
 
 def ends_s(dispatch: Dispatch, lengths: np.ndarray, instances: list[Instance]) -> float:
-    return max(
-        finish_times_s(instances[w], [10] * len(hand), lengths[hand].astype(int).tolist()).max(initial=0.0)
-        for w, hand in zip(dispatch.workers, dispatch.samples, strict=True)
-    )
+    hands = zip(dispatch.workers, dispatch.samples, strict=True)
+    work = [(instances[w], [*instances[w].held_tokens, *lengths[hand].astype(int).tolist()]) for w, hand in hands]
+    return max(finish_times_s(instance, [10] * len(w), w).max(initial=0.0) for instance, w in work)
 
 
 @settings(max_examples=40)
@@ -55,13 +54,17 @@ def test_dedicated_workers_get_the_longest_and_no_other() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.integers(2, 8), st.sampled_from([4, 16, 64]))
+@given(
+    st.integers(0, 10_000),
+    st.lists(st.lists(st.integers(1, 20_000), max_size=4).map(tuple), min_size=2, max_size=8),
+    st.sampled_from([4, 16, 64]),
+)
 def test_with_equal_workers_the_replay_is_no_worse_than_longest_first_alone(
-    seed: int, workers: int, places: int
+    seed: int, held: list[tuple[int, ...]], places: int
 ) -> None:
-    """Zero dedicated workers is among what it compares, with true lengths."""
+    """Zero dedicated workers is among what it compares, with true lengths, and with what each still has."""
     lengths = np.floor(np.random.default_rng(seed).pareto(1.5, 80) * 500 + 50)
-    instances = [Instance(Pace(sequence_s=0.001), places)] * workers
+    instances = [Instance(Pace(sequence_s=0.001), places, held_tokens=tokens) for tokens in held]
     chosen = decide(lengths, instances, prompt_tokens=10)
     plain = decide(lengths, instances, prompt_tokens=10, choice="none")
     assert ends_s(chosen, lengths, instances) <= ends_s(plain, lengths, instances) + 1e-9
@@ -97,6 +100,14 @@ def test_a_faster_worker_gets_more_and_long_samples_go_to_the_one_with_the_faste
     dispatch = decide(lengths, [slow, fast], prompt_tokens=10, choice="none")
     assert dispatch.workers == [1, 0]
     assert lengths[dispatch.samples[0]].sum() > 2 * lengths[dispatch.samples[1]].sum()
+
+
+def test_a_worker_that_still_has_much_of_the_step_before_is_dealt_little() -> None:
+    tail, idle = Instance(Pace(), 32, held_tokens=(6000, 6000)), Instance(Pace(), 32)
+    lengths = np.full(60, 300.0)
+    dispatch = decide(lengths, [tail, idle], prompt_tokens=10, choice="none")
+    dealt = dict(zip(dispatch.workers, map(len, dispatch.samples), strict=True))
+    assert dealt == {0: 10, 1: 50}
 
 
 def test_estimates_that_only_rank_take_the_lengths_of_recent_samples() -> None:
