@@ -138,7 +138,11 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     provider = job.provider
     if provider.trace is not None:
         provider = provider.model_copy(update={"trace": _resolve(provider.trace, beside) or provider.trace})
-    return job.model_copy(update={"data": data, "model": model, "provider": provider})
+    rollout = job.rollout
+    if rollout.ranker_model is not None:
+        found = _resolve(rollout.ranker_model, beside) or rollout.ranker_model
+        rollout = rollout.model_copy(update={"ranker_model": found})
+    return job.model_copy(update={"data": data, "model": model, "provider": provider, "rollout": rollout})
 
 
 def _resolve(path: str, beside: Path) -> str | None:

@@ -135,6 +135,11 @@ class RolloutConfig(Section):
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
     """Who predicts how long responses get, so that the longest are begun first. ``history``: the same prompt in earlier
     epochs; ``siblings``: its own group so far; ``learned``: a small model, fine-tuned beside the run."""
+    ranker_model: str | None = None
+    """With ``length_ranking: learned``: the Hugging Face directory of a small encoder or language model to fine-tune;
+    unset: a small encoder is made on the spot."""
+    ranker_device: Literal["auto", "cpu", "cuda"] = "cpu"
+    """Where that model computes."""
     dedicated_workers: Literal["none", "simulated", "closed_form"] = "simulated"
     """With ``length_ranking``: how many workers get long samples only. ``simulated``: as a replay over their measured
     latencies says, none included; ``closed_form``: StreamRL's formula, at least one."""

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from configs.checks import is_hub_name
+from configs.model_checks import is_hub_name
 from configs.schema import JobConfig
 from supervisors.errors import ModelNotFetched, ModelNotMade
 from supervisors.hub_download import Order, Report, read_report

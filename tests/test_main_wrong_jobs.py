@@ -131,6 +131,16 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "limits.mailbox_messages",
         "Set it to 72",
     ),
+    "a ranker's model without a ranker": (
+        {"rollout.ranker_model": "models/small"},
+        "rollout.ranker_model",
+        "length_ranking to learned",
+    ),
+    "a ranker's model that is none": (
+        {"rollout": {"length_ranking": "learned", "ranker_model": "nowhere"}},
+        "rollout.ranker_model",
+        "from_pretrained",
+    ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }

@@ -1,6 +1,6 @@
 """What predicts lengths: a protocol, so that the ranker runs under virtual time as well.
 
-Kinds: ``encoder.py``, a small transformer that is made on the spot; ``simulated.py``, a memory at a modelled cost.
+Kinds: ``encoder.py``, a small transformer, made on the spot or given; ``simulated.py``, a memory at a modelled cost.
 
 Invariants (``tests/contracts/test_length_model_contract.py``)
 - ``fit`` is one bounded slice of work; the ranker repeats it and answers questions in between.
@@ -27,8 +27,8 @@ class LengthPair:
 class LengthModel(Protocol):
     """Maps prompts to expected response tokens."""
 
-    async def start(self) -> None:
-        """Make the model. It knows nothing yet."""
+    async def start(self) -> int:
+        """Make the model; how often it was refreshed in earlier lives, if those have kept what it knows, else 0."""
         ...
 
     async def score(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
@@ -37,6 +37,10 @@ class LengthModel(Protocol):
 
     async def fit(self, pairs: Sequence[LengthPair]) -> float:
         """Take one slice of gradient steps on ``pairs``; returns the mean loss."""
+        ...
+
+    async def keep(self, refreshes: int) -> None:
+        """Have the next life begin with what it knows after so many refreshes; a kind may be unable to."""
         ...
 
     async def close(self) -> None: ...

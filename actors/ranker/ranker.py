@@ -9,7 +9,7 @@
 
 Invariants
 - Nobody waits for it: questions and answers are tells, a score that is missing counts as the median. Killed and started
-  again it knows nothing, and learns from what is committed from then on.
+  again it goes on with what its model knew after the last refresh, and learns from what is committed from then on.
 - Questions go before lessons: between two slices of a refresh everything that was asked is answered.
 - No score is given before the first refresh: those of an untrained model would be an order by chance.
 - Lessons are the newest ``limits.ranker_pairs``, so it follows the policy as that drifts.
@@ -58,7 +58,7 @@ class Ranker(RegisteredActor):
         self._pairs: deque[LengthPair] = deque(maxlen=limits.ranker_pairs)
         self._recent = deque(maxlen=self._job.staleness + 2)
         self._model = self._given_model or self._make_model()
-        await self._model.start()
+        self.refreshes = await self._model.start()
         service = RegisterService(job=self._job.name, role="ranker", address=self.ctx.self_address)
         await self.keep_registered(self._args.scheduler, service, Acknowledged)
         self.ctx.start_task(self._work(), "rank")
@@ -68,9 +68,17 @@ class Ranker(RegisteredActor):
 
     def _make_model(self) -> LengthModel:
         from actors.ranker.encoder import EncoderLengthModel
+        from actors.ranker.readers import GivenReader, MadeReader, Reader
 
         os.nice(_NICENESS)
-        return EncoderLengthModel(Path(self._args.model_path), self._job.seed, self.ctx.run_blocking)
+        policy, given, seed = Path(self._args.model_path), self._job.rollout.ranker_model, self._job.seed
+
+        def make_reader() -> Reader:
+            return MadeReader(policy, seed) if given is None else GivenReader(Path(given), policy)
+
+        home = Path(self._args.run_dir) / "ranker"
+        device = self._job.rollout.ranker_device
+        return EncoderLengthModel(make_reader, home, self.ctx.run_blocking, seed=seed, device=device)
 
     # ------------------------------------------------------------ what comes in
 
@@ -107,6 +115,7 @@ class Ranker(RegisteredActor):
             loss = await self._model.fit(list(self._pairs))
             await self._reply()
         self.refreshes += 1
+        await self._model.keep(self.refreshes)
         self._asked.extend(self._recent)
         await self._reply()
         fields: dict[str, float | int | str] = {"refresh": self.refreshes, "pairs": len(self._pairs)}

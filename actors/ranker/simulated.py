@@ -17,8 +17,9 @@ class SimulatedLengthModel:
         self._score_s, self._fit_s = score_s, fit_s
         self._lengths: dict[bytes, float] = {}
 
-    async def start(self) -> None:
-        """Nothing to make."""
+    async def start(self) -> int:
+        """Nothing to make, and nothing kept."""
+        return 0
 
     async def score(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         await asyncio.sleep(self._score_s)
@@ -29,6 +30,9 @@ class SimulatedLengthModel:
         await asyncio.sleep(self._fit_s)
         self._lengths |= {pair.prompt_ids.tobytes(): pair.response_tokens for pair in pairs}
         return 0.0
+
+    async def keep(self, refreshes: int) -> None:
+        """Its memory goes with it."""
 
     async def close(self) -> None:
         """Nothing to give back."""

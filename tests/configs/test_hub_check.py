@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.checks import _hub_problem, is_hub_name
+from configs.model_checks import _hub_problem, is_hub_name
 from tests.supervisors.hub_server import HubServer, Repository
 
 

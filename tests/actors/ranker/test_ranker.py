@@ -37,10 +37,18 @@ LIMITS = Limits(ranker_refresh_pairs=4, ranker_refresh_slices=3, ranker_pairs=8)
 class Model(SimulatedLengthModel):
     """Notes the order of its calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, known: int = 0) -> None:
         super().__init__()
+        self.known = known
+        self.kept: list[int] = []
         self.calls: list[str] = []
         self.fitted: list[int] = []
+
+    async def start(self) -> int:
+        return self.known
+
+    async def keep(self, refreshes: int) -> None:
+        self.kept.append(refreshes)
 
     async def score(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
         self.calls.append("score")
@@ -74,8 +82,8 @@ class Hub(Actor):
 
 
 class World:
-    async def start(self) -> None:
-        self.hub, self.model = Hub(), Model()
+    async def start(self, known: int = 0) -> None:
+        self.hub, self.model = Hub(), Model(known)
         self.system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("here", 1)), limits=LIMITS)
         await self.system.start()
         await self.system.spawn("scheduler.j", self.hub)
@@ -110,10 +118,10 @@ class World:
         )  # fmt: skip
 
 
-def in_world(scenario) -> None:
+def in_world(scenario, known: int = 0) -> None:
     async def main() -> None:
         world = World()
-        await world.start()
+        await world.start(known)
         try:
             await scenario(world)
         finally:
@@ -135,6 +143,18 @@ def test_an_untrained_ranker_says_nothing_and_a_refreshed_one_answers_what_still
         assert world.metrics.events[0].name == "ranker_refreshed"
 
     in_world(scenario)
+
+
+def test_a_ranker_that_an_earlier_life_has_taught_answers_at_once_and_counts_on() -> None:
+    async def scenario(world: World) -> None:
+        world.ask(1, 1, 2)
+        await asyncio.sleep(1)
+        assert [answer.refresh for answer in world.hub.scores] == [3]
+        world.teach(1, {p: float(p) for p in range(4)})
+        await asyncio.sleep(5)
+        assert world.model.kept == [4]
+
+    in_world(scenario, known=3)
 
 
 def test_a_question_that_comes_during_a_refresh_does_not_wait_for_its_end() -> None:
@@ -166,6 +186,7 @@ def test_it_learns_from_the_newest_pairs_only_and_forgets_questions_of_steps_tha
 def test_the_encoder_learns_which_prompts_get_long_responses(tmp_path: Path) -> None:
     """Prompts with token 5 get responses ten times as long; judged on prompts that it has not seen."""
     from actors.ranker.encoder import EncoderLengthModel
+    from actors.ranker.readers import MadeReader
 
     (tmp_path / "config.json").write_text('{"model_type": "qwen3", "vocab_size": 64}')
     draw = np.random.default_rng(0)
@@ -180,7 +201,7 @@ def test_the_encoder_learns_which_prompts_get_long_responses(tmp_path: Path) -> 
         return function(*args)
 
     async def main() -> None:
-        model = EncoderLengthModel(tmp_path, 0, run_blocking)
+        model = EncoderLengthModel(lambda: MadeReader(tmp_path, 0), tmp_path, run_blocking)
         await model.start()
         pairs = [LengthPair(prompt(long=i % 4 == 0), 200.0 if i % 4 == 0 else 20.0) for i in range(64)]
         first = await model.fit(pairs)

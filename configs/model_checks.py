@@ -1,0 +1,105 @@
+"""Whether the models can be had: a directory that looks like one, or a name that the hub or the cache knows."""
+
+from __future__ import annotations
+
+import os
+import re
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from configs.limits import DEFAULT_LIMITS
+from configs.schema import JobConfig
+
+Found = tuple[str, str, str]
+
+_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+_REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*")
+_YES = ("1", "ON", "YES", "TRUE")
+
+
+def is_hub_name(path: str) -> bool:
+    """Whether ``path`` has the form of a hub name, ``owner/model``; a directory of that name comes first."""
+    return _HUB_NAME.match(path) is not None
+
+
+def check_model(job: JobConfig) -> list[Found]:
+    """Problems of the policy's model, as (field, what is wrong, what to do)."""
+    return [*_check_model_path(job), *_check_revision(job)]
+
+
+def check_ranker_model(job: JobConfig) -> list[Found]:
+    """Problems of the model that learns how long responses get."""
+    given, ranking = job.rollout.ranker_model, job.rollout.length_ranking
+    if given is None:
+        return []
+    if ranking != "learned":
+        fix = "Remove it, or set rollout.length_ranking to learned"
+        return [("rollout.ranker_model", f"is set, but rollout.length_ranking is {ranking}", fix)]
+    if not (Path(given).expanduser() / "config.json").is_file():
+        wrong = f"{given!r} is no Hugging Face model directory: it has no config.json"
+        return [("rollout.ranker_model", wrong, "Name the directory that from_pretrained would load")]
+    return []
+
+
+def _check_revision(job: JobConfig) -> list[Found]:
+    revision = job.model.revision
+    if revision is None:
+        return []
+    if job.model.source == "tiny" or (job.model.path and Path(job.model.path).expanduser().exists()):
+        wrong = f"{revision!r} is set, but only a hub name has revisions, and the model is none"
+        return [("model.revision", wrong, "Remove it, or set model.path to a hub name")]
+    if _REVISION.fullmatch(revision) is None or ".." in revision:
+        wrong = f"{revision!r} is no branch, tag or commit"
+        return [("model.revision", wrong, "Use a name such as main, or a commit of 40 hexadecimal digits")]
+    return []
+
+
+def _check_model_path(job: JobConfig) -> list[Found]:
+    if job.model.source == "tiny":
+        return []
+    if not job.model.path:
+        return [
+            (
+                "model.path",
+                "is missing, and model.source is hf",
+                "Name a Hugging Face directory or hub name, or use source: tiny",
+            )
+        ]
+    path = Path(job.model.path).expanduser()
+    if path.exists():
+        if not (path / "config.json").is_file():
+            wrong = f"{job.model.path!r} is no Hugging Face model directory: it has no config.json"
+            return [("model.path", wrong, "Name the directory that from_pretrained would load")]
+        return []
+    if not is_hub_name(job.model.path):
+        wrong = f"{job.model.path!r} does not exist and is no hub name"
+        return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]
+    problem = _hub_problem(job.model.path)
+    return [("model.path", *problem)] if problem else []
+
+
+def _hub_problem(name: str) -> tuple[str, str] | None:
+    """Why ``name`` cannot be had: it is neither cached nor on a hub that can be reached."""
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")
+    if (cache / f"models--{name.replace('/', '--')}" / "snapshots").is_dir():
+        return None
+    fix = "Name a local directory, or download the model where the hub can be reached"
+    if (os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or "").upper() in _YES:
+        return f"{name!r} is neither a directory nor in the cache, and HF_HUB_OFFLINE forbids the hub", fix
+    hub = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if not hub.startswith(("https://", "http://")):
+        return f"HF_ENDPOINT is {hub!r}, which is no web address", "Mend it, or name a local directory"
+    request = urllib.request.Request(f"{hub}/api/models/{name}", method="HEAD")  # noqa: S310  the scheme has been checked
+    try:
+        with urllib.request.urlopen(request, timeout=DEFAULT_LIMITS.hub_probe_s):  # noqa: S310
+            return None
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):  # private, or none: the download itself carries the token
+            token = os.environ.get("HF_TOKEN") or (home / "token").is_file()  # the file is what `hf auth login` writes
+            return None if token else (f"{name!r} does not exist on the hub, or needs HF_TOKEN", fix)
+        return (f"the hub has no model {name!r}", "Check the name") if error.code == 404 else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        return f"{name!r} is neither a directory nor in the cache, and the hub cannot be reached ({reason})", fix
