@@ -278,12 +278,15 @@ def node(
         typer.Option(min=1, help="Rollout workers at most. Default: cores or GPUs."),
     ] = None,
     kind: Annotated[str, typer.Option(help="What it is priced as: a key of cluster.prices.")] = "reserved",
+    site: Annotated[
+        str, typer.Option(help="Its data centre, if that is not the head's: weights enter each once.")
+    ] = "",
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
     from supervisors.trees import run_node
 
-    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind))
+    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site))
 
 
 @app.command()

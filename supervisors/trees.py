@@ -28,6 +28,7 @@ Three ways in: ``run_job`` (headrace run), ``run_head`` (headrace head), ``run_n
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from typing import Any
 import msgspec
 
 from actors.control.socket import default_endpoint, for_others
-from actors.weights.segments import remove_segments
+from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
@@ -147,9 +148,11 @@ def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_k
 
 
 async def run_node(
-    *, join: str, name: str | None, slots: int | None, keys: Path | None, kind: str = "reserved"
+    *, join: str, name: str | None, slots: int | None, keys: Path | None, kind: str = "reserved", site: str = ""
 ) -> None:
     """Lend this machine to the head at ``join`` until a signal, or until the head stays away."""
+    if site:
+        os.environ[SITE_VARIABLE] = site  # the processes of a node have its environment
     node = NodeProcess(join=join, name=name, slots=slots, keys=keys, kind=kind)
     async with interruptible() as interrupted:
         try:

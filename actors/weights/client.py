@@ -39,7 +39,7 @@ from actors.weights.messages import (
     SegmentDamaged,
     SegmentReady,
 )
-from actors.weights.segments import held_path, host_id
+from actors.weights.segments import held_path, host_id, own_site
 from transport.address import ActorAddress
 from transport.transport import Lane
 
@@ -137,7 +137,9 @@ class WeightClient:
         avoid: ActorAddress | None = None,
     ) -> ManifestReply:
         """The manifest, and where ``puller``, who may be named to others, gets the chunks."""
-        question = GetManifest(job=self._job, policy_version=policy_version, puller=puller, host=host_id(), avoid=avoid)
+        question = GetManifest(
+            job=self._job, policy_version=policy_version, puller=puller, host=host_id(), site=own_site(), avoid=avoid
+        )
         reply = await self._ctx.ref(weights).ask(question, ManifestReply)
         if reply.manifest is None:
             raise VersionNotHeld(f"the weight server does not hold version {policy_version}")

@@ -62,6 +62,8 @@ class GetManifest(Message):
     puller: ActorAddress | None = None
     """Serves, on ``host``, what it has of this version; None: it passes nothing on."""
     host: str = ""
+    site: str = ""
+    """Of ``host``; see ``segments.own_site``."""
     avoid: ActorAddress | None = None
     """The feed that it was given before, and that has failed it."""
 

@@ -16,11 +16,14 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Final, NamedTuple
 
 import msgspec
 
 from actors.weights.messages import Manifest
+
+SITE_VARIABLE: Final = "HEADRACE_SITE"
+"""Set by ``headrace node --site`` for itself and its processes."""
 
 
 class Host(NamedTuple):
@@ -29,6 +32,8 @@ class Host(NamedTuple):
     name: str
     memory: Path
     """Directory of its shared memory."""
+    site: str = ""
+    """As in ``own_site``."""
 
 
 SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
@@ -128,6 +133,12 @@ def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
             path.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def own_site() -> str:
+    """Where this machine stands, by name: those of one site share a fast network. Empty: where the head is."""
+    simulated = SIMULATED_HOST.get()
+    return os.environ.get(SITE_VARIABLE, "") if simulated is None else simulated.site
 
 
 def host_id() -> str:

@@ -47,7 +47,7 @@ from actors.weights.messages import (
 )
 from actors.weights.pace import Pace
 from actors.weights.relay_tree import RelayTree
-from actors.weights.segments import host_id, read_manifests, remove_segment, write_manifest
+from actors.weights.segments import host_id, own_site, read_manifests, remove_segment, write_manifest
 
 _AHEAD_CHUNKS: Final = 8
 """Made ready together, while the ones before them are sent."""
@@ -138,8 +138,8 @@ class WeightServer(RegisteredActor):
         segment, manifest = self._held.get(version, (Path(), None))
         place = None
         if manifest is not None and message.puller is not None and message.host != host_id():
-            tree = self._trees.setdefault(version, RelayTree(self.ctx.limits.relay_children))
-            place = tree.place(message.puller, message.host, message.avoid)
+            tree = self._trees.setdefault(version, RelayTree(self.ctx.limits.relay_children, own_site()))
+            place = tree.place(message.puller, message.host, message.site, message.avoid)
         return ManifestReply(
             manifest=manifest,
             host=host_id(),

@@ -109,11 +109,11 @@ class World:
         )
         self.server = await self.near.spawn("weights", WeightServer(args))
 
-    async def worker(self, name: str, machine: str) -> tuple[Worker, ActorRef]:
+    async def worker(self, name: str, machine: str, site: str = "") -> tuple[Worker, ActorRef]:
         """A puller in a process of its own on ``machine``."""
         memory = self._run_dir / machine
         memory.mkdir(parents=True, exist_ok=True)
-        token = SIMULATED_HOST.set(Host(machine, memory))
+        token = SIMULATED_HOST.set(Host(machine, memory, site))
         try:
             system, worker = self._system(f"{machine}.{name}"), Worker()
             await system.start()
@@ -182,6 +182,19 @@ async def test_eight_machines_get_a_version_and_the_trainers_sends_it_at_most_tw
     pulled = await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
     assert not any(one.mapped for one in pulled)
     assert await world.sent_bytes() <= 2 * TOTAL_BYTES
+
+
+async def test_another_data_centre_gets_a_version_once_however_many_machines_it_has(world: World) -> None:
+    await world.publish(1, words(1))
+    workers = [await world.worker(f"rollout-{n}", f"machine-{n}", "overseas") for n in range(6)]
+    await asyncio.gather(*(world.pull(worker, 1) for worker in workers))
+    assert await world.sent_bytes() == TOTAL_BYTES
+
+
+def test_processes_of_a_node_know_its_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert segments.own_site() == ""
+    monkeypatch.setenv(segments.SITE_VARIABLE, "overseas")
+    assert segments.own_site() == "overseas"
 
 
 async def test_of_four_pullers_on_one_machine_one_fetches_and_the_others_map_its_file(world: World) -> None:
