@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from actors.core.host_memory import zeros_by_page
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.events import BatchIssued
 
@@ -81,9 +82,9 @@ class StepBatch:
         self.crashes = np.zeros(n, np.int32)
         """Engines that crashed while they held the row and it could have been why; from 1 on it is a suspect."""
         self.drop_reasons: dict[int, str] = {}
-        self._tokens = np.zeros((n, t), np.int32)
-        self._logprobs = np.zeros((n, t), np.float32)
-        self._versions = np.zeros((n, t), np.int32)
+        self._tokens = zeros_by_page((n, t), np.int32)
+        self._logprobs = zeros_by_page((n, t), np.float32)
+        self._versions = zeros_by_page((n, t), np.int32)
         self._archive: Ragged | None = None
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,24 @@ def test_a_sample_costs_twelve_bytes_a_token_and_nothing_that_grows_with_its_ste
     batch.archive()
     assert batch.ragged(rows).tokens.nbytes * 3 == len(batch) * TOKEN_BYTES * 100
     assert held(batch) <= len(batch) * ROW_BYTES + 1024
+
+
+def test_a_row_costs_memory_for_the_pages_that_it_has_reached_and_not_for_its_budget() -> None:
+    """Of 400 MB of budget, a token in each row makes three pages of 4 KiB a row resident, not huge ones."""
+    prompts, siblings, budget = 64, 16, 32_768
+    issued = ev.BatchIssued(
+        0, siblings, SamplingParams(max_tokens=budget), np.arange(prompts), np.zeros(prompts, np.int32),
+        np.zeros(0, np.int32), [b""] * prompts,
+    )  # fmt: skip
+    batch = StepBatch(issued)
+    rows, before = np.arange(len(batch), dtype=np.int32), resident_bytes()
+    batch.put(rows, np.zeros(len(rows), np.int32), np.ones(len(rows), np.int32), rows, rows, 0)
+    assert resident_bytes() - before < 2 * len(batch) * 3 * 4096
+    assert batch.held(5).dtype == np.int32 and batch.newest_version(rows) == -1, "no length was given to any row"
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def held(batch: StepBatch) -> int:
