@@ -128,10 +128,10 @@ class Echo(Actor):
             yield Item(data=data)
 
 
-def new_system(name: str, context: Context[Any] | None = None) -> ActorSystem:
+def new_system(name: str, context: Context[Any] | None = None, *, cluster: str = "bench") -> ActorSystem:
     """An actor system over TCP on loopback, with every layer that a role process has."""
     links = ZmqTransport(
-        new_peer(name), listen="tcp://127.0.0.1:*", cluster="bench", limits=DEFAULT_LIMITS, context=context
+        new_peer(name), listen="tcp://127.0.0.1:*", cluster=cluster, limits=DEFAULT_LIMITS, context=context
     )
     return ActorSystem(FaultableTransport(links, limits=DEFAULT_LIMITS, seed=0), limits=DEFAULT_LIMITS)
 

@@ -1,17 +1,19 @@
 """The other end of `bench tokens`, in a process of its own: workers without an engine.
 
     python -m benchmarks._streamers workers ENDPOINT NAME INCARNATION ACTOR FIRST COUNT SLOTS    peers with links
+    python -m benchmarks._streamers flow ENDPOINT NAME INCARNATION ACTOR FIRST COUNT SLOTS       the same, of a head
     python -m benchmarks._streamers sockets ENDPOINT COUNT MESSAGES BYTES…                       DEALERs, plain frames
 
 A worker registers, is assigned samples, makes one TokenDelta for each step of them, and on ``go`` sends all of these
 through the same outbox as the rollout worker's, as fast as the link takes them. Then it says what that cost it.
+With ``flow`` deltas hold several steps, are made while they are sent, and go on until nobody wants them any more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +27,7 @@ from actors.rollout.outbox import Outbox
 from actors.scheduler.messages import FinishReason, Registered, RegisterWorker, TokenDelta
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop
+from supervisors.head import CLUSTER
 from transport.address import ActorAddress, PeerId
 from transport.zmq_socket import Context, new_context
 
@@ -32,6 +35,8 @@ JOB: Final = "bench"
 VOCABULARY: Final = 50_000
 _TURN: Final = 16
 """Deltas that a worker sends before the next one gets its turn."""
+_FLOW_STEPS: Final = 8
+"""Engine steps in one delta of a flow: so many wait where the scheduler is slower than its workers."""
 
 
 def token_ids(prompt: int, sibling: int, tokens: int) -> np.ndarray:
@@ -52,7 +57,7 @@ class Streamer(Actor):
         self._numbers: list[int] = []
         self._names: list[tuple[int, int]] = []
         self._tokens = 0
-        self._deltas: list[TokenDelta] = []
+        self._deltas: Iterable[TokenDelta] = ()
         self.assigned = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -98,6 +103,24 @@ class Streamer(Actor):
             for step in range(self._tokens)
         ]  # fmt: skip
 
+    def flow(self) -> Iterator[TokenDelta]:
+        """Deltas without an end in sight, as they are asked for: samples end only if they are let."""
+        name, numbers, n = self.ctx.self_address.name, np.array(self._numbers, np.int64), len(self._numbers)
+        tokens = (np.arange(n * _FLOW_STEPS) * 7919 % VOCABULARY).astype(np.int32)
+        rest = {"tokens": tokens, "logprobs": logprobs(tokens), "finished": np.zeros(n, np.uint8)}
+        counts = np.full(n, _FLOW_STEPS, np.int32)
+        for sequence in range(self._tokens // _FLOW_STEPS):
+            step = sequence * _FLOW_STEPS
+            yield TokenDelta.of(
+                job=JOB, worker=name, epoch=self._epoch, sequence=sequence, policy_version=0, assignments=numbers,
+                offsets=np.full(n, step, np.int32), counts=counts, **rest,
+                stats=EngineStats(running=n, step_s=0.001, busy_s_total=step * 0.001, tokens_total=step * n),
+            )  # fmt: skip
+
+    def begin_flow(self) -> None:
+        """Let ``stream`` make what it sends."""
+        self._deltas = self.flow()
+
     async def stream(self) -> None:
         """All that is prepared."""
         for step, delta in enumerate(self._deltas):
@@ -112,21 +135,24 @@ class Streamer(Actor):
             self._outbox.flush()
 
 
-async def _start(name: str, scheduler: ActorAddress, slots: int, context: Context[Any]) -> tuple[ActorSystem, Streamer]:
-    system = new_system(name, context)
+async def _start(
+    name: str, scheduler: ActorAddress, slots: int, context: Context[Any], cluster: str
+) -> tuple[ActorSystem, Streamer]:
+    system = new_system(name, context, cluster=cluster)
     await system.start()
     streamer = Streamer(scheduler, slots)
     await system.spawn(name, streamer)
     return system, streamer
 
 
-async def _workers(scheduler: ActorAddress, first: int, count: int, slots: int) -> None:
-    context = new_context()
-    started = [await _start(f"rollout-{first + i}", scheduler, slots, context) for i in range(count)]
+async def _workers(kind: str, scheduler: ActorAddress, first: int, count: int, slots: int) -> None:
+    context, flows = new_context(), kind == "flow"
+    cluster = CLUSTER if flows else "bench"
+    started = [await _start(f"rollout-{first + i}", scheduler, slots, context, cluster) for i in range(count)]
     streamers = [streamer for _, streamer in started]
     await asyncio.gather(*(streamer.assigned.wait() for streamer in streamers))
     for streamer in streamers:
-        streamer.prepare()
+        streamer.begin_flow() if flows else streamer.prepare()
         await asyncio.sleep(0)
     await _when_told(lambda: asyncio.gather(*(streamer.stream() for streamer in streamers)))
     await asyncio.gather(*(system.stop() for system, _ in started))
@@ -168,10 +194,10 @@ async def _when_told(work: Callable[[], Any]) -> None:
 
 
 def _main(kind: str, endpoint: str, *words: str) -> None:
-    if kind == "workers":
+    if kind in ("workers", "flow"):
         name, incarnation, actor, *numbers = words
         scheduler = ActorAddress(actor, PeerId(name, int(incarnation)), endpoint)
-        on_uvloop(_workers(scheduler, *map(int, numbers)))
+        on_uvloop(_workers(kind, scheduler, *map(int, numbers)))
     else:
         count, messages, *sizes = map(int, words)
         on_uvloop(_sockets(endpoint, count, messages, sizes))

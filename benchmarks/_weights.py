@@ -17,20 +17,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import structlog
 import zmq
 
-from actors.core.actor import Actor, handles
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.host_memory import keep_freed_memory
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
 from actors.rollout.relay import Relay
-from actors.weights.client import WeightClient
-from actors.weights.segments import SIMULATED_HOST, Host
+from actors.weights.client import WINDOW_CHUNKS, WeightClient
+from actors.weights.messages import Chunk, GetChunks, GetManifest, ManifestReply
+from actors.weights.segments import SIMULATED_HOST, Host, host_id
 from actors.weights.server import WeightServer
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
 from transport.address import ActorAddress
+from transport.transport import Lane
 
 SERVER: Final = "weights"
 
@@ -47,6 +50,21 @@ class PullDone(Message):
     cpu_s: float
     mapped: bool
     bytes: int
+
+
+@message("bench.take")
+class Take(Message):
+    """Have a version sent again and again for ``seconds``, and keep none of it."""
+
+    weights: ActorAddress
+    policy_version: int
+    seconds: float
+
+
+@message("bench.taken")
+class Taken(Message):
+    bytes: int
+    times: int
 
 
 class Puller(Actor):
@@ -72,9 +90,25 @@ class Puller(Actor):
         pulled.close()
         return done
 
+    @handles(Take)
+    @concurrent
+    async def take(self, message: Take) -> Taken:
+        server, until_s, taken = self.ctx.ref(message.weights), self.ctx.now() + message.seconds, 0
+        question = GetManifest(job=self._job, policy_version=message.policy_version, host=host_id())
+        manifest = (await server.ask(question, ManifestReply)).manifest
+        assert manifest is not None, "it was told of before"
+        chunks = np.arange(len(manifest.chunk_hashes), dtype=np.int32)
+        request = GetChunks(job=self._job, policy_version=manifest.policy_version, chunks=chunks)
+        while self.ctx.now() < until_s:
+            stream = server.stream(request, Chunk, timeout_s=60.0, credit_items=WINDOW_CHUNKS, lane=Lane.BULK)
+            async with stream as sent:
+                async for chunk in sent:
+                    taken += chunk.data.nbytes
+        return Taken(bytes=taken, times=taken // manifest.total_bytes)
 
-async def _serve(name: str, actor_name: str, actor: Actor) -> None:
-    system = new_system(name)
+
+async def _serve(name: str, actor_name: str, actor: Actor, *, cluster: str = "bench") -> None:
+    system = new_system(name, cluster=cluster)
     await system.start()
     await system.spawn(actor_name, actor)
     address = system.address(actor_name)
@@ -121,7 +155,8 @@ def main(kind: str, args: dict[str, Any]) -> None:
         role = msgspec.convert(args["role"], RoleArgs)
         serving = _serve(SERVER, SERVER, WeightServer(role))
     else:
-        serving = _serve(args["name"], args["name"], Puller(args["job"]))  # its file and its relay are named after it
+        name, cluster = args["name"], args.get("cluster", "bench")
+        serving = _serve(name, name, Puller(args["job"]), cluster=cluster)  # its file and its relay are named after it
     on_uvloop(serving)
 
 

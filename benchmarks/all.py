@@ -14,7 +14,7 @@ from typing import Final
 from benchmarks._command import Result, command_line
 from benchmarks._jobs import BenchmarkFailed, last_line
 
-NAMES: Final = ("ask", "tell", "stream", "tokens", "weights", "delta", "join")
+NAMES: Final = ("ask", "tell", "stream", "tokens", "weights", "delta", "join", "control")
 TIMEOUT_S: Final = 300.0
 
 
