@@ -2,6 +2,7 @@
 
     python -m benchmarks._weights server ARGS     the job's WeightServer, as its role process hosts it
     python -m benchmarks._weights puller ARGS     a WeightClient; on another machine, if ARGS names one
+    python -m benchmarks._weights follower ARGS   a WeightClient that pulls whatever is new of a run, on another machine
     python -m benchmarks._weights raw ARGS        a DEALER that streams a file's chunks to whoever says "go"
 
 Each prints where it is, then serves until its standard input ends. ARGS are JSON.
@@ -22,20 +23,24 @@ import structlog
 import zmq
 
 from actors.core.actor import Actor, concurrent, handles
+from actors.core.errors import AskError
 from actors.core.host_memory import keep_freed_memory
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
 from actors.rollout.relay import Relay
+from actors.scheduler.service_messages import LookupService, ServiceFound
 from actors.weights.client import WINDOW_CHUNKS, WeightClient
-from actors.weights.messages import Chunk, GetChunks, GetManifest, ManifestReply
+from actors.weights.errors import WeightsError
+from actors.weights.messages import Chunk, GetChunks, GetManifest, ManifestReply, QueryVersions, Versions
 from actors.weights.segments import SIMULATED_HOST, Host, host_id
 from actors.weights.server import WeightServer
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
-from transport.address import ActorAddress
+from transport.address import ActorAddress, PeerId
 from transport.transport import Lane
 
 SERVER: Final = "weights"
+_LOOK_S: Final = 0.05
 
 
 @message("bench.pull")
@@ -107,6 +112,50 @@ class Puller(Actor):
         return Taken(bytes=taken, times=taken // manifest.total_bytes)
 
 
+class Follower(Actor):
+    """Pulls each version of a run as soon as it sees it, for as long as it lives."""
+
+    def __init__(self, job: str, endpoint: str, head: PeerId) -> None:
+        self._job = job
+        self._scheduler = ActorAddress(f"scheduler.{job}", head, endpoint)
+
+    async def on_start(self) -> None:
+        self._client = WeightClient(self.ctx, self._job)
+        self.ctx.start_task(self._follow(), "follow")
+
+    async def on_stop(self) -> None:
+        self._client.close()
+
+    async def _follow(self) -> None:
+        have = -1
+        while True:
+            try:
+                have = await self._pull_after(have)
+            except (AskError, WeightsError):  # a server that was killed, a version that was retired: look again
+                await self.ctx.sleep(_LOOK_S)
+
+    async def _pull_after(self, have: int) -> int:
+        found = await self.ctx.ref(self._scheduler).ask(LookupService(job=self._job, role="weights"), ServiceFound)
+        if found.address is not None:
+            held = (await self.ctx.ref(found.address).ask(QueryVersions(job=self._job), Versions)).held
+            if held and held[-1] > have:
+                pulled = await self._client.pull(found.address, held[-1])
+                pulled.close()
+                return held[-1]
+        await self.ctx.sleep(_LOOK_S)
+        return have
+
+
+async def _serve_follower(args: dict[str, Any]) -> None:
+    system = new_system(args["name"], cluster=args["cluster"])
+    await system.start()
+    head = await system.connect(args["endpoint"])
+    await system.spawn(args["name"], Follower(args["job"], args["endpoint"], head))
+    print("follows", flush=True)
+    await until_input_ends()
+    await system.stop()
+
+
 async def _serve(name: str, actor_name: str, actor: Actor, *, cluster: str = "bench") -> None:
     system = new_system(name, cluster=cluster)
     await system.start()
@@ -154,6 +203,8 @@ def main(kind: str, args: dict[str, Any]) -> None:
     if kind == "server":
         role = msgspec.convert(args["role"], RoleArgs)
         serving = _serve(SERVER, SERVER, WeightServer(role))
+    elif kind == "follower":
+        serving = _serve_follower(args)
     else:
         name, cluster = args["name"], args.get("cluster", "bench")
         serving = _serve(name, name, Puller(args["job"]), cluster=cluster)  # its file and its relay are named after it
