@@ -25,6 +25,12 @@ class Limits(BaseModel):
     )
     drain_max_ms: float = Field(default=2.0, description="the same in time")
     malformed_max: int = Field(default=64, description="a peer that sends this many unreadable messages is cut off")
+    stranger_bytes: int = Field(
+        default=1 << 14, description="from a connection that has not proven its key; a handshake takes a tenth of it"
+    )
+    strangers_max: int = Field(
+        default=256, description="such connections at one socket; the oldest goes, and may come again"
+    )
     # transport: time
     connect_timeout_s: float = Field(default=10.0, description="a process that starts on a busy machine needs seconds")
     heartbeat_interval_s: float = Field(default=0.5, description="ZMTP heartbeat; runs in libzmq's own thread")

@@ -30,6 +30,7 @@ import zmq
 from zmq.utils import z85
 
 from configs.limits import Limits
+from transport.doorkeeper import Doorkeeper
 from transport.transport import Frame, Lane
 
 Context = zmq.Context
@@ -42,6 +43,7 @@ _NEVER_RECONNECT_MS: Final = 3_600_000
 _FLAGS: Final = int(zmq.DONTWAIT)
 _MORE: Final = int(zmq.DONTWAIT | zmq.SNDMORE)
 _READABLE: Final = int(zmq.POLLIN)
+_ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 
 
 class Role(enum.Enum):
@@ -105,6 +107,9 @@ class SocketOptions:
     routing_id: bytes | None = None
     curve: Curve | None = None
     ipv6: bool = False
+    stranger_bytes: int = 1 << 14
+    strangers_max: int = 256
+    """Of a listener with a curve: see ``doorkeeper.py``."""
 
 
 def lane_options(
@@ -128,6 +133,8 @@ def lane_options(
         zero_copy_receive=lane is Lane.BULK,
         routing_id=routing_id,
         curve=curve,
+        stranger_bytes=limits.stranger_bytes,
+        strangers_max=limits.strangers_max,
     )
 
 
@@ -183,8 +190,11 @@ class ZmqSocket:
         # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
         self._monitor: zmq.Socket[bytes] | None = None
+        self._doorkeeper: Doorkeeper | None = None
         self._configure()
-        if on_event is not None:
+        if role is Role.LISTENER and options.curve is not None:
+            self._doorkeeper = Doorkeeper(stranger_bytes=options.stranger_bytes, strangers_max=options.strangers_max)
+        if on_event is not None or self._doorkeeper is not None:
             self._watch(context)
         self._fd = _option(self._socket, zmq.FD)
         self._loop.add_reader(self._fd, self._readable)
@@ -224,9 +234,10 @@ class ZmqSocket:
 
     def _watch(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         address = f"inproc://monitor-{id(self):x}-{_option(self._socket, zmq.FD)}"
-        mask = 0
-        for event in _EVENTS:
-            mask |= event
+        mask = 0 if self._doorkeeper is None else _ACCEPTED
+        if self._on_event is not None:
+            for event in _EVENTS:
+                mask |= event
         self._socket.monitor(address, mask)
         monitor = context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.LINGER, 0)
@@ -254,7 +265,10 @@ class ZmqSocket:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}") from error
-        return cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        bound = cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        if self._doorkeeper is not None:
+            self._doorkeeper.port = int(bound.rpartition(":")[2])
+        return bound
 
     def connect(self, endpoint: str) -> None:
         """Begin to connect; success is silent, failure an event. There is no automatic second try.
@@ -380,7 +394,10 @@ class ZmqSocket:
                 continue
             except zmq.ZMQError:
                 return
-            event = _EVENTS.get(struct.unpack_from("=H", frames[0])[0])
+            number, value = struct.unpack_from("=HI", frames[0])
+            if number == _ACCEPTED and self._doorkeeper is not None:
+                self._call(self._doorkeeper.accepted, value)
+            event = _EVENTS.get(number)
             if event is not None and self._on_event is not None:
                 self._call(self._on_event, event)
             monitor = self._monitor
@@ -396,6 +413,8 @@ class ZmqSocket:
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         if self._monitor is not None:
             self._loop.remove_reader(_option(self._monitor, zmq.FD))
             self._socket.disable_monitor()

@@ -140,6 +140,8 @@ def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> Socke
         heartbeat_interval_s=limits.heartbeat_interval_s,
         heartbeat_timeout_s=limits.heartbeat_timeout_s,
         curve=curve,
+        stranger_bytes=limits.stranger_bytes,
+        strangers_max=limits.strangers_max,
     )
 
 

@@ -1,0 +1,145 @@
+"""Strangers at a listener with keys: what they send is not kept, few of them wait, and nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from configs.limits import DEFAULT_LIMITS, Limits
+from transport import doorkeeper
+from transport.address import PeerId, new_peer
+from transport.doorkeeper import Doorkeeper
+from transport.security import NodeKeys, generate_keys
+from transport.transport import DownReason, Frame, Lane
+from transport.zmq_transport import ZmqTransport
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+DEADLINE_S = 10.0
+
+
+class Taker:
+    def __init__(self) -> None:
+        self.taken = 0
+        self.downs = 0
+
+    def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
+        self.taken += sum(len(frame) for frame in frames)
+
+    def on_peer_up(self, peer: PeerId) -> None: ...
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
+        self.downs += 1
+
+
+@asynccontextmanager
+async def listener(limits: Limits = DEFAULT_LIMITS) -> AsyncIterator[tuple[ZmqTransport, Taker, list[Doorkeeper]]]:
+    """With keys that allow each other's life of the same pair; and its three doorkeepers."""
+    made: list[Doorkeeper] = []
+    original = Doorkeeper.__init__
+
+    def note(self: Doorkeeper, *, stranger_bytes: int, strangers_max: int) -> None:
+        original(self, stranger_bytes=stranger_bytes, strangers_max=strangers_max)
+        made.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Doorkeeper, "__init__", note)
+        head, taker = transport("head", KEYS, limits), Taker()
+        await head.start(taker)
+    try:
+        yield head, taker, made
+    finally:
+        await head.close(timeout_s=0.2)
+
+
+KEYS = generate_keys()
+
+
+def transport(name: str, keys: NodeKeys, limits: Limits = DEFAULT_LIMITS) -> ZmqTransport:
+    return ZmqTransport(new_peer(name), listen="tcp://127.0.0.1:*", cluster="t", limits=limits, keys=keys)
+
+
+def call(head: ZmqTransport) -> socket.socket:
+    port = re.search(r":(\d+)", head.endpoint.removeprefix("tcp://"))
+    assert port is not None
+    connection = socket.create_connection(("127.0.0.1", int(port[1])))
+    connection.setblocking(False)
+    return connection
+
+
+async def until_hung_up(connection: socket.socket, says: bytes) -> int:
+    """Say ``says`` again and again until the other end has had enough; how many bytes went out."""
+    loop, sent = asyncio.get_running_loop(), 0
+    async with asyncio.timeout(DEADLINE_S):
+        with contextlib.suppress(OSError):
+            while True:
+                await loop.sock_sendall(connection, says)
+                sent += len(says)
+    connection.close()
+    return sent
+
+
+async def until(holds: object) -> None:
+    assert callable(holds)
+    async with asyncio.timeout(DEADLINE_S):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_stranger_that_says_more_than_a_handshake_takes_is_shown_out_before_it_has_said_much() -> None:
+    """It announces a frame of 60 MB, within what a message may have, and is cut off long before the end of it."""
+    async with listener() as (head, _, keepers):
+        stranger = call(head)
+        await asyncio.get_running_loop().sock_sendall(stranger, GREETING + b"\x06" + struct.pack(">Q", 60_000_000))
+        sent = await until_hung_up(stranger, bytes(1 << 16))
+        assert sent < 50_000_000
+        assert sum(keeper.shown_out for keeper in keepers) == 1
+
+
+async def test_strangers_that_only_wait_are_few_and_a_friend_comes_past_them() -> None:
+    async with listener(DEFAULT_LIMITS.model_copy(update={"strangers_max": 5})) as (head, _, keepers):
+        strangers = [call(head) for _ in range(20)]
+        friend = transport("friend", KEYS)
+        await friend.start(Taker())
+        assert await friend.connect(head.endpoint, timeout_s=DEADLINE_S) == head.peer
+        await until(lambda: sum(keeper.shown_out for keeper in keepers) >= 15)
+        assert max(keeper.waiting for keeper in keepers) <= 5
+        await friend.close(timeout_s=0.2)
+        for stranger in strangers:
+            stranger.close()
+
+
+async def test_who_was_let_in_may_say_as_much_as_it_likes() -> None:
+    async with listener() as (head, taker, keepers):
+        friend = transport("friend", KEYS)
+        await friend.start(Taker())
+        await friend.connect(head.endpoint, timeout_s=DEADLINE_S)
+        for lane in Lane:
+            friend.send(head.peer, lane, [bytes(1 << 20)])
+        await until(lambda: taker.taken >= len(Lane) << 20)
+        await until(lambda: not any(keeper.waiting for keeper in keepers))
+        assert not any(keeper.shown_out for keeper in keepers) and taker.downs == 0
+        await friend.close(timeout_s=0.2)
+
+
+async def test_what_is_no_connection_of_this_listener_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A descriptor may have become something else's by the time it is looked at."""
+    keeper = Doorkeeper(stranger_bytes=1, strangers_max=1)
+    keeper.port = 1
+    one, other = socket.socketpair()
+    for descriptor in (one.fileno(), other.fileno(), 1_000_000):
+        keeper.accepted(descriptor)
+    await until(lambda: keeper.waiting == 0)
+    one.send(b"still there")
+    assert other.recv(64) == b"still there" and keeper.shown_out == 0
+    monkeypatch.setattr(doorkeeper, "_TCP_INFO", None)
+    keeper.accepted(one.fileno())
+    assert keeper.waiting == 0, "without a kernel to ask nobody is watched"
+    keeper.close()
+    one.close()
+    other.close()
