@@ -24,7 +24,8 @@ from typing import Final
 
 GREETED_BYTES: Final = 270
 """What a stranger is sent at most: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
-_LOOK_S: Final = 0.02
+_LOOK_S: Final = 0.05
+"""A look at 128 strangers takes a millisecond."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _INFO_BYTES: Final = 136
 _ACKNOWLEDGED_AND_RECEIVED: Final = struct.Struct("=120xQQ")
@@ -55,10 +56,8 @@ class Doorkeeper:
             return
         self._waiting.pop(descriptor, None)
         self._waiting[descriptor] = None
-        if len(self._waiting) > self._strangers_max:
-            self._look()
-            if len(self._waiting) > self._strangers_max:
-                self._show_out(next(iter(self._waiting)))
+        while len(self._waiting) > self._strangers_max:
+            self._judge(next(iter(self._waiting)), one_too_many=True)
         if self._timer is None and self._waiting:
             self._timer = self._loop.call_later(_LOOK_S, self._look_again)
 
@@ -70,17 +69,18 @@ class Doorkeeper:
 
     def _look_again(self) -> None:
         self._timer = None
-        self._look()
+        for descriptor in list(self._waiting):
+            self._judge(descriptor, one_too_many=False)
         if self._waiting:
             self._timer = self._loop.call_later(_LOOK_S, self._look_again)
 
-    def _look(self) -> None:
-        for descriptor in list(self._waiting):
-            told = self._ask(descriptor)
-            if told is None or told[0] > GREETED_BYTES:
-                del self._waiting[descriptor]
-            elif told[1] > self._stranger_bytes:
-                self._show_out(descriptor)
+    def _judge(self, descriptor: int, *, one_too_many: bool) -> None:
+        told = self._ask(descriptor)
+        if told is None or told[0] > GREETED_BYTES:
+            del self._waiting[descriptor]
+        elif one_too_many or told[1] > self._stranger_bytes:
+            del self._waiting[descriptor]
+            self._show_out(descriptor)
 
     def _ask(self, descriptor: int) -> tuple[int, int] | None:
         """Bytes that the other end has acknowledged and sent; None if this is no connection of ours any more."""
@@ -96,9 +96,6 @@ class Doorkeeper:
 
     def _show_out(self, descriptor: int) -> None:
         """libzmq finds the connection ended, and frees what it held for it."""
-        del self._waiting[descriptor]
-        if self._ask(descriptor) is None:
-            return
         with socket.socket(fileno=os.dup(descriptor)) as connection:
             self.shown_out += 1
             try:

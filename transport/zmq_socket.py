@@ -108,7 +108,7 @@ class SocketOptions:
     curve: Curve | None = None
     ipv6: bool = False
     stranger_bytes: int = 1 << 14
-    strangers_max: int = 256
+    strangers_max: int = 128
     """Of a listener with a curve: see ``doorkeeper.py``."""
 
 
@@ -384,8 +384,11 @@ class ZmqSocket:
             return None
 
     def _drain_monitor(self) -> None:
-        monitor = self._monitor
-        while monitor is not None and not monitor.closed:
+        """As many events as messages in one turn: strangers can make them faster than we look at them."""
+        for _ in range(self._options.drain_max_messages):
+            monitor = self._monitor
+            if monitor is None or monitor.closed:
+                return
             try:
                 frames = monitor.recv_multipart(_FLAGS)
             except zmq.Again:
@@ -400,7 +403,7 @@ class ZmqSocket:
             event = _EVENTS.get(number)
             if event is not None and self._on_event is not None:
                 self._call(self._on_event, event)
-            monitor = self._monitor
+        self._loop.call_soon(self._drain_monitor)
 
     def _call(self, callback: Callable[..., None], *args: Any) -> None:
         try:

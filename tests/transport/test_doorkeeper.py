@@ -143,3 +143,19 @@ async def test_what_is_no_connection_of_this_listener_is_left_alone(monkeypatch:
     keeper.close()
     one.close()
     other.close()
+
+
+async def test_a_crowd_at_the_door_leaves_the_loop_its_turns() -> None:
+    """Four hundred come at once; between two of the loop's turns few of their events are taken."""
+    limits = DEFAULT_LIMITS.model_copy(update={"strangers_max": 5, "drain_max_messages": 8})
+    async with listener(limits) as (head, _, keepers):
+        strangers = [call(head) for _ in range(400)]
+        shown_out, most = 0, 0
+        async with asyncio.timeout(DEADLINE_S):
+            while shown_out < 395:
+                await asyncio.sleep(0)
+                now = sum(keeper.shown_out for keeper in keepers)
+                shown_out, most = now, max(most, now - shown_out)
+        assert most <= 3 * 8, "a turn of the loop takes 8 events of each of three monitors"
+        for stranger in strangers:
+            stranger.close()

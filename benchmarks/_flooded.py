@@ -1,0 +1,34 @@
+"""The head that `bench flood` floods, in a process of its own: with keys, or without.
+
+    python -m benchmarks._flooded DIRECTORY [KEYS]
+
+Prints its address, then serves until its standard input ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from benchmarks._processes import on_uvloop, until_input_ends
+from supervisors.head import Head
+
+
+async def _serve(directory: Path, keys: Path | None) -> None:
+    head = Head(run_root=directory, listen="tcp://127.0.0.1:*", keys=keys)
+    await head.start()
+    print(msgspec.json.encode(head.system.address("agent")).decode(), flush=True)
+    await until_input_ends()
+    await head.stop()
+
+
+if __name__ == "__main__":
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    on_uvloop(_serve(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))
