@@ -10,7 +10,7 @@ import contextlib
 import resource
 import subprocess
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -26,8 +26,16 @@ _END_S: Final = 10.0
 @contextlib.contextmanager
 def beside(module: str, *words: object) -> Iterator[subprocess.Popen[str]]:
     """``python -m benchmarks.MODULE WORDS…``, talked to by its standard input and output; it ends with the block."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *map(str, words)]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with started([sys.executable, "-m", f"benchmarks.{module}", *words]) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def started(command: Sequence[object]) -> Iterator[subprocess.Popen[str]]:
+    """Any command in the repository's root, talked to in the same way; it ends with the block."""
+    process = subprocess.Popen(
+        [str(word) for word in command], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert process.stdin is not None
     assert process.stdout is not None
     try:

@@ -246,10 +246,10 @@ class Bench:
         self.note("memcpy", perf_counter() - began)
         pulled.close()
 
-    async def puller(self, name: str, machine: str) -> ActorRef:
-        """A new process that pulls, on ``machine``."""
+    async def puller(self, name: str, machine: str, family: Children | None = None) -> ActorRef:
+        """A new process that pulls, on ``machine``; empty: on this one. It ends with ``family``, or with all others."""
         args = {"name": name, "job": JOB, "machine": machine, "memory": str(self._memory)}
-        return self.system.ref(await self._family.actor("puller", args))
+        return self.system.ref(await (family or self._family).actor("puller", args))
 
     async def pull_there(self, pullers: Sequence[ActorRef]) -> list[PullDone]:
         """All of them pull the newest version at once."""
