@@ -22,6 +22,7 @@ import zmq
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from benchmarks import _curve
 from benchmarks._processes import on_uvloop, until_input_ends
 from configs.limits import DEFAULT_LIMITS
 from transport.address import new_peer
@@ -131,7 +132,12 @@ class Echo(Actor):
 def new_system(name: str, context: Context[Any] | None = None, *, cluster: str = "bench") -> ActorSystem:
     """An actor system over TCP on loopback, with every layer that a role process has."""
     links = ZmqTransport(
-        new_peer(name), listen="tcp://127.0.0.1:*", cluster=cluster, limits=DEFAULT_LIMITS, context=context
+        new_peer(name),
+        listen="tcp://127.0.0.1:*",
+        cluster=cluster,
+        limits=DEFAULT_LIMITS,
+        keys=_curve.keys(),
+        context=context,
     )
     return ActorSystem(FaultableTransport(links, limits=DEFAULT_LIMITS, seed=0), limits=DEFAULT_LIMITS)
 
@@ -246,6 +252,7 @@ async def _serve_socket(end: _Mirror | _Sink | _Source) -> None:
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+    _curve.secure_listener(socket)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     end.socket = RawSocket(socket, end.take)
     _say(f"tcp://127.0.0.1:{port}")

@@ -34,6 +34,7 @@ from actors.weights.errors import WeightsError
 from actors.weights.messages import Chunk, GetChunks, GetManifest, ManifestReply, QueryVersions, Versions
 from actors.weights.segments import SIMULATED_HOST, Host, host_id
 from actors.weights.server import WeightServer
+from benchmarks import _curve
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
 from transport.address import ActorAddress, PeerId
@@ -183,6 +184,7 @@ def _serve_raw(args: dict[str, Any]) -> None:
     for _ in range(args["sockets"]):
         socket = context.socket(zmq.DEALER)
         socket.setsockopt(zmq.SNDHWM, 8)
+        _curve.secure_listener(socket)
         ports.append(socket.bind_to_random_port("tcp://127.0.0.1"))
         threads.append(threading.Thread(target=stream, args=(socket,), daemon=True))
     for thread in threads:

@@ -20,7 +20,7 @@ import psutil
 import zmq
 
 from actors.core.ref import ActorRef
-from benchmarks import _baseline
+from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, show
 from benchmarks._echo import ECHO, Ping, Pong, RawSocket, new_system
@@ -84,6 +84,7 @@ class RawEcho:
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
+        _curve.secure_dialer(socket)
         socket.connect(endpoint)
         self._waiting: list[asyncio.Future[None]] = []
         self._answered = 0
@@ -180,10 +181,13 @@ def main(args: list[str]) -> int:
     """Measure and print."""
     parser = command_line("ask", __doc__)
     parser.add_argument("--count", type=int, default=8000, help="questions one at a time, and in flight in each round")
+    _curve.add_option(parser)
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    result = {"hardware": hardware(), **on_uvloop(measure(options.count))}
-    code = _baseline.settle(result, "ask", RATIOS, options)
+    machine = hardware()
+    found = _curve.plain_and_secure(lambda: on_uvloop(measure(options.count)), options)
+    result = {"hardware": machine, **found}
+    code = _baseline.settle(result, _curve.baseline_name("ask", options), RATIOS, options)
     show(result, options, _print_table)
     return code
 

@@ -18,7 +18,7 @@ from typing import Final
 import zmq
 
 from actors.core.ref import ActorRef
-from benchmarks import _baseline
+from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, show
 from benchmarks._echo import GO, Flow, Item, RawSocket, new_system
@@ -45,6 +45,7 @@ class RawStream:
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
+        _curve.secure_dialer(socket)
         socket.connect(endpoint)
         self._socket = RawSocket(socket, self._take)
         self._left = 0
@@ -123,10 +124,13 @@ def main(args: list[str]) -> int:
     parser = command_line("stream", __doc__)
     parser.add_argument("--items", type=int, default=50_000, help="small items of each round")
     parser.add_argument("--chunks", type=int, default=1000, help="chunks of 1 MiB of each round")
+    _curve.add_option(parser)
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    result = {"hardware": hardware(), **on_uvloop(measure(options.items, options.chunks))}
-    code = _baseline.settle(result, "stream", RATIOS, options)
+    machine = hardware()
+    found = _curve.plain_and_secure(lambda: on_uvloop(measure(options.items, options.chunks)), options)
+    result = {"hardware": machine, **found}
+    code = _baseline.settle(result, _curve.baseline_name("stream", options), RATIOS, options)
     show(result, options, _print_table)
     return code
 

@@ -21,7 +21,7 @@ import zmq
 from actors.core.answers import Done
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
-from benchmarks import _baseline
+from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, show
 from benchmarks._echo import GO, Counts, GetCounts, RawSocket, StartCount, Told, new_system
@@ -68,6 +68,7 @@ class RawSink:
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
         socket = self._context.socket(zmq.DEALER)
+        _curve.secure_dialer(socket)
         socket.connect(endpoint)
         self._socket = RawSocket(socket, self._answer)
         self._waiting: list[asyncio.Future[int]] = []
@@ -148,7 +149,7 @@ async def _one_sender(other: Other, raw: RawSink, count: int) -> Result:
 
 async def fan_in(other: Other, connections: int, each: int) -> Result:
     """As many systems as connections, all telling one actor at once."""
-    context = new_context()
+    context = None if _curve.keys() else new_context()  # a context has one allow-list
     systems = [new_system(f"sender-{number}", context) for number in range(connections)]
     for system in systems:
         await system.start()
@@ -157,7 +158,8 @@ async def fan_in(other: Other, connections: int, each: int) -> Result:
     finally:
         for system in systems:
             await system.stop()
-        context.term()
+        if context is not None:
+            context.term()
 
 
 async def _all_at_once(systems: list[ActorSystem], other: Other, each: int) -> Result:
@@ -183,10 +185,13 @@ def main(args: list[str]) -> int:
     """Measure and print."""
     parser = command_line("tell", __doc__)
     parser.add_argument("--count", type=int, default=100_000, help="tells of each round")
+    _curve.add_option(parser)
     _baseline.add_options(parser)
     options = parser.parse_args(args)
-    result = {"hardware": hardware(), **on_uvloop(measure(options.count))}
-    code = _baseline.settle(result, "tell", RATIOS, options)
+    machine = hardware()
+    found = _curve.plain_and_secure(lambda: on_uvloop(measure(options.count)), options)
+    result = {"hardware": machine, **found}
+    code = _baseline.settle(result, _curve.baseline_name("tell", options), RATIOS, options)
     show(result, options, _print_table)
     return code or int(bool(result["lost"] or result["fan_in"]["lost"]))
 

@@ -36,6 +36,7 @@ from actors.scheduler.batch import SampleState
 from actors.scheduler.journal import SqliteJournal
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.scheduler import Scheduler
+from benchmarks import _curve
 from benchmarks._command import Result, command_line, show
 from benchmarks._echo import RawSocket, new_system
 from benchmarks._jobs import BenchmarkFailed, hardware
@@ -204,6 +205,7 @@ async def measure_raw(load: Load, sizes: list[int]) -> Result:
     """As many messages of as many bytes, into a socket that is drained as ours is, and counts."""
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
+    _curve.secure_listener(socket)
     port = socket.bind_to_random_port("tcp://127.0.0.1")
     taken = 0
 
@@ -261,7 +263,6 @@ def measure_copy(load: Load) -> Result:
 
 def measure(load: Load) -> Result:
     """Ours, then the limits, then the ratios."""
-    machine = hardware()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory() as directory:
         ours = on_uvloop(measure_ours(load, Path(directory)))
@@ -269,7 +270,6 @@ def measure(load: Load) -> Result:
     copied = measure_copy(load)
     limit = raw["raw_cpu_us_per_token"] + copied["copy_cpu_us_per_token"]
     return {
-        "hardware": machine,
         **ours,
         **raw,
         **copied,
@@ -288,9 +288,11 @@ def main(args: list[str]) -> int:
     parser.add_argument("--sequences", type=int, default=32, help="of each worker")
     parser.add_argument("--tokens", type=int, default=4096, help="of each sequence")
     parser.add_argument("--processes", type=int, default=1, help="that the workers live in")
+    _curve.add_option(parser)
     options = parser.parse_args(args)
-    result = measure(Load(options.workers, options.sequences, options.tokens, options.processes))
-    show(result, options)
+    load = Load(options.workers, options.sequences, options.tokens, options.processes)
+    machine = hardware()
+    show({"hardware": machine, **_curve.plain_and_secure(lambda: measure(load), options)}, options)
     return 0
 
 

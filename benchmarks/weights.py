@@ -15,6 +15,7 @@ import contextlib
 import json
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
@@ -39,6 +40,7 @@ from actors.trainer.spans import SpanRecorder
 from actors.weights.client import WeightClient
 from actors.weights.messages import QueryVersions, Versions
 from actors.weights.segments import remove_segments, segment_directory, segment_path
+from benchmarks import _curve
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
 from benchmarks._jobs import hardware
@@ -119,6 +121,7 @@ class RawStream:
         for port in json.loads(family.start("raw", {"sockets": sockets})):
             socket = self._context.socket(zmq.DEALER)
             socket.setsockopt(zmq.RCVHWM, 8)
+            _curve.secure_dialer(socket)
             socket.connect(f"tcp://127.0.0.1:{port}")
             self._sockets.append(socket)
         self._place = np.zeros(0, np.uint8)
@@ -295,8 +298,8 @@ def make_model(path: Path, size_bytes: int) -> None:
     save_tokenizer(path)
 
 
-async def _measure(options: argparse.Namespace, scratch: Path, family: Children) -> Result:
-    bench = Bench(family, scratch, scratch / "model")
+async def _measure(options: argparse.Namespace, scratch: Path, model: Path, family: Children) -> Result:
+    bench = Bench(family, scratch, model)
     raw = RawStream(family, options.sockets)
     await bench.start()
     try:
@@ -355,10 +358,15 @@ def _figures(bench: Bench, size: int) -> Result:
 
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All of it in ``scratch``."""
-    machine = hardware()
-    make_model(scratch / "model", options.bytes)
-    with contextlib.ExitStack() as exits:
-        return {"hardware": machine, **on_uvloop(_measure(options, scratch, Children(exits)))}
+    machine, model = hardware(), scratch / "model"
+    make_model(model, options.bytes)
+
+    def once() -> Result:
+        own = Path(tempfile.mkdtemp(prefix="run-", dir=scratch))
+        with contextlib.ExitStack() as exits:
+            return on_uvloop(_measure(options, own, model, Children(exits)))
+
+    return {"hardware": machine, **_curve.plain_and_secure(once, options)}
 
 
 def main(args: list[str]) -> int:
@@ -369,6 +377,7 @@ def main(args: list[str]) -> int:
     parser.add_argument("--sockets", type=int, default=1, help="of the raw stream")
     parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
     parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
+    _curve.add_option(parser)
     options = parser.parse_args(args)
     show(measured(measure, options), options)
     return 0
