@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     use_cores(options.cores)
     result: Result = {"hardware": hardware()}
     job_file = prepare_job(options.job, options.set or [], directory, options.model)
-    job = load_job(job_file, SETTINGS)
+    job = load_job(job_file, list(SETTINGS))
     run = HarmedRun(directory / "run", job_file, settings=list(SETTINGS))
     try:
         run.wait_for_step(1)
