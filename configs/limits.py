@@ -29,7 +29,7 @@ class Limits(BaseModel):
         default=1 << 14, description="from a connection that has not proven its key; a handshake takes a tenth of it"
     )
     strangers_max: int = Field(
-        default=128, description="such connections at one socket; the oldest goes, and may come again"
+        default=512, description="such connections at one socket; the oldest goes, and may come again"
     )
     # transport: time
     connect_timeout_s: float = Field(default=10.0, description="a process that starts on a busy machine needs seconds")

@@ -108,7 +108,7 @@ class SocketOptions:
     curve: Curve | None = None
     ipv6: bool = False
     stranger_bytes: int = 1 << 14
-    strangers_max: int = 128
+    strangers_max: int = 512
     """Of a listener with a curve: see ``doorkeeper.py``."""
 
 
