@@ -128,6 +128,9 @@ class Limits(BaseModel):
     balance_moves_max: int = Field(
         default=8, description="rlboost: a sample that has been handed out this often is no longer moved for balance"
     )
+    seeding_patience_s: float = Field(
+        default=30.0, description="seeding: the trainer waits this long for an engine beside it to fall asleep"
+    )
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(
         default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"

@@ -61,6 +61,12 @@ class SimulatedJob(Section):
     """As ``scheduling.workers_min``."""
     workers_max: PositiveInt | None = None
     """As ``scheduling.workers_max``."""
+    seeding: bool = False
+    """As ``scheduling.seeding``."""
+    seeding_first_s: PositiveFloat = 4.0
+    """As ``scheduling.seeding_first_s``."""
+    seeding_floor_s: Seconds = 0.5
+    """As ``scheduling.seeding_floor_s``."""
     decode_s: Seconds = 0.0
     """Of a step of an engine, for each sequence that it decodes, on top of ``costs.engine_step_s``."""
     kv_tokens: NonNegativeInt = 0
@@ -228,7 +234,10 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "length_ranking": job.length_ranking,
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
-        "scheduling": {"policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max},
+        "scheduling": {
+            "policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max,
+            "seeding": job.seeding, "seeding_first_s": job.seeding_first_s, "seeding_floor_s": job.seeding_floor_s,
+        },
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
         "cluster": {

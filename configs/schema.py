@@ -213,6 +213,17 @@ class SchedulingConfig(Section):
     workers_max: PositiveInt | None = None
     """Set: after each step the number of rollout workers follows the measured gap between generation and training,
     between ``workers_min`` and this. Unset: it is what the job file, the machines and ``headrace ctl scale`` say."""
+    seeding: bool = False
+    """The rollout workers on the head's machine generate during a window at the start of each step; then they hand over
+    what is unfinished to those on other machines, their engines sleep, and the trainer trains. The window's length
+    follows what both sides wait for. While there is no other worker it lasts until the step is generated. Needs
+    ``cluster.place_rollout: elastic`` (or ``local``: no other worker ever) and an on-policy ``sync.mode``."""
+    seeding_first_s: PositiveFloat = 150.0
+    """``seeding``: the window of the first step with workers on other machines."""
+    seeding_floor_s: Annotated[float, Field(ge=0)] = 5.0
+    """``seeding``: no window is shorter than this."""
+    seeding_damping: Annotated[float, Field(ge=1)] = 3.0
+    """``seeding``: the window changes by this part of the difference between what trainer and workers waited."""
 
 
 class CheckpointConfig(Section):

@@ -177,6 +177,7 @@ class JobTree:
             run_dir=str(self._run_dir),
             scheduler=self.address("scheduler"),
             metrics=self.address("metrics"),
+            beside_trainer=role == "rollout" and place == "local",
         )
         limits, process = self._job.limits, f"{self._job.name}.{name}"
 

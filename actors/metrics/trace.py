@@ -21,7 +21,7 @@ _END: Final = b"\n]\n"
 _PID: Final = 1
 _COLOURS: Final = {
     "generate": "thread_state_running", "train": "rail_response", "pull": "rail_load", "publish": "rail_animation",
-    "idle": "grey", "wait": "grey", "checkpoint": "thread_state_iowait", "score": "rail_idle",
+    "idle": "grey", "wait": "grey", "asleep": "white", "checkpoint": "thread_state_iowait", "score": "rail_idle",
 }  # fmt: skip
 
 

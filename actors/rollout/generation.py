@@ -1,11 +1,13 @@
 """The task that drives a rollout worker's engine, one step after the other.
 
-    ┌─▶ apply commands ─▶ load a pulled version ─▶ engine.step ─▶ reports.deliver ─┐
-    └──────────────── nothing to do, or nobody takes it: wait ◀────────────────────┘
+    ┌─▶ apply commands ─▶ sleep or wake ─▶ load a pulled version ─▶ engine.step ─▶ reports.deliver ─┐
+    └──────────────────────── nothing to do, or nobody takes it: wait ◀─────────────────────────────┘
 
 Invariants
 - The engine is touched by this task alone, so every command takes effect between two engine steps.
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
+- It lets the engine sleep only while it holds nothing: what it holds all the same keeps it awake, or wakes it. Asleep,
+  it pulls and does not load.
 - An engine that raises, or whose step never ends, crashes the worker; a request that the engine refuses fails alone,
   as DATA.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
@@ -30,6 +33,9 @@ from actors.scheduler.messages import FailureKind
 from actors.weights.client import PulledWeights
 from configs.schema import JobConfig
 from transport.address import ActorAddress
+
+_SLEEP_LEVEL: Final = 1
+"""The weights stay on the host: an engine may have to wake before there is another version to load."""
 
 Command = tuple[list[GenerationRequest], list[int], int]
 """Requests to add once the third, a version, is loaded; then assignments to abort."""
@@ -56,6 +62,7 @@ class Generation:
         self._ahead: list[tuple[int, list[GenerationRequest]]] = []
         """Requests that wait for a version that is not loaded yet, under that version."""
         self._wake = asyncio.Event()
+        self._to_sleep = self._asleep = self._answers = False
         self._ending = False
         self._idle_s = 0.0
         self._spans_sent_at = 0.0
@@ -76,6 +83,11 @@ class Generation:
     def want(self, policy_version: int, weights: ActorAddress | None) -> None:
         """Pull that version beside the generation, and load it between two steps."""
         self._puller.want(policy_version, weights)
+
+    def set_asleep(self, asleep: bool) -> None:
+        """Let the engine sleep once it holds nothing, or wake it; the scheduler is told when it is so."""
+        self._to_sleep, self._answers = asleep, True
+        self._wake.set()
 
     def finish(self) -> None:
         """``run`` returns when nothing is left to do."""
@@ -102,7 +114,8 @@ class Generation:
         """Until ``finish`` was said and all that is held has ended."""
         while True:
             self._apply_commands()
-            if (pulled := self._puller.take()) is not None:
+            await self._sleep_or_wake()
+            if not self._asleep and (pulled := self._puller.take()) is not None:
                 await self._load(pulled)
             self._reports.flush()
             if self._engine.has_work and not self._reports.full:
@@ -116,6 +129,17 @@ class Generation:
                 await self._rest()
             if self._ctx.now() - self._spans_sent_at >= self._ctx.limits.span_interval_s:
                 self.send_spans()
+
+    async def _sleep_or_wake(self) -> None:
+        holds = self._engine.has_work or any(requests for _, requests in self._ahead)
+        asleep = self._to_sleep and not holds
+        if asleep != self._asleep:
+            async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
+                await (self._engine.sleep(_SLEEP_LEVEL) if asleep else self._engine.wake())
+            self._asleep = asleep
+        if self._answers and asleep == self._to_sleep:
+            self._answers = False
+            self._reports.asleep(asleep)
 
     def _apply_commands(self) -> None:
         while self._commands:
@@ -156,7 +180,7 @@ class Generation:
 
     async def _rest(self) -> None:
         """Wait for something to do; at most until the next spans are due or a held-back delta is worth another try."""
-        self._activity.begin("idle")
+        self._activity.begin("asleep" if self._asleep else "idle")
         limits, started_s = self._ctx.limits, self._ctx.now()
         try:
             async with asyncio.timeout(limits.backoff_first_s if self._reports.waiting else limits.span_interval_s):
@@ -164,7 +188,8 @@ class Generation:
         except TimeoutError:
             pass
         self._wake.clear()
-        self._idle_s += self._ctx.now() - started_s
+        if not self._asleep:
+            self._idle_s += self._ctx.now() - started_s
 
     def send_spans(self) -> None:
         self._spans_sent_at = self._ctx.now()

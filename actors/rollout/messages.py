@@ -81,6 +81,15 @@ class PullVersion(Message):
     weights: ActorAddress
 
 
+@message("rollout.set_asleep")
+class SetAsleep(Message):
+    """Let the engine sleep, as soon as it has nothing to do, or wake it. Told with WorkerAsleep once it is so."""
+
+    job: str
+    epoch: int
+    asleep: bool
+
+
 @message("rollout.deltas_taken")
 class DeltasTaken(Message):
     """The ledger has what the worker has said up to this delta; it may say more."""

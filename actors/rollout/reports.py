@@ -36,6 +36,7 @@ from actors.scheduler.messages import (
     Leaving,
     Registered,
     TokenDelta,
+    WorkerAsleep,
     WorkerVersion,
 )
 from actors.weights.client import PulledWeights
@@ -174,6 +175,10 @@ class Reports:
                 wire_bytes=pulled.wire_bytes,
             )
         )
+
+    def asleep(self, asleep: bool) -> None:
+        """The engine is as the scheduler has told it to be."""
+        self._outbox.send(WorkerAsleep(job=self._job, worker=self._worker, asleep=asleep))
 
     def leave(self, reason: str) -> None:
         """The last word."""

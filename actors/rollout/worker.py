@@ -32,7 +32,7 @@ from actors.rollout.engine import GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.generation import Generation
-from actors.rollout.messages import Assign, DeltasTaken, Drain, PullVersion, Revoke
+from actors.rollout.messages import Assign, DeltasTaken, Drain, PullVersion, Revoke, SetAsleep
 from actors.rollout.reports import Reports, WentOn
 from actors.rollout.worker_spec import engine_spec
 from actors.scheduler.messages import FailureKind, Registered, RegisterWorker
@@ -46,6 +46,10 @@ def build(args: RoleArgs) -> dict[str, Actor]:
     return {args.name: RolloutWorker(args)}
 
 
+Command = Assign | Revoke | PullVersion | SetAsleep
+"""What names the epoch under which it is said."""
+
+
 class RolloutWorker(Actor):
     """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations)."""
 
@@ -54,7 +58,7 @@ class RolloutWorker(Actor):
         self._job = args.job_config
         self._engine = engine or create_engine(self._job.rollout.engine)
         self._epochs = EpochGuard()
-        self._early: list[Assign | Revoke | PullVersion] = []
+        self._early: list[Command] = []
         """Commands of a scheduler whose answer to our offer is still on its way."""
         self._engine_start_s = 0.0
         self._draining = ""
@@ -171,6 +175,7 @@ class RolloutWorker(Actor):
             policy_version=self._generation.policy_version,
             again=self._known,
             engine_start_s=self._engine_start_s,
+            beside_trainer=self._args.beside_trainer,
             holds=self._reports.known,
         )
 
@@ -214,7 +219,7 @@ class RolloutWorker(Actor):
 
     # ------------------------------------------------------------------ commands
 
-    def _admit(self, command: Assign | Revoke | PullVersion) -> bool:
+    def _admit(self, command: Command) -> bool:
         """Whether a command is for us, and for now.
 
         Raises:
@@ -233,11 +238,13 @@ class RolloutWorker(Actor):
             self._fence()
         return True
 
-    async def _obey(self, command: Assign | Revoke | PullVersion) -> None:
+    async def _obey(self, command: Command) -> None:
         if isinstance(command, Assign):
             await self.assign(command)
         elif isinstance(command, Revoke):
             await self.revoke(command)
+        elif isinstance(command, SetAsleep):
+            await self.set_asleep(command)
         else:
             await self.pull_version(command)
 
@@ -270,6 +277,11 @@ class RolloutWorker(Actor):
     async def pull_version(self, message: PullVersion) -> None:
         if self._admit(message):
             self._generation.want(message.policy_version, message.weights)
+
+    @handles(SetAsleep)
+    async def set_asleep(self, message: SetAsleep) -> None:
+        if self._admit(message):
+            self._generation.set_asleep(message.asleep)
 
     @handles(DeltasTaken)
     async def deltas_taken(self, message: DeltasTaken) -> None:

@@ -70,6 +70,7 @@ class Balancing:
             and worker.pulling_version < 0
             and now >= worker.resting_until_s
             and worker.name not in suspects
+            and not worker.off_duty
         ]
 
     def _forget_what_has_left(self) -> None:

@@ -74,6 +74,7 @@ class Dispatcher:
         workers = [
             w.view(now, has_suspect=w.name in suspects, pending_max=self._pending_max)
             for w in self._workers.by_name.values()
+            if not w.off_duty
         ]
         if not any(w.slots > w.in_flight for w in workers):
             return 0

@@ -44,6 +44,8 @@ class Leases:
         self.step = -1
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
+        self.held: Callable[[StepBatch], bool] = lambda _: False
+        """Whether groups of that batch have to wait, those behind the first one too."""
 
     def open(self, step: int, trainer: ActorAddress) -> None:
         """Start over with ``step``: leases of an earlier opening are void.
@@ -67,7 +69,7 @@ class Leases:
     def pump(self) -> None:
         """Send what can be sent."""
         batch = self._books.ledger.batches.get(self.step)
-        if self.trainer is None or batch is None or self.all_sent:
+        if self.trainer is None or batch is None or self.all_sent or self.held(batch):
             return
         if not len(self._sent):
             if not self._may_begin(batch):

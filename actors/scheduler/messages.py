@@ -142,6 +142,8 @@ class RegisterWorker(Message):
     """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
     engine_start_s: float = 0.0
     """How long its engine took to start."""
+    beside_trainer: bool = False
+    """It is on the trainer's machine."""
     holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
     """Assignments of which it has something to tell: those that it generates, and those that have ended lately."""
 
@@ -180,6 +182,15 @@ class WorkerVersion(Message):
     """For which generation stood still."""
     wire_bytes: int = 0
     """What came over the network: nothing if the version was mapped, less than its bytes if as deltas."""
+
+
+@message("scheduler.worker_asleep")
+class WorkerAsleep(Message):
+    """The answer to SetAsleep, when the engine is as it was told to be."""
+
+    job: str
+    worker: str
+    asleep: bool
 
 
 class FinishReason(enum.IntEnum):

@@ -20,7 +20,7 @@ This file is the actor: what it hears, and which of its parts that is for. The p
     balancing   samples that are better off elsewhere    leases     what the trainer has of its step
     returns     samples that come back from workers      versions   what workers are told to load
     inflow      tokens from workers                      progress   how far it is, and whom it waits for
-    scoring     questions to the reward worker
+    scoring     questions to the reward worker           seeding    when the trainer's machine generates, and when not
     reattachment, unexplained, recovery: what is known of lives that have ended        job_scope: what they share
 
 Invariants
@@ -61,6 +61,7 @@ from actors.scheduler.reattachment import Reattachment
 from actors.scheduler.recovery import Recoveries
 from actors.scheduler.returns import NoWord, Returns
 from actors.scheduler.scoring import Scoring, restored
+from actors.scheduler.seeding import Seeding
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
@@ -138,11 +139,16 @@ class Scheduler(Actor):
             pending_max=limits.pending_samples_max if balanced else None,
         )  # fmt: skip
         self._balancing = Balancing(scope, lanes) if balanced else None
+        self._seeding = Seeding(scope, self._versions) if job.scheduling.seeding else None
+        if self._seeding is not None:
+            self._leases.held = self._seeding.holds
         self._scoring = Scoring(self.ctx, job.name, job.reward.timeout_s, books, self._on_settled)
         self._reattachment = Reattachment(books, job.staleness)
         self._returns = Returns(scope, self._scoring, self._recoveries, self._on_settled)
         self._enrolment = Enrolment(scope, self._versions, self._returns, self._reattachment, self._meter)
-        self._steps = Steps(scope, journal, self._leases, self._versions, self._meter, self._recoveries, self._ranking)
+        self._steps = Steps(
+            scope, journal, self._leases, self._versions, self._meter, self._recoveries, self._ranking, self._seeding
+        )
         self._inflow = Inflow(scope, self._returns, self._steps)
         self._registry = Services(
             scope, self._scoring, self._steps, self._leases, self._versions, self._enrolment, self._recoveries,
@@ -180,6 +186,8 @@ class Scheduler(Actor):
 
     def assign(self) -> None:
         now = self.ctx.now()
+        if self._seeding is not None:
+            self._seeding.look(now)
         if not self._ledger.paused and self._dispatcher.assign(now):
             for loss in self._recoveries.assigned(now):
                 self._scope.event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)
@@ -257,6 +265,13 @@ class Scheduler(Actor):
             took = {"pull_s": round(news.pull_s, 4), "load_s": round(news.load_s, 4)}
             self._scope.record("worker_version", worker=worker.name, version=news.policy_version, **took)
             self.assign()
+            self.lease()
+
+    @handles(m.WorkerAsleep)
+    async def worker_asleep(self, news: m.WorkerAsleep) -> None:
+        worker = self._scope.speaker(news.worker)
+        if worker is not None and self._seeding is not None:
+            self._seeding.heard(worker, news)
             self.lease()
 
     @handles(m.TokenDelta)

@@ -25,6 +25,7 @@ from actors.scheduler.leases import Leases
 from actors.scheduler.length_ranking import LengthRanking
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.recovery import Recoveries
+from actors.scheduler.seeding import Seeding
 from actors.scheduler.versions import Versions
 
 
@@ -40,6 +41,7 @@ class Steps:
         meter: StepMeter,
         recoveries: Recoveries,
         ranking: LengthRanking,
+        seeding: Seeding | None = None,
     ) -> None:
         self._scope = scope
         self._journal = journal
@@ -48,6 +50,7 @@ class Steps:
         self._meter = meter
         self._recoveries = recoveries
         self._ranking = ranking
+        self._seeding = seeding
         self.count = scope.job.steps
         """Fewer than the job says once its data has ended."""
         self._stop_requested = False
@@ -197,6 +200,8 @@ class Steps:
             if ranker is not None and lesson is not None:
                 self._scope.tell(ranker, lesson)
         metrics |= self._recoveries.metrics()
+        if self._seeding is not None and not replay:
+            metrics |= self._seeding.committed(batch.step, commit.metrics)
         news = m.StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
         self._told_step = max(self._told_step, batch.step)
         if (job := self._scope.services.get("job")) is not None:

@@ -19,6 +19,20 @@ from transport.address import ActorAddress
 
 
 @dataclass(slots=True)
+class RestBeside:
+    """Whether an engine beside the trainer sleeps, in a job with a seeding window."""
+
+    told: bool | None = None
+    """To sleep, or to wake; None: it has been told neither."""
+    since_s: float = 0.0
+    """When it got no work any more."""
+    asleep: bool = False
+    """It says so."""
+    given_up: bool = False
+    """The trainer has begun without waiting for it any longer."""
+
+
+@dataclass(slots=True)
 class Worker:
     """One life of one worker. Times are of the loop's clock."""
 
@@ -49,6 +63,11 @@ class Worker:
     """Its first token has come."""
     again: bool = False
     """It had been registered before it registered this time."""
+    beside_trainer: bool = False
+    """It is on the trainer's machine."""
+    off_duty: bool = False
+    """It gets no work: the trainer's machine is to train now."""
+    rest_beside: RestBeside = field(default_factory=RestBeside)
     latency: LatencyMeter = field(default_factory=LatencyMeter)
     """Of this life: the next one may be on another device."""
 
@@ -132,6 +151,7 @@ class WorkerTable:
             message.policy_version,
             heard_s=now,
             again=message.again,
+            beside_trainer=message.beside_trainer,
         )
         self.by_name[name] = worker
         return worker

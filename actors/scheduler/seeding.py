@@ -1,0 +1,225 @@
+"""The seeding window of a live job (RLBoost 2.3): the trainer's machine generates too, for a while, and then it trains.
+
+    version v is there ─▶ the window of step v opens ─SetAsleep(no)─▶ local workers load v and get work like all others
+    window over ─Revoke, SetAsleep─▶ local workers hand back what they hold ─WorkerAsleep─▶ the trainer gets its groups
+    step committed ─▶ StepReport ─▶ policies.offload.after_step ─▶ length of the next window, capacity target
+
+    local: on the trainer's machine        remote: all others
+
+Invariants
+- The trainer is given groups only while the window is over and every local engine sleeps. One that does not fall asleep
+  within ``seeding_patience_s`` is waited for no longer, and the record says so.
+- A local worker that has been told to sleep gets no work before it has been told to wake.
+- Nothing is generated twice: what local workers hold at the window's end goes on elsewhere behind its last token.
+- Nobody waits for workers that are not there. While no remote worker serves the step's version, its window has no end;
+  one that is over opens again. What the trainer has been given by then it trains meanwhile.
+- A window is over early when every sample of its step has ended, and while the trainer replays steps.
+- A new life of the scheduler opens the window anew, unless the step is generated, and learns its length anew.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from actors.rollout.messages import Revoke, SetAsleep
+from actors.scheduler.batch import StepBatch
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.messages import WorkerAsleep
+from actors.scheduler.policies import offload
+from actors.scheduler.policies.offload import OffloadRules, StepReport
+from actors.scheduler.remote_times import RemoteFigures, RemoteTimes
+from actors.scheduler.versions import Versions
+from actors.scheduler.workers import Worker
+from transport.transport import SendOutcome
+
+
+@dataclass(slots=True)
+class _Step:
+    """What is noted of one step. Times are of the loop's clock."""
+
+    number: int
+    remote: RemoteTimes
+    fresh: bool = True
+    """Its window has yet to be opened, whoever else generates."""
+    opened_s: float | None = None
+    """Since when the window is open; None: it is not."""
+    lasted_s: float = 0.0
+    """All of its windows that are over."""
+    given_s: float = math.inf
+    """What the policy gave the newest of them."""
+    asked_s: float | None = None
+    """When the trainer wanted its groups first."""
+    allowed_s: float | None = None
+    """When it could have the first of them."""
+
+    @property
+    def held_s(self) -> float:
+        """For which the trainer waited because it was to, and for no other reason."""
+        both = self.asked_s is not None and self.allowed_s is not None
+        return max(0.0, (self.allowed_s or 0.0) - (self.asked_s or 0.0)) if both else 0.0
+
+
+class Seeding:
+    """Of one life of the scheduler. ``look`` before work is handed out, as often as you like."""
+
+    def __init__(self, scope: JobScope, versions: Versions) -> None:
+        self._scope = scope
+        self._versions = versions
+        scheduling = scope.job.scheduling
+        self._first_rules = OffloadRules(
+            scope.job.rollout.workers,
+            scheduling.seeding_first_s,
+            scheduling.seeding_damping,
+            scheduling.seeding_floor_s,
+        )
+        self._known = offload.first(self._first_rules)
+        self._step = _Step(-1, RemoteTimes(scope.ctx.now()))
+        self._generated: dict[int, tuple[_Step, RemoteFigures]] = {}
+        """Steps that are not committed yet, and whose successor's window has begun."""
+
+    # ------------------------------------------------------------ who is where
+
+    @property
+    def _local(self) -> list[Worker]:
+        return [worker for worker in self._scope.workers.by_name.values() if worker.beside_trainer]
+
+    @property
+    def _remote(self) -> list[Worker]:
+        return [worker for worker in self._scope.workers.by_name.values() if not worker.beside_trainer]
+
+    @property
+    def _rules(self) -> OffloadRules:
+        return dataclasses.replace(self._first_rules, local_engines=len(self._local))
+
+    # ------------------------------------------------------------ the window
+
+    def look(self, now: float) -> None:
+        """Open the window or end it, and tell local workers that have not been told."""
+        number = max([self._versions.newest, *(w.policy_version for w in self._scope.workers.by_name.values())])
+        if number < 0:
+            return
+        if number > self._step.number:
+            self._generated[self._step.number] = self._step, self._step.remote.figures(now)
+            self._step = _Step(number, RemoteTimes(now))
+        self._step.remote.look(self._remote, now)
+        self._open_or_close(now)
+        for worker in self._local:
+            self._tell(worker, now)
+
+    def _open_or_close(self, now: float) -> None:
+        step, serving = self._step, self._window_s()
+        if why := self._nothing_to_generate():
+            step.fresh = step.fresh or why == "replay"
+            self._close(why, now)
+        elif step.opened_s is None:
+            if step.fresh or serving == math.inf:
+                step.fresh, step.opened_s = False, now
+        elif step.number not in self._scope.ledger.batches:
+            step.opened_s = now  # the window is one of generation, and its prompts are not here yet
+        elif now - step.opened_s >= serving and not self._scope.ledger.paused:
+            step.given_s = serving
+            self._close("time", now)
+
+    def _nothing_to_generate(self) -> str:
+        """Why local workers are of no use now; empty if they are."""
+        ledger = self._scope.ledger
+        if ledger.trainer_step < ledger.committed_steps:
+            return "replay"
+        batch = ledger.batches.get(self._step.number)
+        return "" if batch is None or batch.generating else "generated"
+
+    def _window_s(self) -> float:
+        """How long the window may be with the remote workers of now; without one that serves the step it has no end."""
+        remote = self._remote
+        serves = any(worker.policy_version >= self._step.number for worker in remote)
+        return offload.window_s(self._rules, self._known, len(remote)) if serves else math.inf
+
+    def _close(self, why: str, now: float) -> None:
+        step = self._step
+        if step.opened_s is None:
+            return
+        seconds, step.opened_s = now - step.opened_s, None
+        step.lasted_s += seconds
+        handed_over = sum(worker.in_flight for worker in self._local)
+        self._scope.event(
+            "seeding_window", step=step.number, seconds=round(seconds, 3), why=why, handed_over=handed_over,
+            remote=len(self._remote),
+        )  # fmt: skip
+
+    def _tell(self, worker: Worker, now: float) -> None:
+        """It gets no work from now on, or from when it has been told to wake."""
+        asleep, rest = self._step.opened_s is None, worker.rest_beside
+        if rest.told == asleep:
+            worker.off_duty = asleep
+            return
+        scope, epoch = self._scope, self._scope.ledger.epoch
+        if not worker.off_duty:
+            worker.off_duty, rest.since_s, rest.given_up = True, now, False
+        if asleep and worker.in_flight:
+            revoke = Revoke(job=scope.name, epoch=epoch, assignments=scope.ledger.in_flight(worker.name))
+            if scope.tell(worker.address, revoke) is not SendOutcome.QUEUED:
+                return
+        order = SetAsleep(job=scope.name, epoch=epoch, asleep=asleep)
+        if scope.tell(worker.address, order) is SendOutcome.QUEUED:
+            rest.told, rest.asleep, worker.off_duty = asleep, False, asleep
+
+    # ------------------------------------------------------------ the trainer
+
+    def heard(self, worker: Worker, news: WorkerAsleep) -> None:
+        """A local worker is as it was told to be."""
+        if worker.rest_beside.told == news.asleep:
+            worker.rest_beside.asleep = news.asleep
+
+    def holds(self, batch: StepBatch) -> bool:
+        """Whether the trainer must wait for the groups of ``batch``."""
+        step, now = self._step, self._scope.ctx.now()
+        self.look(now)
+        ours = batch.step == step.number
+        if ours and step.asked_s is None:
+            step.asked_s = now
+        held = self._must_wait(batch, now)
+        if ours and not held and step.allowed_s is None:
+            step.allowed_s = now
+        return held
+
+    def _must_wait(self, batch: StepBatch, now: float) -> bool:
+        if self._step.opened_s is not None or (batch.step > self._step.number and batch.generating):
+            return True
+        awake = [worker for worker in self._local if not worker.rest_beside.asleep]
+        patience_s = self._scope.limits.seeding_patience_s
+        if any(now - worker.rest_beside.since_s < patience_s for worker in awake):
+            return True
+        for worker in awake:
+            if not worker.rest_beside.given_up:
+                worker.rest_beside.given_up = True
+                self._scope.event("engine_stays_awake", worker=worker.name, step=batch.step, after_s=patience_s)
+        return False
+
+    # ------------------------------------------------------------ what was learned
+
+    def committed(self, number: int, trainer: Mapping[str, float]) -> dict[str, float]:
+        """Columns of metrics.jsonl for a step that has been committed; ``trainer``: its figures of it."""
+        now = self._scope.ctx.now()
+        noted = self._generated.pop(number, None)
+        if noted is None and self._step.number == number:
+            noted = self._step, self._step.remote.figures(now)
+        self._generated = {step: of for step, of in self._generated.items() if step > number}
+        if noted is None:  # a former life of the scheduler has seen it
+            return {"seed_s": 0.0, "seeding_target": self._known.target}
+        step, remote = noted
+        seconds = trainer.get("seconds", 0.0)
+        waited_s = trainer.get("trainer_idle_fraction", 0.0) * seconds
+        report = StepReport(
+            remote_mean=remote.mean,
+            remote_next=len(self._remote),
+            train_idle_s=max(0.0, waited_s - step.held_s),
+            remote_idle_s=remote.idle_s,
+            train_s=max(0.0, seconds - waited_s),
+            remote_s=remote.busy_s,
+            seed_s=min(step.given_s, step.lasted_s),
+        )
+        self._known = offload.after_step(self._rules, self._known, report)
+        return {"seed_s": step.lasted_s, "seeding_target": self._known.target}
