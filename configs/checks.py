@@ -14,6 +14,7 @@ from pathlib import Path
 
 from configs.data_checks import check_data
 from configs.model_checks import check_model, check_ranker_model
+from configs.scheduling_checks import check_scheduling
 from configs.schema import JobConfig, ProviderConfig
 from configs.source_lookup import find_function, reasoning_gym_tasks
 
@@ -27,6 +28,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_consistency,
         _check_text_forms,
         _check_cluster,
+        check_scheduling,
         _check_reward,
         _check_task,
         _check_packages,
@@ -60,7 +62,6 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     if job.trainer.saturation_tokens and mode != "dynamic":
         fix = "Remove it, or set sync.mode to dynamic"
         found.append(("trainer.saturation_tokens", f"is set, but sync.mode is {mode}", fix))
-    found += _check_pool_bounds(job)
     if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
@@ -76,24 +77,6 @@ def _check_mailbox(job: JobConfig) -> list[Found]:
         return []
     wrong = f"{job.limits.mailbox_messages} is not above limits.deltas_under_way x {workers} workers ({most})"
     return [("limits.mailbox_messages", f"{wrong}: the scheduler would refuse tokens", f"Set it to {2 * most}")]
-
-
-def _check_pool_bounds(job: JobConfig) -> list[Found]:
-    scheduling, begin = job.scheduling, job.rollout.workers
-    if scheduling.workers_max is None:
-        if scheduling.workers_min > 1:
-            fix = "Set scheduling.workers_max too, or remove it"
-            return [("scheduling.workers_min", "is set, but without scheduling.workers_max nobody heeds it", fix)]
-        return []
-    least = max(scheduling.workers_min, begin if job.cluster.place_rollout == "elastic" else 0)
-    if scheduling.workers_max < least:
-        what = "scheduling.workers_min" if least == scheduling.workers_min else "rollout.workers"
-        fix = f"Set it to at least {least}"
-        return [("scheduling.workers_max", f"{scheduling.workers_max} is less than {what} ({least})", fix)]
-    if job.cluster.place_rollout != "elastic" and not scheduling.workers_min <= begin <= scheduling.workers_max:
-        wrong = f"{begin} is not between scheduling.workers_min ({scheduling.workers_min}) and workers_max"
-        return [("rollout.workers", f"{wrong} ({scheduling.workers_max})", "Begin with a number between the two")]
-    return []
 
 
 def _check_text_forms(job: JobConfig) -> list[Found]:

@@ -235,8 +235,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
         "scheduling": {
-            "policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max,
-            "seeding": job.seeding, "seeding_first_s": job.seeding_first_s, "seeding_floor_s": job.seeding_floor_s,
+            "policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max, **_seeding(job),
         },
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},
@@ -247,6 +246,12 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "limits": scenario.limits,
     }  # fmt: skip
     return JobConfig.model_validate(sections)
+
+
+def _seeding(job: SimulatedJob) -> dict[str, Any]:
+    if not job.seeding:
+        return {}
+    return {"seeding": True, "seeding_first_s": job.seeding_first_s, "seeding_floor_s": job.seeding_floor_s}
 
 
 def load_scenario(path: str | Path) -> Scenario:

@@ -141,6 +141,31 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "rollout.ranker_model",
         "from_pretrained",
     ),
+    "seeding where nobody is beside the trainer": (
+        {"scheduling.seeding": True},
+        "cluster.place_rollout",
+        "Set it to elastic",
+    ),
+    "seeding off-policy": (
+        {"scheduling.seeding": True, "cluster.place_rollout": "local", "sync.mode": "one_step_barrier"},
+        "sync.mode",
+        "Set it to dynamic",
+    ),
+    "seeding without seeders": (
+        {"scheduling.seeding": True, "cluster.place_rollout": "elastic", "rollout.workers": 0},
+        "rollout.workers",
+        "1 or more",
+    ),
+    "seeding and stage balancing": (
+        {"scheduling": {"seeding": True, "workers_max": 4}, "cluster.place_rollout": "elastic"},
+        "scheduling.workers_max",
+        "Remove it",
+    ),
+    "a window without seeding": (
+        {"scheduling.seeding_first_s": 20},
+        "scheduling.seeding_first_s",
+        "Set scheduling.seeding to true",
+    ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }
