@@ -129,7 +129,8 @@ class Seeding:
         if ledger.trainer_step < ledger.committed_steps:
             return "replay"
         batch = ledger.batches.get(self._step.number)
-        return "" if batch is None or batch.generating else "generated"
+        to_come = self._step.number < self._scope.job.steps if batch is None else batch.generating
+        return "" if to_come else "generated"
 
     def _window_s(self) -> float:
         """How long the window may be with the remote workers of now; without one that serves the step it has no end."""

@@ -28,6 +28,7 @@ from actors.rollout.messages import (
     Revoke,
     SampleWork,
     SamplingParams,
+    SetAsleep,
 )
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.errors import NotAccepted
@@ -39,6 +40,7 @@ from actors.scheduler.messages import (
     Registered,
     RegisterWorker,
     TokenDelta,
+    WorkerAsleep,
     WorkerVersion,
 )
 from actors.scheduler.service_messages import LookupService, ServiceFound
@@ -94,7 +96,7 @@ class FakeScheduler(Actor):
             raise NotAccepted("another lease")
         return LeaseRenewed(lease=message.lease, lease_s=10)
 
-    @handles(TokenDelta, WorkerVersion, AssignmentsFailed, Leaving)
+    @handles(TokenDelta, WorkerVersion, WorkerAsleep, AssignmentsFailed, Leaving)
     async def note(self, message: Any) -> None:
         self.heard.append(message)
         await asyncio.sleep(self.takes_s)
@@ -258,6 +260,12 @@ class Stage:
         self.worker_ref.tell(
             Assign(job=JOB, epoch=epoch, min_policy_version=min_version, sampling=sampling, work=[work])
         )
+
+    def set_asleep(self, asleep: bool, epoch: int = 1) -> None:
+        self.worker_ref.tell(SetAsleep(job=JOB, epoch=epoch, asleep=asleep))
+
+    async def until_asleep(self, *said: bool) -> None:
+        await self.scheduler.until(lambda: [news.asleep for news in self.scheduler.all(WorkerAsleep)] == [*said])
 
 
 Scene = Callable[[Stage], Coroutine[Any, Any, None]]
@@ -816,3 +824,89 @@ async def test_a_worker_that_its_scheduler_does_not_know_any_more_registers_at_o
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
     assert asyncio.get_running_loop().time() - began_s < 10 / 4 + 0.5
     assert stage.worker.holds == 0
+
+
+@in_virtual_time
+async def test_a_worker_that_is_told_to_sleep_does_so_once_it_holds_nothing_and_says_so_behind_its_last_token(
+    stage: Stage,
+) -> None:
+    await stage.start_worker()
+    stage.assign(1, tokens=20)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    stage.set_asleep(True)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 6)
+    assert not stage.scheduler.all(WorkerAsleep), "what it holds keeps it awake"
+    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([1], np.int64)))
+    await stage.until_asleep(True)
+    assert stage.scheduler.samples()[1][1] == FinishReason.ABORTED
+    assert isinstance(stage.scheduler.heard[-1], WorkerAsleep)
+    assert stage.engine._level == 1, "the weights stay on the host"
+
+
+@in_virtual_time
+async def test_a_sleeping_worker_pulls_and_loads_when_it_wakes(stage: Stage) -> None:
+    await stage.start_worker()
+    await stage.have_version(1)
+    stage.set_asleep(True)
+    await stage.until_asleep(True)
+    stage.weights.publish(2)
+    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=2, weights=stage.weights_address))
+    await asyncio.sleep(5.0)
+    assert stage.weights.asked[-1] == 2
+    assert stage.engine.policy_version == 1
+    stage.set_asleep(False)
+    await stage.until_asleep(True, False)
+    await stage.scheduler.until(lambda: stage.engine.policy_version == 2)
+    stage.assign(1, min_version=2)
+    assert (await stage.scheduler.finished(1))[1][1] == FinishReason.LENGTH
+
+
+@in_virtual_time
+async def test_a_sleeping_worker_keeps_its_lease_and_its_sleep_is_not_idle_time(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.set_asleep(True)
+    await stage.until_asleep(True)
+    await asyncio.sleep(60.0)
+    assert len(stage.scheduler.all(RegisterWorker)) == 1
+    stage.set_asleep(False)
+    stage.assign(1, tokens=2)
+    await stage.scheduler.finished(1)
+    assert stage.scheduler.all(TokenDelta)[-1].stats.idle_s_total < 1.0
+    assert "asleep" in {span.name for span in stage.metrics.spans}
+
+
+@in_virtual_time
+async def test_work_wakes_a_sleeping_worker_which_sleeps_again_after_it(stage: Stage) -> None:
+    """No scheduler gives it any; an engine that was asked for a step in its sleep would crash."""
+    await stage.start_worker()
+    stage.set_asleep(True)
+    await stage.until_asleep(True)
+    stage.assign(1, tokens=3)
+    await stage.scheduler.finished(1)
+    await asyncio.sleep(STEP_S)
+    assert stage.engine._level == 1
+
+
+@in_virtual_time
+async def test_every_order_to_sleep_is_answered_also_one_that_changes_nothing(stage: Stage) -> None:
+    """A next scheduler does not know what the one before it has said."""
+    await stage.start_worker()
+    stage.set_asleep(True)
+    await stage.until_asleep(True)
+    await stage.replace_head(epoch=2)
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(RegisterWorker)))
+    assert stage.engine._level == 1, "it stays as it is until it is told"
+    stage.set_asleep(True, epoch=2)
+    await stage.until_asleep(True)
+    stage.set_asleep(False, epoch=1)
+    await asyncio.sleep(1.0)
+    assert stage.engine._level == 1, "an order of an older reign"
+
+
+@in_virtual_time
+async def test_a_sleeping_worker_can_be_drained(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.set_asleep(True)
+    await stage.until_asleep(True)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="spot"))
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)), within_s=1.0)

@@ -83,13 +83,15 @@ class FakeWorker(Actor):
         """The prompt at which it crashes, as soon as it begins to generate for it."""
         self.taken: list[int] = []
         """Sequence numbers up to which the scheduler has said that it has taken what was told."""
+        self.beside_trainer = False
         self.swallow = False
         """Lose a delta, as no transport may: the ledger has to notice."""
 
     async def on_start(self) -> None:
         offer = m.RegisterWorker(
-            job="j", worker=self.ctx.self_address, node="n", engine="fake", slots=self.slots, policy_version=-1
-        )
+            job="j", worker=self.ctx.self_address, node="n", engine="fake", slots=self.slots, policy_version=-1,
+            beside_trainer=self.beside_trainer,
+        )  # fmt: skip
         asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self.scheduler)
         answer = await scheduler.ask(offer, m.Registered)
         self.epoch = answer.epoch
@@ -223,6 +225,8 @@ class FakeTrainer(Actor):
         self.news = asyncio.Event()
         self.crash_before_commit = -1
         self.replays = 0
+        self.train_s = 0.03
+        self.metrics = {"kl": 0.5, "trainer_idle_fraction": 0.25}
 
     async def on_start(self) -> None:
         offer = RegisterService(job="j", role="trainer", address=self.ctx.self_address)
@@ -253,7 +257,7 @@ class FakeTrainer(Actor):
             self.news.clear()
             await self.news.wait()
             assert self.leased is not None and self.leased.groups == len(self.groups)
-            await self.ctx.sleep(0.03)
+            await self.ctx.sleep(self.train_s)
             if self.crash_before_commit == self.step:
                 raise RuntimeError("crash on purpose")
             groups = sorted(self.groups.values(), key=lambda g: g.prompt)
@@ -267,7 +271,7 @@ class FakeTrainer(Actor):
                 job="j", step=self.step - 1, trainer=self.ctx.self_address,
                 prompts=np.array([s[0] for s in samples], np.int64),
                 siblings=np.array([s[1] for s in samples], np.int32),
-                policy_version=self.step, metrics={"kl": 0.5, "trainer_idle_fraction": 0.25},
+                policy_version=self.step, metrics=self.metrics,
             )  # fmt: skip
             answer = await scheduler.ask(commit, m.Committed)
             if answer.checkpoint:

@@ -1,0 +1,340 @@
+"""The seeding window live: a real scheduler, workers beside the trainer and elsewhere, in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from actors.core.actor import handles
+from actors.rollout.messages import Assign, Revoke, SetAsleep
+from actors.scheduler import messages as m
+from actors.scheduler.job_scope import JobScope
+from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
+from tests.actors.scheduler.test_balancing import Batching
+from transport.address import ActorAddress
+from transport.sim.loop import run_simulated
+
+GROUPS, GROUP, TOKENS = 6, 4, 8
+STEP_S = 0.1
+"""A token of each sample that runs takes this long."""
+FIRST_S = 0.35
+"""Of the first window with remote workers: three to four tokens."""
+
+
+class Local(Batching):
+    """A worker beside the trainer; it says that it is asleep ``falls_asleep_s`` after it was told, if at all."""
+
+    def __init__(self, scheduler: ActorAddress, falls_asleep_s: float | None = 0.02, **options: Any) -> None:
+        super().__init__(scheduler, **options)
+        self.beside_trainer = True
+        self.falls_asleep_s = falls_asleep_s
+        self.asleep = False
+        self.told: list[bool] = []
+
+    @handles(SetAsleep)
+    async def set_asleep(self, order: SetAsleep) -> None:
+        self.told.append(order.asleep)
+        if not order.asleep:
+            self.asleep = False
+        elif self.falls_asleep_s is None:
+            return
+        else:
+            assert not self.held, "it is told to end what it holds before it is told to sleep"
+            await self.ctx.sleep(self.falls_asleep_s)
+            self.asleep = True
+        news = m.WorkerAsleep(job="j", worker=self.ctx.self_address.name, asleep=order.asleep)
+        self.ctx.ref(self.scheduler).tell(news)
+
+    @handles(Revoke)
+    async def revoke(self, order: Revoke) -> None:
+        """Also of what has come ahead of its version."""
+        for work in (work for ahead in self.ahead for work in ahead.work):
+            self.held |= {s.assignment: (work.prompt, s.sibling, len(s.generated), work.step) for s in work.samples}
+        self.ahead = []
+        await super().revoke(order)
+
+    @handles(Assign)
+    async def assign(self, order: Assign) -> None:
+        assert not self.told or not self.told[-1], "one that was told to sleep is given work"
+        await super().assign(order)
+
+
+class Trainer(FakeTrainer):
+    """Notes which local workers were awake whenever it was given groups."""
+
+    locals: tuple[Local, ...] = ()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.given: list[tuple[int, float, list[bool]]] = []
+
+    @handles(m.LeaseGroups)
+    async def lease(self, message: m.LeaseGroups) -> None:
+        self.given.append((message.step, self.ctx.now(), [not local.asleep for local in self.locals]))
+        await super().lease(message)
+
+    @property
+    def met_nobody_awake(self) -> bool:
+        return not any(any(awake) for _, _, awake in self.given)
+
+
+class Seeded(World):
+    """One worker beside the trainer, and others that come when the test wants them."""
+
+    async def begin(self, *, remote: int = 0, local: dict[str, Any] | None = None, step: int = 0) -> None:
+        await self.start_head()
+        await self.start_rewards()
+        self.local = await self.add(Local, "rollout-0", **(local or {}))
+        self.remote = [await self.add(Batching, f"remote-{i}") for i in range(remote)]
+        self.trainer = await self.begin_training(step)
+
+    async def add(self, kind: Callable[..., Any], name: str, **options: Any) -> Any:
+        worker = kind(self.scheduler_at, slots=32, **{"runs": 32, "base_s": STEP_S} | options)
+        await (await self.system(name)).spawn(name, worker)
+        return worker
+
+    async def begin_training(self, step: int = 0) -> Trainer:
+        trainer = Trainer(self.scheduler_at, step, self.trained, self.config.steps)
+        trainer.locals = (self.local,)
+        await (await self.system("trainer")).spawn("trainer", trainer)
+        return trainer
+
+    async def finished(self) -> None:
+        assert await self.job.wait_over(120.0) == "finished"
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [event.fields for event in self.events if event.kind == "step"]
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """That the scheduler recorded."""
+    noted, record = list[dict[str, Any]](), JobScope.record
+
+    def noting(self: JobScope, name: str, **fields: Any) -> None:
+        noted.append({"event": name, **fields})
+        record(self, name, **fields)
+
+    monkeypatch.setattr(JobScope, "record", noting)
+    return noted
+
+
+def windows(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["event"] == "seeding_window"]
+
+
+def play(scenario: Callable[[Seeded], Awaitable[None]], steps: int, **changes: Any) -> Seeded:
+    """Every sample of every step is trained once."""
+    scheduling = {"seeding": True, "seeding_first_s": FIRST_S, "seeding_floor_s": 0.1} | changes.pop("scheduling", {})
+    limits = {"scheduler_tick_s": 0.05} | changes.pop("limits", {})
+    job = config(
+        steps=steps, scheduling=scheduling, limits=limits, cluster={"place_rollout": "elastic"},
+        algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
+        rollout={"max_tokens": TOKENS, "max_running": 32, "workers": 1}, **changes,
+    )  # fmt: skip
+    worlds: list[Seeded] = []
+
+    async def main() -> None:
+        world = Seeded(job)
+        worlds.append(world)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    run_simulated(main())
+    world = worlds[0]
+    names = [(s[0], s[1]) for step in range(steps) for s in world.trained[step]]
+    assert names == [(p, s) for p in range(GROUPS * steps) for s in range(GROUP)]
+    result = world.job.result()
+    assert result["prompts_lost"] == 0 and result["samples_trained_twice"] == 0
+    return world
+
+
+def all_tokens(steps: int) -> int:
+    return sum(length(p, s) for p in range(GROUPS * steps) for s in range(GROUP))
+
+
+def test_at_the_end_of_the_window_remote_workers_go_on_and_the_trainer_begins(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+        assert world.local.orders, "it has handed over"
+        assert world.local.tokens + world.remote[0].tokens == all_tokens(1), "no token twice"
+        assert world.trainer.given[-1][1] > world.trainer.given[0][1], "groups come while others are being generated"
+
+    play(scenario, steps=1)
+    (window,) = windows(events)
+    assert (window["why"], window["remote"]) == ("time", 1)
+    assert window["handed_over"] > 0
+    assert FIRST_S <= window["seconds"] < FIRST_S + 0.1
+
+
+def test_without_any_other_worker_each_step_is_generated_and_then_trained(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+        assert world.local.orders == []
+        assert world.local.tokens == all_tokens(3)
+        assert world.local.told == [False, True] * 3, "awake to generate, asleep to train, step by step"
+
+    world = play(scenario, steps=3)
+    assert [window["why"] for window in windows(events)] == ["generated"] * 3
+    assert all(row["seed_s"] > 0.5 for row in world.rows()), "eight tokens of 0.1 s"
+
+
+def test_when_all_remote_workers_are_lost_after_the_window_it_opens_again(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: world.local.asleep)
+        assert not world.trained
+        world.kill("remote-0")
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=2)
+    first, again, _ = windows(events)
+    assert (first["why"], again["why"], again["step"]) == ("time", "generated", 0)
+
+
+def test_a_worker_that_comes_in_mid_step_ends_a_window_that_had_no_end(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.until(lambda: world.local.tokens > GROUPS * GROUP)
+        remote = await world.add(Batching, "remote-0")
+        await world.finished()
+        assert remote.tokens > 0
+
+    play(scenario, steps=1)
+    (window,) = windows(events)
+    assert (window["why"], window["remote"]) == ("time", 1)
+
+
+def test_a_worker_that_does_not_serve_the_version_ends_no_window(events: list[dict[str, Any]]) -> None:
+    """It has registered, and loads for ever: whoever waited for it would wait for ever, too."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.add(Batching, "remote-0", pull_s=1e6)
+        await world.finished()
+        assert world.local.tokens == all_tokens(1)
+
+    play(scenario, steps=1, limits={"pull_patience_s": 0.2})
+    assert [window["why"] for window in windows(events)] == ["generated"]
+
+
+def test_the_trainer_does_not_wait_for_ever_for_an_engine_that_stays_awake(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1, local={"falls_asleep_s": None})
+        await world.finished()
+        assert world.trainer.given[0][1] >= FIRST_S + 2.0
+
+    play(scenario, steps=1, limits={"seeding_patience_s": 2.0})
+    stubborn = [event for event in events if event["event"] == "engine_stays_awake"]
+    assert [event["worker"] for event in stubborn] == ["rollout-0"]
+
+
+def test_a_local_worker_that_is_started_again_after_the_window_sleeps_at_once() -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: world.local.asleep)
+        world.kill("rollout-0")
+        world.local = again = await world.add(Local, "rollout-0")
+        world.trainer.locals = (again,)
+        await world.until(lambda: bool(again.told))
+        assert again.told == [True] and again.tokens == 0
+        await world.finished()
+        assert again.tokens > 0, "in the second step"
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=2)
+
+
+def test_a_local_worker_that_is_lost_in_the_window_keeps_nobody_waiting() -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: world.local.tokens > GROUP)
+        world.kill("rollout-0")
+        world.trainer.locals = ()
+        await world.finished()
+
+    play(scenario, steps=2)
+
+
+def test_while_the_trainer_replays_local_engines_sleep(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.until(lambda: world.trainer.step == 1 and not world.local.asleep)
+        world.kill("trainer")
+        world.trainer = await world.begin_training(0)
+        await world.finished()
+        assert world.trainer.replays == 1
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=2)
+    assert [window["why"] for window in windows(events)] == ["generated", "replay", "generated"]
+
+
+def test_while_the_job_is_paused_no_window_ends_by_time(events: list[dict[str, Any]]) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: world.local.tokens > GROUP)
+        scheduler = world.systems["head"].ref(world.scheduler_at)
+        await scheduler.ask(m.SetPaused(job="j", paused=True), m.Acknowledged)
+        await world.local.ctx.sleep(FIRST_S)
+        assert not windows(events)
+        await scheduler.ask(m.SetPaused(job="j", paused=False), m.Acknowledged)
+        await world.finished()
+
+    play(scenario, steps=1)
+
+
+@pytest.mark.parametrize(("idle_fraction", "train_s", "longer"), [(0.9, 0.01, True), (0.0, 3.0, False)])
+def test_the_window_follows_what_both_sides_waited_for(idle_fraction: float, train_s: float, longer: bool) -> None:
+    """A trainer that waited for samples, not counting the window itself: longer. Workers that had no work: shorter."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        world.trainer.train_s = train_s
+        world.trainer.metrics = {"seconds": 4.0, "trainer_idle_fraction": idle_fraction}
+        await world.finished()
+
+    rows = play(scenario, steps=2, scheduling={"seeding_first_s": 0.2}).rows()
+    assert rows[1]["seed_s"] > 0.4 if longer else rows[1]["seed_s"] < 0.2
+
+
+def test_what_the_trainer_waits_because_of_the_window_does_not_lengthen_the_window() -> None:
+    """It is told 0.65 s, of which 0.62 s are the window and the engine's falling asleep."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        world.trainer.metrics = {"seconds": 0.65, "trainer_idle_fraction": 1.0}
+        await world.finished()
+
+    rows = play(scenario, steps=2, scheduling={"seeding_first_s": 0.6}).rows()
+    assert rows[1]["seed_s"] < 0.72
+
+
+def test_the_capacity_target_is_what_generates_everything_while_the_trainer_trains() -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=2)
+        world.trainer.metrics = {"seconds": 0.2, "trainer_idle_fraction": 0.0}
+        await world.finished()
+
+    rows = play(scenario, steps=3).rows()
+    assert rows[-1]["seeding_target"] > 2, "a trainer that is so fast could be fed by more"
+
+
+def test_without_seeding_a_worker_beside_the_trainer_is_one_like_the_others() -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+        assert world.local.told == []
+        assert world.local.tokens > 0
+
+    world = play(scenario, steps=2, scheduling={"seeding": False})
+    assert "seed_s" not in world.rows()[0]
