@@ -23,6 +23,7 @@ from actors.scheduler.messages import WorkerEnded
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
 from supervisors.adoption import adopt
+from supervisors.capacity_target import CapacityTarget
 from supervisors.children import ChildSpec, Running, actor_child, process_child
 from supervisors.elastic_pool import ElasticPool
 from supervisors.job_news import JobNews
@@ -125,15 +126,21 @@ class JobTree:
             rollout = self._supervisors["rollout"]
             self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
             self._news.subscribe(self._balancer.hear)
+        if self._job.scheduling.seeding and self._pool is not None:
+            self._news.subscribe(CapacityTarget(self._aim_at, self._news.record).hear)
 
     async def _size_pool(self, workers: int) -> None:
         """Stage balancing wants this many: on the machines that come and go, where there are such."""
         if self._pool is None:
             await self.scale(workers)
         else:
-            remote = max(0, workers - self.workers_wanted)
-            self._pool.aim(remote)
-            self._news.say(remote_workers=remote)
+            self._aim_at(max(0, workers - self.workers_wanted))
+
+    def _aim_at(self, remote: int) -> None:
+        """At most so many on machines that come and go; the provider hears of it, too."""
+        assert self._pool is not None, "only a pool can be aimed"
+        self._pool.aim(remote)
+        self._news.say(remote_workers=remote)
 
     def _price_share(self) -> float | None:
         """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""

@@ -23,6 +23,7 @@ _COUNTS = frozenset(
         "restarts",
         "prompts_lost",
         "samples_trained_twice",
+        "seeding_target",
         "leases_ignored",
     ]
 )

@@ -1,0 +1,132 @@
+"""``scheduling.seeding``, the whole system in virtual time: the trainer's machine generates, then it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.rollout.engine import StepOutput
+from actors.scheduler.job_scope import JobScope
+from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
+from configs.scenario import Scenario
+from supervisors.job_tree import JobTree
+from supervisors.simulation.roles import PacedBackend, PacedEngine
+from supervisors.simulation.runner import Outcome, simulate
+from tests.supervisors.simulation.scenarios import scenario
+
+COSTS = {"engine_step_s": 0.2, "micro_batch_s": 0.3, "train_step_s": 0.5, "load_s": 0.1}
+
+
+@dataclass
+class Seen:
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    generating: int = 0
+    training: int = 0
+    both: int = 0
+    """How often the trainer's machine began one while it did the other."""
+
+    @contextmanager
+    def now(self, what: str) -> Iterator[None]:
+        setattr(self, what, getattr(self, what) + 1)
+        self.both += bool(self.generating and self.training)
+        try:
+            yield
+        finally:
+            setattr(self, what, getattr(self, what) - 1)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    noted, record, step, accumulate = Seen(), JobScope.record, PacedEngine.step, PacedBackend.accumulate
+
+    def noting_record(self: JobScope, name: str, **fields: Any) -> None:
+        if name == "seeding_window":
+            noted.windows.append(fields)
+        record(self, name, **fields)
+
+    async def noting_step(self: PacedEngine) -> StepOutput:
+        if not self._life.name.startswith("head."):
+            return await step(self)
+        with noted.now("generating"):
+            return await step(self)
+
+    async def noting_accumulate(self: PacedBackend, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        with noted.now("training"):
+            return await accumulate(self, batch, loss)
+
+    monkeypatch.setattr(JobScope, "record", noting_record)
+    monkeypatch.setattr(PacedEngine, "step", noting_step)
+    monkeypatch.setattr(PacedBackend, "accumulate", noting_accumulate)
+    return noted
+
+
+def seeded(*, nodes: int, **changes: Any) -> Scenario:
+    job = {
+        "name": "a", "steps": 4, "mode": "minibatch", "window_prompts": 2, "workers": 2, "place_rollout": "elastic",
+        "seeding": True, "seeding_first_s": 1.5, "prompts_per_step": 12, "group_size": 2, "max_running": 16,
+        "max_tokens": 32, "mean_tokens": 8.0, "checkpoint_every": 2,
+    }  # fmt: skip
+    return scenario(jobs=[job | changes.pop("job", {})], costs=COSTS, nodes=nodes, slots=1, **changes)
+
+
+def run(planned: Scenario, seed: int = 3) -> Outcome:
+    outcome = simulate(planned, seed)
+    assert outcome.violations == [], "\n".join([*outcome.violations, outcome.report])
+    return outcome
+
+
+def test_another_machine_goes_on_and_the_trainers_machine_never_does_both(seen: Seen) -> None:
+    """The same samples and weights come out as without seeding, where both sides work at once."""
+    seeding = run(seeded(nodes=1))
+    assert [window["step"] for window in seen.windows] == [0, 1, 2, 3]
+    assert sum(window["handed_over"] for window in seen.windows) > 8
+    assert seen.both == 0
+    plain = run(seeded(nodes=1, job={"seeding": False}))
+    assert seen.both > 0, "else this test could not fail"
+    assert seeding.learned == plain.learned
+
+
+def test_without_other_machines_it_is_plain_colocation(seen: Seen) -> None:
+    run(seeded(nodes=0))
+    assert [window["why"] for window in seen.windows] == ["generated"] * 4
+    assert seen.both == 0
+
+
+@pytest.mark.parametrize("role", ["rollout", "trainer", "head"])
+@pytest.mark.parametrize("at_s", [1.0, 3.0, 5.0, 7.0])
+def test_a_kill_in_a_window_or_after_it_loses_nothing(role: str, at_s: float) -> None:
+    kill = {"kind": "kill", "target": {"role": role}, "at_s": at_s}
+    assert len(run(seeded(nodes=1, faults={"plan": [kill]}), 5).faults) == 1
+
+
+def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_path: Path) -> None:
+    trace = tmp_path / "leaves.csv"
+    trace.write_text("at_s,node,event,kind\n0.0,n,up,spot\n24.0,n,kill,spot\n")
+    run(seeded(nodes=0, spot={"trace": str(trace)}, job={"max_tokens": 64, "mean_tokens": 60.0, "steps": 3}))
+    steps = [window["step"] for window in seen.windows]
+    assert len(steps) > len(set(steps)), "a step with two windows"
+    assert seen.windows[-1]["why"] == "generated"
+
+
+def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three machines are offered and taken; one of them generates everything while the trainer trains."""
+    aims: list[int] = []
+    aim = JobTree._aim_at
+
+    def noting(self: JobTree, remote: int) -> None:
+        aims.append(remote)
+        aim(self, remote)
+
+    monkeypatch.setattr(JobTree, "_aim_at", noting)
+    trace = tmp_path / "three.csv"
+    trace.write_text("at_s,node,event,kind\n" + "\n".join(f"0.{i},n{i},up,spot" for i in range(3)))
+    slow = COSTS | {"engine_step_s": 0.02, "train_step_s": 4.0}
+    planned = seeded(nodes=0, spot={"trace": str(trace)}, job={"steps": 12, "seeding_first_s": 0.2})
+    run(planned.model_copy(update={"costs": scenario(costs=slow).costs}))
+    assert aims[-1] == 1
+    assert aims == sorted(aims, reverse=True)
