@@ -10,6 +10,7 @@ from configs.scenario import Scenario, load_scenario
 
 ROOT = Path(__file__).parents[3]
 CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
+SEEDING_FILE = ROOT / "configs" / "seeding.yaml"
 
 
 def chaos() -> Scenario:

@@ -1,0 +1,84 @@
+"""Real runs whose trainer's machine generates in a seeding window: with a machine beside it, and all alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from headrace_run import RunOfHeadrace, simulated_rollout
+
+from supervisors.checkers.checks import check
+from supervisors.checkers.run_directory import read_history
+
+Bars = list[tuple[float, float]]
+
+
+def bars(run: RunOfHeadrace, track: str, name: str) -> Bars:
+    """When that process did so, in microseconds, by the run's trace."""
+    rows: list[dict[str, Any]] = json.loads((run.run_dir / "trace.json").read_text())
+    number = next(row["tid"] for row in rows if row["ph"] == "M" and row["args"].get("name") == track)
+    found = [row for row in rows if row["ph"] == "X" and row["tid"] == number and row["name"] == name]
+    return [(row["ts"], row["ts"] + row["dur"]) for row in found]
+
+
+def overlap_s(some: Bars, others: Bars) -> float:
+    return sum(max(0.0, min(b, d) - max(a, c)) for a, b in some for c, d in others) / 1e6
+
+
+def finish(run: RunOfHeadrace) -> None:
+    code, summary = run.finish(timeout_s=300)
+    assert (code, summary["state"]) == (0, "finished")
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    report = check(read_history(run.run_dir), must_finish=True)
+    assert report.clean, "\n".join(violation.what for violation in report.violations)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_workers_sleep(
+    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path
+) -> None:
+    """Simulated engines of 30 ms a step: answers of 40 tokens take 1.2 s, the first window is a third of that."""
+    trace = tmp_path / "one.csv"
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n")
+    rollout = simulated_rollout(small_model, workers=1, max_tokens=40)
+    run = start_run(
+        "seeded",
+        steps=20,
+        rollout=rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
+        scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        sync={"mode": "dynamic"},
+        cluster={"place_rollout": "elastic"},
+        provider={"kind": "local", "trace": str(trace)},
+    )
+    finish(run)
+    handed_over = [row for row in run.events("seeding_window") if row["why"] == "time" and row["handed_over"]]
+    assert handed_over, "the other machine was there for some of the steps"
+    assert not run.events("engine_stays_awake")
+    assert sum(b - a for a, b in bars(run, "rollout-a", "generate")) > 0
+    asleep, training = bars(run, "rollout-0", "asleep"), bars(run, "trainer", "train")
+    awake = bars(run, "rollout-0", "generate")
+    assert asleep
+    assert overlap_s(awake, training) < 0.05 * overlap_s(asleep, training), "spans are of two clocks' roundings"
+    rows = run.steps()
+    assert all(row["seed_s"] > 0 and row["seeding_target"] >= 1 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_without_another_machine_torch_engines_and_trainer_take_turns(
+    start_run: Callable[..., RunOfHeadrace],
+) -> None:
+    """Real engines, which free their caches and wake with the next version."""
+    run = start_run("alone", steps=6, scheduling={"seeding": True}, cluster={"place_rollout": "local"})
+    finish(run)
+    windows = run.events("seeding_window")
+    assert [(row["step"], row["why"]) for row in windows] == [(step, "generated") for step in range(6)]
+    assert not run.events("engine_stays_awake")
+    training = bars(run, "trainer", "train")
+    for worker in ("rollout-0", "rollout-1"):
+        assert bars(run, worker, "asleep")
+        assert overlap_s(bars(run, worker, "generate"), training) < 0.05 * sum(b - a for a, b in training) / 1e6
