@@ -18,6 +18,7 @@ from typing import Final
 import psutil
 
 MIB: Final = 1 << 20
+_COURSE: Final = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,8 @@ class Growth:
     """Most at its beginning, least at its end."""
     threads: tuple[int, int]
     """The same."""
+    course_mib: tuple[float, ...] = ()
+    """Of resident memory, at a dozen times from the warm-up on: what grows and settles looks another than what leaks."""
 
     @property
     def drift(self) -> float:
@@ -114,4 +117,7 @@ def growth(life: Life, since_s: float, least_s: float) -> Growth | None:
         return max(getattr(sample, name) for sample in first), min(getattr(sample, name) for sample in last)
 
     seconds = samples[-1].at_s - samples[0].at_s
-    return Growth(life.name, seconds, typical("resident_bytes"), typical("own_bytes"), kept("fds"), kept("threads"))
+    course = tuple(round(each.resident_bytes / MIB, 1) for each in samples[:: max(1, len(samples) // _COURSE)])
+    return Growth(
+        life.name, seconds, typical("resident_bytes"), typical("own_bytes"), kept("fds"), kept("threads"), course
+    )

@@ -4,7 +4,8 @@
          every few seconds: resident memory, descriptors, threads of each; segments in shared memory
          every minute: kill -9 of a worker, now and then of the weight server or of the reward worker
 
-A process that was killed begins anew, so growth is told of lives that lasted for ``--life-s`` after the warm-up.
+A process that was killed begins anew, so growth is told of lives that lasted for ``--life-s`` after the warm-up; the
+first worker is spared, so that one does.
 Whatever lies in shared memory when all is over has leaked, and so has what is more than is in use while it runs.
 """
 
@@ -84,7 +85,8 @@ class Soak:
         if service == _WORKERS_BETWEEN:
             victim = SERVICES[turn % len(SERVICES)]
         else:
-            victim = self._draw.choice(sorted(name for name in self._run.processes() if name.startswith("rollout-")))
+            workers = sorted(name for name in self._run.processes() if name.startswith("rollout-"))
+            victim = self._draw.choice(workers[1:] or workers)
         if self._run.harm_if_there(victim, signal.SIGKILL) is not None:
             self.kills[victim] += 1
             print(f"{self.seconds:.0f} s: killed {victim}", file=sys.stderr)
@@ -137,6 +139,7 @@ def told(found: Sequence[Growth]) -> dict[str, Any]:
             "drift": round(each.drift, 4),
             "fds": each.fds,
             "threads": each.threads,
+            "course_mib": each.course_mib,
             "lives": lives[name],
         }
         for name, each in sorted(longest.items())

@@ -37,7 +37,10 @@ _Loader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]
 
 def parse_value(text: str) -> Any:
     """One YAML value, as after ``--set a.b=``. Raises yaml.YAMLError."""
-    return yaml.load(text, _Loader)  # noqa: S506  _Loader is a SafeLoader
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506  _Loader is a SafeLoader
+    except (RecursionError, ValueError, TypeError) as error:  # nested too deeply, a month 13, …
+        raise yaml.YAMLError(str(error)) from error
 
 
 def read_yaml(

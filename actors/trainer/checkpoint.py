@@ -97,7 +97,7 @@ def read(path: Path) -> CheckpointState:
     state_file = path / STATE_FILE
     try:
         state = msgspec.json.decode(state_file.read_bytes(), type=CheckpointState)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is no UTF-8; deep nesting
         raise _corrupt(state_file, str(error)) from error
     for name, expected in state.files.items():
         file = path / name

@@ -39,6 +39,9 @@ class Host(NamedTuple):
 SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
 """Where simulations say on which machine a process believes to be. None: on this one."""
 
+UNREADABLE: Final = (OSError, msgspec.DecodeError, ValueError, RecursionError)
+"""Of a file with a manifest: gone, none, with text that is no UTF-8, nested without end."""
+
 
 def segment_directory() -> Path:
     """Shared memory where the system has it, else the temporary directory."""
@@ -75,7 +78,7 @@ def read_manifests(run_dir: Path) -> list[tuple[Path, Manifest]]:
         try:
             manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
             whole = segment.stat().st_size == manifest.total_bytes
-        except (OSError, msgspec.DecodeError):
+        except UNREADABLE:
             continue
         if whole:
             found.append((segment, manifest))

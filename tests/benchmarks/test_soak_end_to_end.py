@@ -37,7 +37,9 @@ def life(resident_mib: list[float], fds: list[int]) -> Life:
 
 def test_growth_compares_the_last_quarter_with_the_first_after_the_warm_up() -> None:
     found = growth(life([50, 100, 100, 101, 103, 105, 110, 110, 110], [3, 9, 8, 8, 9, 8, 8, 9, 8]), 10.0, 60.0)
-    assert found == Growth("x", 70.0, (100.0, 110.0), (1.0, 1.0), (9, 8), (3, 3))
+    assert found == Growth(
+        "x", 70.0, (100.0, 110.0), (1.0, 1.0), (9, 8), (3, 3), (100, 100, 101, 103, 105, 110, 110, 110)
+    )
     assert found.drift == pytest.approx(0.1)
 
 

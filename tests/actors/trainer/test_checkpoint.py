@@ -63,7 +63,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
         checkpoint.read(path)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b'{"step": "x", "job": "j"}'])
+@pytest.mark.parametrize("content", [None, b"", b"{", b'{"step": "x", "job": "j"}', b'{"a": ' + b"[" * 5000])
 def test_an_unreadable_state_is_named(tmp_path: Path, content: bytes | None) -> None:
     path = store(tmp_path, 1)
     if content is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from actors.weights.errors import MalformedManifest
 from actors.weights.manifest import ALIGNMENT_BYTES, check_manifest, chunk_is_intact, hash_chunks, layout, tensor_views
 from actors.weights.messages import Manifest, TensorEntry
+from actors.weights.segments import SIMULATED_HOST, Host, manifest_path, read_manifests, segment_path, write_manifest
 
 shapes = st.lists(
     st.tuples(st.sampled_from(["float32", "bfloat16", "uint8"]), st.lists(st.integers(0, 5), max_size=3)), max_size=6
@@ -91,3 +94,23 @@ def test_bfloat16_travels_as_its_raw_sixteen_bits() -> None:
     manifest, data = version_of([("a", "bfloat16", (3,))])
     assert tensor_views(manifest, data)["a"].dtype == np.uint16
     assert manifest.tensors[0].dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "damage", [b"", b"\xff", b"\x81\xa3job\xa1\xec", b"\x91" * 5000, b"\x81\xa1a" + b"\x91" * 5000]
+)
+def test_a_damaged_manifest_file_is_left_out_by_a_server_that_looks_for_what_there_is(
+    damage: bytes, tmp_path: Path
+) -> None:
+    """Text that is no UTF-8 is no DecodeError, and would end each life of the server."""
+    token = SIMULATED_HOST.set(Host("here", tmp_path))
+    try:
+        manifest, data = version_of([("a", "float32", (4,))])
+        good, bad = segment_path(tmp_path, 3), segment_path(tmp_path, 4)
+        for segment in (good, bad):
+            segment.write_bytes(data)
+            write_manifest(segment, manifest)
+        manifest_path(bad).write_bytes(damage)
+        assert read_manifests(tmp_path) == [(good, manifest)]
+    finally:
+        SIMULATED_HOST.reset(token)

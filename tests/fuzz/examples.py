@@ -1,0 +1,46 @@
+"""A small valid value of any type that travels, for mutation to begin with."""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+_PLAIN: dict[Any, Any] = {
+    int: 1, float: 0.5, str: "a", bytes: b"b", bool: True, None: None, type(None): None, Any: 1, object: 1,
+    np.ndarray: np.arange(3, dtype=np.int32), Path: "a",
+}  # fmt: skip
+
+
+def example(kind: Any) -> Any:
+    """One value of ``kind``: structs with all their fields, containers with one element."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return kind(**{field.name: example(field.type) for field in msgspec.structs.fields(kind)})
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return next(iter(kind))
+    if origin is typing.Annotated:
+        least = next((meta.min_length for meta in args[1:] if isinstance(meta, msgspec.Meta)), None)
+        return example(args[0]) * (least or 1) if typing.get_origin(args[0]) is list else example(args[0])
+    if origin is typing.Literal:
+        return args[0]
+    if origin in (types.UnionType, typing.Union):
+        return example(args[0])
+    if origin is tuple:
+        return tuple(example(arg) for arg in args if arg is not ...)
+    if origin in (dict, Mapping) or (isinstance(origin, type) and issubclass(origin, Mapping)):
+        return {example(args[0]): example(args[1])}
+    if origin is not None and origin is not np.ndarray:
+        items = [example(args[0])]
+        return frozenset(items) if origin is frozenset else items
+    if origin is np.ndarray:
+        return _PLAIN[np.ndarray]
+    if kind in (list, dict, tuple, Sequence, Mapping):
+        return {} if kind in (dict, Mapping) else []
+    return _PLAIN[kind]

@@ -1,0 +1,292 @@
+"""Every decoder of what comes from outside a process, by name, with what it may raise and where to begin.
+
+    bytes ──▶ Target.decode ──▶ nothing, or one of Target.allowed; anything else is a bug
+
+Used by pytest for some hundred inputs each (``test_decoders.py``) and by atheris for as long as one likes
+(``python -m tests.fuzz``). Several frames travel as one input: two bytes of size, then the frame, again and again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import pkgutil
+import struct
+import tempfile
+import typing
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import yaml
+
+import actors
+import supervisors
+from actors.control import protocol
+from actors.control.errors import ControlError
+from actors.core import message as messages
+from actors.rollout.messages import EngineStats, SamplingParams
+from actors.scheduler import events as ev
+from actors.scheduler.errors import IllegalTransition
+from actors.scheduler.inflow import joined
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.messages import ROW, TOKEN, TokenDelta
+from actors.weights.delta import apply_delta, encode_delta
+from actors.weights.errors import MalformedDelta, MalformedManifest
+from actors.weights.manifest import check_manifest, hash_chunks, layout, tensor_views
+from actors.weights.messages import Manifest
+from actors.weights.segments import UNREADABLE
+from configs.errors import ConfigError
+from configs.fault_plan import load_fault_plan
+from configs.limits import DEFAULT_LIMITS
+from configs.loader import read_job
+from configs.scenario import load_scenario
+from configs.yaml_source import parse_value
+from supervisors.providers.trace_files import read_trace
+from tests.fuzz.examples import example
+from transport import handshake
+from transport.codec import decode_body, encode_body
+from transport.endpoints import split_key
+from transport.envelope import Envelope, Kind, decode_envelope, encode_envelope
+from transport.errors import HandshakeRefused, MalformedInput
+from transport.packing import pack, packed, unpack
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_SIZE: Final = struct.Struct(">H")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One decoder."""
+
+    name: str
+    decode: Callable[[bytes], object]
+    allowed: tuple[type[Exception], ...]
+    seeds: Sequence[bytes] = field(default=(b"",))
+
+
+def check(target: Target, data: bytes) -> None:
+    """Decode, and pass over what the decoder may raise; whatever else it raises is a bug and goes on to the caller."""
+    with contextlib.suppress(*target.allowed):
+        target.decode(data)
+
+
+def frames_of(data: bytes) -> list[bytes]:
+    """At least one."""
+    frames: list[bytes] = []
+    while len(data) >= _SIZE.size:
+        size = _SIZE.unpack_from(data)[0]
+        frames.append(data[_SIZE.size : _SIZE.size + size])
+        data = data[_SIZE.size + size :]
+    return frames or [data]
+
+
+def as_input(frames: Sequence[Any]) -> bytes:
+    """The inverse of ``frames_of``."""
+    return b"".join(_SIZE.pack(memoryview(frame).nbytes) + bytes(frame) for frame in frames)
+
+
+# ------------------------------------------------------------ the wire
+
+
+def _wire() -> list[Target]:
+    envelope = Envelope(
+        kind=Kind.TELL, source="a", target="b", target_incarnation=1, epoch=1, job="j", trace_id=1, tag="core.look"
+    )
+    frame = packed([b"head", b"body"])
+    assert frame is not None, "it is small"
+    controls = [handshake.Hello, handshake.Welcome, handshake.Confirm, handshake.Refusal, handshake.Goodbye]
+    return [
+        Target("envelope", decode_envelope, (MalformedInput,), [encode_envelope(envelope)]),
+        Target("pack", unpack, (MalformedInput,), [pack(1, [frame, frame])]),
+        Target("head", lambda data: handshake.read_head(list(frames_of(data))), (MalformedInput,)),
+        Target("endpoint", _endpoint, (HandshakeRefused, ValueError), [b"tcp://h:1?key=" + b"ab" * 40, b"ipc:///a"]),
+        *(_control(kind) for kind in controls),
+    ]
+
+
+def _endpoint(data: bytes) -> object:
+    return split_key(data.decode("utf-8", "replace"))
+
+
+def _control(kind: type[Any]) -> Target:
+    seed = as_input(handshake.control(handshake.Mark.HELLO, example(kind)))
+    decode = functools.partial(_read_control, kind)
+    return Target(f"control:{kind.__name__}", decode, (MalformedInput,), [seed])
+
+
+def _read_control(kind: type[Any], data: bytes) -> object:
+    return handshake.read_control(kind, list(frames_of(data)))
+
+
+def _messages() -> list[Target]:
+    """Each message that any actor of the system understands."""
+    for package in (actors, supervisors):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if "messages" in module.name or module.name.startswith("actors.core."):
+                importlib.import_module(module.name)
+    own = {tag: kind for tag, kind in messages._by_tag.items() if kind.__module__.startswith(("actors", "supervisors"))}
+    return [
+        Target(f"message:{tag}", functools.partial(_read_body, kind), (MalformedInput,), [_body(kind)])
+        for tag, kind in sorted(own.items())
+    ]
+
+
+def _read_body(kind: type[Any], data: bytes) -> object:
+    return decode_body(kind, frames_of(data))
+
+
+def _body(kind: type[Any]) -> bytes:
+    return as_input(encode_body(example(kind)))
+
+
+# ------------------------------------------------------------ tokens and the ledger
+
+_SAMPLES: Final = 4
+FIRST: Final = 1 << 40
+"""The first assignment number of epoch 1."""
+
+
+def _delta(data: bytes) -> object:
+    """Into a ledger in which a worker holds some samples; what is illegal must change nothing."""
+    rows, tokens = (*frames_of(data), b"")[:2]
+    delta = TokenDelta(
+        job="j", worker="w", epoch=1, sequence=0, policy_version=0, row_bytes=rows, token_bytes=tokens,
+        stats=EngineStats(),
+    )  # fmt: skip
+    ledger = _ledger()
+    before = ledger.counters.tokens
+    try:
+        return ledger.apply(joined([delta]))
+    except IllegalTransition:
+        assert ledger.counters.tokens == before, "an illegal event has changed something"
+        raise
+
+
+def _ledger() -> Ledger:
+    ledger = Ledger()
+    ledger.apply(ev.Opened(epoch=1))
+    ledger.apply(
+        ev.BatchIssued(
+            0, 2, SamplingParams(max_tokens=8), np.arange(2), np.zeros(2, np.int32), np.zeros(0, np.int32), [b""] * 2
+        )
+    )
+    ledger.apply(ev.Assigned(worker="w", step=0, first=FIRST, rows=np.arange(_SAMPLES, dtype=np.int32)))
+    return ledger
+
+
+def _delta_seed() -> bytes:
+    rows, tokens = np.zeros(_SAMPLES, ROW), np.zeros(_SAMPLES, TOKEN)
+    rows["assignment"], rows["count"] = np.arange(_SAMPLES) + FIRST, 1
+    return as_input([rows.tobytes(), tokens.tobytes()])
+
+
+def _events() -> list[Target]:
+    seeds = [ev.encode_event(example(kind)) for kind in typing.get_args(ev.Event)]
+    return [
+        Target("token_delta", _delta, (IllegalTransition,), [_delta_seed()]),
+        Target("journal_event", ev.decode_event, (msgspec.DecodeError, ValueError), seeds),
+    ]
+
+
+# ------------------------------------------------------------ weights
+
+
+def _manifest() -> Manifest:
+    entries, total = layout([("a", "float32", (3, 5)), ("b", "bfloat16", (7,))])
+    data = bytes(total)
+    return Manifest(
+        job="j", policy_version=1, parent=-1, tensors=entries, chunk_bytes=64, chunk_hashes=hash_chunks(data, 64),
+        total_bytes=total,
+    )  # fmt: skip
+
+
+def _read_manifest(data: bytes) -> object:
+    manifest = msgspec.msgpack.decode(data, type=Manifest)
+    check_manifest(manifest)
+    return tensor_views(manifest, bytes(manifest.total_bytes)) if manifest.total_bytes < 1 << 20 else None
+
+
+_OLD: Final = bytes(range(256)) * 2
+
+
+def _apply(data: bytes) -> object:
+    apply_delta(data, _OLD, memoryview(bytearray(len(_OLD))))
+    return None
+
+
+def _weights() -> list[Target]:
+    delta = encode_delta(bytes([1, 2, *_OLD[2:]]), _OLD, 2)
+    assert delta is not None, "two bytes differ"
+    return [
+        Target(
+            "manifest",
+            _read_manifest,
+            (MalformedManifest, *UNREADABLE),
+            [msgspec.msgpack.encode(_manifest())],
+        ),
+        Target("delta", _apply, (MalformedDelta,), [delta]),
+    ]
+
+
+# ------------------------------------------------------------ what people and programs hand in
+
+
+def _request(data: bytes) -> object:
+    limit = DEFAULT_LIMITS.control_request_bytes
+    protocol.request_id_of(data, max_bytes=limit)  # raises nothing, whatever it is
+    return protocol.read_args(protocol.read_request(data, max_bytes=limit))
+
+
+def _requests() -> list[bytes]:
+    found = [msgspec.msgpack.encode({"v": protocol.VERSION, "id": 1, "op": op, "args": {}}) for op in protocol.VERBS]
+    return [
+        *found,
+        msgspec.msgpack.encode({"v": 1, "id": "a", "op": "scale", "args": {"workers": 2}, "timeout_s": 1.0}),
+    ]
+
+
+def _from_file(read: Callable[[Path], object], suffix: str) -> Callable[[bytes], object]:
+    """A decoder of files, as one of bytes."""
+
+    def decode(data: bytes) -> object:
+        with tempfile.NamedTemporaryFile(suffix=suffix) as file:
+            file.write(data)
+            file.flush()
+            return read(Path(file.name))
+
+    return decode
+
+
+def _override(data: bytes) -> object:
+    return parse_value(data.decode("utf-8", "replace"))
+
+
+def _texts(*names: str) -> list[bytes]:
+    return [(ROOT / "configs" / name).read_bytes()[:4096] for name in names]
+
+
+def _files() -> list[Target]:
+    plan = b"seed: 1\nfaults:\n  - {kind: kill, target: {name: rollout-0}, at_s: 3}\n"
+    sky = b'{"metadata": {"gap_seconds": 300}, "data": [1, 2, 0]}'
+    wrong = (ConfigError,)
+    return [
+        Target("job_yaml", _from_file(read_job, ".yaml"), wrong, _texts("quickstart.yaml", "async.yaml")),
+        Target("fault_plan_yaml", _from_file(load_fault_plan, ".yaml"), wrong, [plan]),
+        Target("scenario_yaml", _from_file(load_scenario, ".yaml"), wrong, _texts("chaos.yaml")),
+        Target("trace_csv", _from_file(read_trace, ".csv"), wrong, _texts("traces/three_nodes.csv")),
+        Target("trace_json", _from_file(read_trace, ".json"), wrong, [sky]),
+        Target("override", _override, (yaml.YAMLError,), [b"[1, {a: b}]"]),
+        Target("control_request", _request, (ControlError,), _requests()),
+    ]
+
+
+@functools.cache
+def targets() -> dict[str, Target]:
+    """All of them, by name."""
+    every = [*_wire(), *_messages(), *_events(), *_weights(), *_files()]
+    return {target.name: target for target in every}
