@@ -117,7 +117,8 @@ class Dispatcher:
             return groups
         batch = self._books.ledger.batches[step]
         prompt_tokens = sum(map(len, batch.prompt_ids)) / len(batch.prompt_ids)
-        return self._lanes.mark(step, groups, workers, prompt_tokens, self._held, begun=bool(batch.attempts.any()))
+        past, begun = tuple(self._ranking.past), bool(batch.attempts.any())
+        return self._lanes.mark(step, groups, workers, prompt_tokens, past, self._held, begun=begun)
 
     def _held(self) -> dict[str, tuple[int, ...]]:
         """Worker → what is left, as predicted, of each sample that it holds."""

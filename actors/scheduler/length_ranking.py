@@ -3,7 +3,8 @@
     batch issued ──▶ keys of its prompts ──▶ (learned) ScorePrompts ──▶ ranker
     dispatch     ──▶ ``expected`` of what is queued ──▶ longest first
     handed out   ──▶ what was expected then is noted
-    committed    ──▶ predictor and ranker observe; the notes against the lengths are the step's recall
+    committed    ──▶ predictor and ranker observe; the notes against the lengths are the step's recall, and the past
+                     by which ``long_lanes`` dedicates workers
 
 Invariants
 - All of it can be lost: a restarted head rebuilds what the journal still holds and goes on with medians for the rest.
@@ -12,11 +13,14 @@ Invariants
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.ledger import Ledger
+from actors.scheduler.policies.dispatch_long import Past
 from actors.scheduler.policies.length_history import LengthHistory
 from actors.scheduler.policies.length_learned import LearnedLengths
 from actors.scheduler.policies.length_predictor import LengthPredictor, PromptsView, mean_lengths, prompt_keys
@@ -43,6 +47,10 @@ def make_predictor(kind: str, limits: Limits) -> LengthPredictor | None:
             raise ValueError(f"rollout.length_ranking: {kind!r}, expected none, history, siblings or learned")
 
 
+_REMEMBERED = 3
+"""Steps whose lengths are kept beside what was expected of them: one alone is too much chance."""
+
+
 class LengthRanking:
     """One job's. Without a predictor every answer is empty, and nothing is kept."""
 
@@ -51,6 +59,8 @@ class LengthRanking:
         self._predictor = predictor
         self._keys: dict[int, np.ndarray] = {}
         self._noted: dict[int, np.ndarray] = {}
+        self.past: deque[Past] = deque(maxlen=_REMEMBERED)
+        """The newest committed steps."""
 
     @property
     def active(self) -> bool:
@@ -123,6 +133,8 @@ class LengthRanking:
         known = ~np.isnan(predicted)
         median = float(np.median(predicted[known])) if known.any() else 0.0
         filled = np.where(known, predicted, median)
+        if known.any():
+            self.past.append(Past(filled, actual))
         recall = {name: recall_of_longest(filled, actual, part) for name, part in FRACTIONS.items()}
         return recall | {"length_known_fraction": float(known.mean())}
 

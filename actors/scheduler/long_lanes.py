@@ -1,11 +1,12 @@
 """Dedicated workers for what is expected to be long: chosen once a step, from the workers' own measured pace.
 
-    first hand-out of a step ─▶ dispatch_long.decide(estimates, latency tables) ─▶ how many workers, which groups
+    first hand-out of a step ─▶ dispatch_long.decide(estimates, latency tables, past) ─▶ how many workers, which groups
     every hand-out of it     ─▶ groups carry whom they are kept for, or kept from ─▶ policies.assign
 
 Invariants
 - The choice holds for all of the step: a worker with few long samples decodes fast only as long as it has few.
-- Without estimates of at least half of the groups, or without a latency table of each worker, nobody is dedicated.
+- Without estimates of at least half of the groups, or without a latency table of each worker, nobody is dedicated;
+  nor, by replay, before a committed step has shown what estimates are worth.
 - What workers still have of earlier steps counts: a dedicated worker must have the time.
 - It is a preference: where the dedicated workers are gone, or idle, the assignment policy overrules it.
 """
@@ -13,12 +14,13 @@ Invariants
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from actors.scheduler.policies import dispatch_long
+from actors.scheduler.policies.dispatch_long import Past
 from actors.scheduler.policies.generation_time import Instance
 from actors.scheduler.view import GroupView, WorkerView
 
@@ -53,6 +55,7 @@ class LongLanes:
         groups: list[GroupView],
         workers: list[WorkerView],
         prompt_tokens: float,
+        past: Sequence[Past],
         held: Callable[[], Held],
         *,
         begun: bool,
@@ -60,7 +63,7 @@ class LongLanes:
         """The groups of ``step``, with whom they are kept for. ``begun``: some of it has been handed out before."""
         if step not in self._lanes:
             self._lanes = {s: lanes for s, lanes in self._lanes.items() if s > step - 8}
-            self._lanes[step] = _NONE if begun else choose(groups, workers, prompt_tokens, self._choice, held)
+            self._lanes[step] = _NONE if begun else choose(groups, workers, prompt_tokens, self._choice, past, held)
         lanes = self._lanes[step]
         if not lanes.dedicated:
             return groups
@@ -81,9 +84,10 @@ def choose(
     workers: list[WorkerView],
     prompt_tokens: float,
     choice: Choice,
+    past: Sequence[Past],
     held: Callable[[], Held] = dict,
 ) -> Lanes:
-    """Who is dedicated to which of these groups, all of them not begun yet."""
+    """Who is dedicated to which of these groups, all of them not begun yet; ``past``: committed steps, the newest."""
     expected = np.array([group.expected_tokens for group in groups])
     known = np.isfinite(expected)
     if choice == "none" or len(workers) < 2 or not len(groups) or known.mean() < KNOWN_MIN:
@@ -94,7 +98,7 @@ def choose(
     estimates = np.repeat(np.where(known, expected, np.median(expected[known])), sizes)
     left = held()
     instances = [Instance(w.latency, w.slots, held_tokens=left.get(w.name, ())) for w in workers]
-    dispatch = dispatch_long.decide(estimates, instances, prompt_tokens=round(prompt_tokens), choice=choice)
+    dispatch = dispatch_long.decide(estimates, instances, prompt_tokens=round(prompt_tokens), choice=choice, past=past)
     if not dispatch.dedicated:
         return _NONE
     first_of_group = np.cumsum(sizes) - sizes

@@ -10,6 +10,8 @@ others share the rest. The number of dedicated workers is chosen by
 - ``simulated`` (the default): continuous batching is replayed over the workers' own latency tables, and the number
   whose slower group ends first is taken. Zero is allowed, and taken in a tie. Of each candidate the workers that may
   end last are replayed; of the winner and of zero, all. Large pools are searched on every k-th worker and sample.
+  With ``past``, batches that are over are replayed instead: dealt by what was expected then, with the lengths that
+  came out. So a ranker is trusted as far as it has been right; one that knows nothing gets nobody dedicated.
 
 In either case samples are dealt longest first, each to the worker that has the least to do by its own pace, and each
 worker begins with the longest (``longest_first``). So workers of different devices need no other code. What a worker
@@ -49,6 +51,16 @@ class Dispatch:
     """Positions of the samples of each of ``workers``, int64, in the order in which they begin."""
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """A batch that is over."""
+
+    estimates: np.ndarray
+    """Expected when it was dealt, float64[n]."""
+    lengths: np.ndarray
+    """That it came to, of the same samples."""
+
+
 def decide(
     estimates: np.ndarray,
     instances: Sequence[Instance],
@@ -57,10 +69,12 @@ def decide(
     alpha: float = ALPHA,
     choice: Literal["simulated", "closed_form", "none"] = "simulated",
     objective: Literal["sum", "max"] = "sum",
+    past: Sequence[Past] | None = None,
 ) -> Dispatch:
     """Share samples of these expected lengths. ``none``: no dedicated ones, longest first only.
 
-    ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first.
+    ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first. ``past``: None takes them
+    at their word; an empty one dedicates nobody, since nothing speaks for them yet.
     """
     order = longest_first(estimates)
     ranked = sorted(range(len(instances)), key=lambda i: (instances[i].pace.step_s(1, prompt_tokens), i))
@@ -71,7 +85,8 @@ def decide(
     if choice == "closed_form":
         dedicated = closed_form(estimates, pool[0], len(pool), alpha=alpha, objective=objective)
         return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
-    dedicated = _replayed(order, estimates, pool, alpha, prompt_tokens)
+    seen = [Past(estimates, estimates)] if past is None else past
+    dedicated = _replayed(seen, pool, alpha, prompt_tokens)
     return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
 
 
@@ -110,23 +125,22 @@ def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _replayed(
-    order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance], alpha: float, prompt_tokens: int
-) -> int:
-    """The number of dedicated workers whose replay ends first."""
+def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prompt_tokens: int) -> int:
+    """The number of dedicated workers whose replay ends first, in all of these batches together."""
     stride = math.ceil(len(pool) / _SEARCHED)
-    few, workers = order[stride // 2 :: stride], pool[::stride]
-    long = math.ceil(alpha * len(few))
-    best_s, best, dealt = math.inf, 0, list[np.ndarray]()
-    for count in _candidates(len(workers)):
-        hands = _in_groups(few, estimates, workers, count, long)
-        ends_s = _makespan_s(hands, estimates, workers, _likely_last(hands, estimates, workers), prompt_tokens)
-        if ends_s < best_s:
-            best_s, best, dealt = ends_s, count, hands
-    everyone = range(len(workers))
-    if best and _makespan_s(dealt, estimates, workers, everyone, prompt_tokens) >= _makespan_s(
-        _deal(few, estimates, workers), estimates, workers, everyone, prompt_tokens
-    ):
+    workers = pool[::stride]
+
+    def ends_s(count: int, *, all_of_them: bool) -> float:
+        total_s = 0.0
+        for one in past:
+            few = longest_first(one.estimates)[stride // 2 :: stride]
+            hands = _in_groups(few, one.estimates, workers, count, math.ceil(alpha * len(few)))
+            who = range(len(workers)) if all_of_them else _likely_last(hands, one.lengths, workers)
+            total_s += _makespan_s(hands, one.lengths, workers, who, prompt_tokens)
+        return total_s
+
+    best = min(_candidates(len(workers)), key=lambda count: ends_s(count, all_of_them=False))
+    if not best or ends_s(best, all_of_them=True) >= ends_s(0, all_of_them=True):
         return 0
     return min(best * stride, len(pool) - 1)
 
@@ -162,24 +176,24 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     return [np.array(hand, np.int64) for hand in hands]
 
 
-def _likely_last(hands: Sequence[np.ndarray], estimates: np.ndarray, pool: Sequence[Instance]) -> set[int]:
+def _likely_last(hands: Sequence[np.ndarray], lengths: np.ndarray, pool: Sequence[Instance]) -> set[int]:
     """The workers with the most tokens, with the most samples, and with the longest sample."""
     held = [instance.held_tokens for instance in pool]
-    tokens = [float(estimates[hand].sum()) + sum(left) for hand, left in zip(hands, held, strict=True)]
-    longest = [float(estimates[hand].max(initial=max(left, default=0))) for hand, left in zip(hands, held, strict=True)]
+    tokens = [float(lengths[hand].sum()) + sum(left) for hand, left in zip(hands, held, strict=True)]
+    longest = [float(lengths[hand].max(initial=max(left, default=0))) for hand, left in zip(hands, held, strict=True)]
     most = max(range(len(hands)), key=lambda i: len(hands[i]) + len(held[i]))
     return {int(np.argmax(tokens)), int(np.argmax(longest)), most}
 
 
 def _makespan_s(
     hands: Sequence[np.ndarray],
-    estimates: np.ndarray,
+    lengths: np.ndarray,
     pool: Sequence[Instance],
     workers: Iterable[int],
     prompt_tokens: int,
 ) -> float:
     """When the last sample of these workers ends."""
-    return max(_end_s(pool[i], estimates[hands[i]], prompt_tokens) for i in workers)
+    return max(_end_s(pool[i], lengths[hands[i]], prompt_tokens) for i in workers)
 
 
 def _end_s(instance: Instance, tokens: np.ndarray, prompt_tokens: int) -> float:

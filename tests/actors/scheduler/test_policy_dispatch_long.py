@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.scheduler.policies import dispatch_long
-from actors.scheduler.policies.dispatch_long import Dispatch, as_lengths, closed_form, decide
+from actors.scheduler.policies.dispatch_long import Dispatch, Past, as_lengths, closed_form, decide
 from actors.scheduler.policies.generation_time import Instance, finish_times_s
 
 
@@ -82,6 +82,41 @@ def test_when_dedicating_gains_nothing_nobody_is_dedicated() -> None:
     """Equal lengths, and a batch that costs nothing."""
     dispatch = decide(np.full(40, 100.0), [Instance(Pace(sequence_s=0.0), 64)] * 4, prompt_tokens=10)
     assert dispatch.dedicated == 0
+
+
+def ranker(seed: int, sigma: float) -> list[Past]:
+    """Batches with a long tail, and what a ranker said of them; ``inf``: one that knows nothing."""
+    rng = np.random.default_rng(seed)
+    batches: list[Past] = []
+    for _ in range(5):
+        lengths = np.floor(rng.pareto(1.5, 160) * 500 + 50)
+        said = rng.permutation(lengths) if sigma == np.inf else lengths * np.exp(sigma * rng.standard_normal(160))
+        batches.append(Past(said, lengths))
+    return batches
+
+
+@pytest.mark.parametrize("sigma", [0.0, np.inf])
+def test_a_ranker_is_trusted_as_far_as_it_has_been_right(sigma: float) -> None:
+    """Speed over longest first alone, mean of twelve. At its word, a ranking by chance costs more than a tenth."""
+    workers, speed = [Instance(Pace(sequence_s=0.004), 32)] * 8, {"word": 0.0, "hindsight": 0.0}
+    for seed in range(12):
+        *past, now = ranker(seed, sigma)
+        plain = decide(now.estimates, workers, prompt_tokens=10, choice="none")
+        for name, known in {"word": None, "hindsight": past}.items():
+            chosen = decide(now.estimates, workers, prompt_tokens=10, past=known)
+            speed[name] += ends_s(plain, now.lengths, workers) / ends_s(chosen, now.lengths, workers) / 12
+    assert speed["hindsight"] >= 1.0 - 0.02 * np.isinf(sigma)
+    assert speed["word"] < 0.9 if sigma else speed["word"] >= 1.0
+
+
+def test_without_a_past_to_look_back_on_nobody_is_dedicated() -> None:
+    lengths = np.concatenate([np.full(8, 20_000.0), np.full(80, 4000.0)])
+    instances = [Instance(Pace(sequence_s=0.004), 64)] * 9
+    at_its_word, no_past, right = (
+        decide(lengths, instances, prompt_tokens=10, alpha=8 / 88, past=past)
+        for past in (None, [], [Past(lengths, lengths)])
+    )
+    assert (at_its_word.dedicated, no_past.dedicated, right.dedicated) == (4, 0, 4)
 
 
 def test_the_papers_formula_always_dedicates_at_least_one_and_its_sum_differs_from_the_larger_of_the_two() -> None:
