@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from configs.schema import NonNegativeInt, Section
 from configs.studies.combined import CombinedSpotStudy, CombinedStaticStudy, CombinedStreamStudy
 from configs.studies.rlboost import MigrationStudy, SeedingStudy, SpotStudy, StaticStudy
+from configs.studies.sensitivity import BandwidthSweep, CombinedRankerSweep, PoolSweep, PreemptionSweep, RankerSweep
 from configs.studies.streamrl import (
     CostStudy,
     DecodeStudy,
@@ -47,7 +48,12 @@ Study = Annotated[
     | SpotStudy
     | CombinedStreamStudy
     | CombinedStaticStudy
-    | CombinedSpotStudy,
+    | CombinedSpotStudy
+    | RankerSweep
+    | CombinedRankerSweep
+    | BandwidthSweep
+    | PreemptionSweep
+    | PoolSweep,
     Field(discriminator="kind"),
 ]
 """Every kind there is; a new one is added here and to ``supervisors/simulation/studies/registry.py``."""

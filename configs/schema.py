@@ -141,8 +141,8 @@ class RolloutConfig(Section):
     ranker_device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where that model computes."""
     dedicated_workers: Literal["none", "simulated", "closed_form"] = "simulated"
-    """With ``length_ranking``: how many workers get long samples only. ``simulated``: as a replay of the last steps over
-    their measured latencies says, none included; ``closed_form``: StreamRL's formula, at least one."""
+    """With ``length_ranking``: how many workers get long samples only. ``simulated``: as a replay of the last steps
+    over their measured latencies says, none included; ``closed_form``: StreamRL's formula, at least one."""
     engine_options: dict[str, Any] = {}
     """Passed to the engine (vLLM arguments such as ``gpu_memory_utilization``)."""
 

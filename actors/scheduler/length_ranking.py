@@ -47,7 +47,7 @@ def make_predictor(kind: str, limits: Limits) -> LengthPredictor | None:
             raise ValueError(f"rollout.length_ranking: {kind!r}, expected none, history, siblings or learned")
 
 
-_REMEMBERED = 3
+REMEMBERED = 3
 """Steps whose lengths are kept beside what was expected of them: one alone is too much chance."""
 
 
@@ -59,7 +59,7 @@ class LengthRanking:
         self._predictor = predictor
         self._keys: dict[int, np.ndarray] = {}
         self._noted: dict[int, np.ndarray] = {}
-        self.past: deque[Past] = deque(maxlen=_REMEMBERED)
+        self.past: deque[Past] = deque(maxlen=REMEMBERED)
         """The newest committed steps."""
 
     @property

@@ -88,6 +88,8 @@ class HybridSetup(Section):
     """m_b of the code: the trainer begins with as many."""
     switch_s: PositiveFloat = 5.0
     """Between generating and training on the reserved machines, each way. Assumed."""
+    reserved_network_bytes_s: PositiveFloat = 25e9
+    """Of a reserved machine, from which others pull: 200 Gbps."""
     remote_network_bytes_s: PositiveFloat = 6.25e9
     """Of a spot machine: 50 Gbps."""
     load_s: PositiveFloat = 3.0

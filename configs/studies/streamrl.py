@@ -35,6 +35,11 @@ class Ranker(Section):
 
     sigma: Annotated[float, Field(ge=0)] = 0.27
     """0 is an oracle. The default recalls 87 % of the longest 20 %, as the 7B ranker of Tab. 4."""
+    knows: Literal["lengths", "order", "nothing"] = "lengths"
+    """``lengths``: as above; ``order``: as above, but it only orders, and what is expected are the batch's own lengths
+    in that order; ``nothing``: all the same is expected of everybody, the mean."""
+    by_chance: bool = False
+    """Orders by lot instead."""
 
 
 H800 = Device(

@@ -1,6 +1,7 @@
-"""``headrace plot RUN_DIR``: pictures of a run, and one page that holds them all.
+"""``headrace plot RUN_DIR``: pictures of a run, or of what ``simulate --out`` wrote, and one page that holds them all.
 
-RUN_DIR ─▶ read_run ─▶ draw ─▶ RUN_DIR/plots/*.png, RUN_DIR/plots/index.html
+RUN_DIR ─▶ read_run    ─▶ draw        ─┬─▶ RUN_DIR/plots/*.png, RUN_DIR/plots/index.html
+SIM_DIR ─▶ read_result ─▶ draw_result ─┘
 """
 
 from __future__ import annotations
@@ -20,18 +21,24 @@ EXIT_BAD_CONFIG: Final = 2
 
 
 def plot(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run that is over, or that still goes on.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Of a run, over or not, or of simulate --out.")],
     out: Annotated[Path | None, typer.Option(help="Where to write. Default: plots in the run directory.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")] = False,
 ) -> None:
-    """Draw a run: how busy each process was, response lengths, reward and throughput, as PNG and one HTML page."""
-    from supervisors.plot.page import draw
+    """Draw a run: how busy each process was, response lengths, reward and throughput, as PNG and one HTML page.
+
+    Of a study that varies a parameter (simulate --out): throughput over the plain baseline, point by point.
+    """
+    from supervisors.plot.page import draw, draw_result
+    from supervisors.plot.result_data import holds_result, read_result
     from supervisors.plot.run_data import read_run
 
+    folder = out or run_dir / "plots"
     try:
-        data = read_run(run_dir)
-        folder = out or run_dir / "plots"
-        pictures = draw(data, folder)
+        if holds_result(run_dir):
+            pictures = draw_result(read_result(run_dir), folder)
+        else:
+            pictures = draw(read_run(run_dir), folder)
     except ConfigError as error:
         print(f"headrace: {error}", file=sys.stderr, flush=True)
         raise typer.Exit(EXIT_BAD_CONFIG) from error

@@ -25,8 +25,8 @@ _COLOURS: Final = {
 }  # fmt: skip
 _OTHER: Final = "#b8a088"
 _BUSY: Final = LinearSegmentedColormap.from_list("busy", [_COLOURS["idle"], "#9db8d9", "#3f74b5", "#1d3f6b"])
-_INK: Final = "#333333"
-_WIDTH: Final = 11.0
+INK: Final = "#333333"
+WIDTH: Final = 11.0
 _BINS: Final = 160
 _CLOSE_STEPS: Final = 6
 """Steps of the close look."""
@@ -60,9 +60,9 @@ def _shares(axes: Axes, data: RunData) -> None:
     )  # fmt: skip
     axes.figure.colorbar(image, ax=axes, label="busy", pad=0.01, aspect=10)
     axes.set_yticks(range(len(data.lanes)), [_share_label(data, lane) for lane in data.lanes])
-    axes.set_xlabel("seconds since the start", color=_INK)
+    axes.set_xlabel("seconds since the start", color=INK)
     axes.tick_params(axis="y", length=0)
-    axes.set_title("Busy share of each process, whole run", loc="left", fontsize=11, color=_INK)
+    axes.set_title("Busy share of each process, whole run", loc="left", fontsize=11, color=INK)
     axes.spines[:].set_visible(False)
 
 
@@ -105,8 +105,8 @@ def _bars(axes: Axes, data: RunData, start_s: float, end_s: float) -> None:
     axes.set_yticks(range(len(data.lanes)), list(data.lanes))
     axes.set_ylim(len(data.lanes) - 0.5, -0.5)
     axes.set_xlim(start_s, end_s)
-    axes.set_xlabel("seconds since the start", color=_INK)
-    axes.set_title(f"A close look: {end_s - start_s:.1f} s from its middle", loc="left", fontsize=11, color=_INK)
+    axes.set_xlabel("seconds since the start", color=INK)
+    axes.set_title(f"A close look: {end_s - start_s:.1f} s from its middle", loc="left", fontsize=11, color=INK)
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
 
@@ -131,12 +131,12 @@ def lengths(data: RunData) -> Figure | None:
         filled: dict[str, Any] = {"color": colour, "histtype": "stepfilled", "alpha": 0.45}
         left.hist(values, edges, weights=weights, label=label, **filled)
         left.hist(values, edges, weights=weights, color=colour, histtype="step", linewidth=1.4)
-    _dress(left, "How long responses are", "response tokens", "% of samples")
+    dress(left, "How long responses are", "response tokens", "% of samples")
     left.legend(frameon=False, fontsize=9)
     for percentile, colour in ((50, "#9db8d9"), (90, "#3f74b5"), (99, "#1d3f6b")):
         values = np.array([np.percentile(data.lengths[s], percentile) for s in steps])
         right.plot(steps, _smooth(values), color=colour, label=f"P{percentile}")
-    _dress(right, "The tail, step by step", "step", "response tokens")
+    dress(right, "The tail, step by step", "step", "response tokens")
     right.set_ylim(0, 1.2 * longest)
     right.legend(frameon=False, fontsize=9, ncols=3)
     return figure
@@ -156,14 +156,14 @@ def reward(data: RunData) -> Figure | None:
         for (name, column), colour in zip(recalls.items(), ("#1d3f6b", "#3f74b5", "#9db8d9"), strict=True):
             beside.plot(steps, _smooth(column), color=colour, label=f"longest {name} %")
             beside.axhline(int(name) / 100, color=colour, linewidth=0.8, linestyle=":")
-        _dress(beside, "Found by the length ranking (dotted: by chance)", "step", "recall")
+        dress(beside, "Found by the length ranking (dotted: by chance)", "step", "recall")
         beside.set_ylim(0, 1.02)
         beside.legend(frameon=False, fontsize=9)
     else:
         axes = figure.subplots()
     axes.plot(steps, values, color="#e08a2e", alpha=0.35, linewidth=1.0)
     axes.plot(steps, _smooth(values), color="#e08a2e", linewidth=2.0)
-    _dress(axes, "Reward", "step", "mean reward")
+    dress(axes, "Reward", "step", "mean reward")
     return figure
 
 
@@ -178,7 +178,7 @@ def throughput(data: RunData) -> Figure | None:
     samples, tokens = data.column("samples") / seconds, data.column("tokens_generated") / seconds
     left.plot(steps, samples, color="#3f74b5", alpha=0.35, linewidth=1.0)
     left.plot(steps, _smooth(samples), color="#3f74b5", linewidth=2.0)
-    _dress(left, "Throughput", "step", "samples / s")
+    dress(left, "Throughput", "step", "samples / s")
     left.set_ylim(bottom=0)
     left.yaxis.label.set_color("#3f74b5")
     of_tokens = left.twinx()
@@ -191,7 +191,7 @@ def throughput(data: RunData) -> Figure | None:
         ("trainer_idle_fraction", "trainer", "#e08a2e"),
     ):
         right.plot(steps, _smooth(100 * data.column(name)), color=colour, label=label)
-    _dress(right, "Bubbles", "step", "% of the time idle")
+    dress(right, "Bubbles", "step", "% of the time idle")
     right.set_ylim(0, 100)
     right.legend(frameon=False, fontsize=9)
     return figure
@@ -209,13 +209,14 @@ def _smooth(values: np.ndarray) -> np.ndarray:
 
 
 def _figure(height: float) -> Figure:
-    return Figure(figsize=(_WIDTH, height), dpi=130, layout="constrained")
+    return Figure(figsize=(WIDTH, height), dpi=130, layout="constrained")
 
 
-def _dress(axes: Axes, title: str, x: str, y: str) -> None:
-    axes.set_title(title, loc="left", fontsize=11, color=_INK)
-    axes.set_xlabel(x, color=_INK)
-    axes.set_ylabel(y, color=_INK)
+def dress(axes: Axes, title: str, x: str, y: str) -> None:
+    """Title, labels and grid as all pictures have them."""
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e4e4e4", linewidth=0.7)
     axes.set_axisbelow(True)

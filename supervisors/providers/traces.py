@@ -97,6 +97,22 @@ class Trace:
         """The same in 1/factor of the time."""
         return self._with([replace(event, at_s=event.at_s / factor) for event in self.events], self.length_s / factor)
 
+    def shorter_lived(self, times: int, seed: int) -> Trace:
+        """As many machines at each instant, of which so many times as many are preempted.
+
+        Each life is cut at ``times`` - 1 drawn instants, at which another machine, with a name of its own, takes over.
+        """
+        if times < 1:
+            raise ValueError(f"lives are cut into {times} parts; expected at least 1")
+        ends = {event.node: event.at_s for event in self.events if event.what == "kill"}
+        events = list(self.events)
+        for event in [event for event in self.events if event.what == "up"]:
+            rng = random.Random(f"{seed}/cuts/{event.node}")
+            last_s = ends.get(event.node, self.length_s)
+            cuts = sorted(rng.uniform(event.at_s, last_s) for _ in range(times - 1))
+            events = _cut(events, event, cuts)
+        return self._with(events, self.length_s)
+
     def with_notice(self, notice_s: float) -> Trace:
         """Whoever is killed without notice is given one, so long before, or when it came up if that is later."""
         ups = {event.node: event.at_s for event in self.events if event.what == "up"}
@@ -113,6 +129,23 @@ class Trace:
 
     def _moves(self) -> Iterator[TraceEvent]:
         return (event for event in self.events if event.what != "notice")
+
+
+def _cut(events: list[TraceEvent], born: TraceEvent, cuts_s: list[float]) -> list[TraceEvent]:
+    """One life as several: each part but the first has another name, and what came later happens to the last."""
+    names = [born.node, *(f"{born.node}+{i}" for i in range(1, len(cuts_s) + 1))]
+
+    def whose(event: TraceEvent) -> TraceEvent:
+        if event.node != born.node or event.what == "up":
+            return event
+        return replace(event, node=names[sum(cut <= event.at_s for cut in cuts_s)])
+
+    changes = [
+        made
+        for at_s, old, new in zip(cuts_s, names, names[1:], strict=False)
+        for made in (replace(born, at_s=at_s, node=old, what="kill"), replace(born, at_s=at_s, node=new))
+    ]
+    return [whose(event) for event in events] + changes
 
 
 def in_order(events: list[TraceEvent]) -> tuple[TraceEvent, ...]:

@@ -1,6 +1,6 @@
 """A paper's claims against a run: each row has what was published and what came out of ours.
 
-    PaperScenario ─▶ study function ─▶ measures ─┐
+    PaperScenario ─▶ study function ─▶ measures ─┐        (of a sweep: its points, which can be drawn)
           └─ claims ─────────────────────────────┴▶ PaperResult ─▶ table for people, one object for scripts
 
 A claim that ours does not reproduce is a row with ``within`` false, never an error; a claim about a measure that the
@@ -9,13 +9,19 @@ study does not have is an error of the scenario file.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from configs.errors import ConfigError, Problem
 from configs.paper_scenario import Claim, PaperScenario
 from supervisors.simulation.studies.registry import STUDIES, Measures
+from supervisors.simulation.sweep import Sweep
+
+RESULT: Final = "result.json"
+"""File of a directory that ``simulate --out`` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +52,25 @@ class PaperResult:
     measures: Measures
     """All that came out, claimed or not."""
     seconds: float
+    sweep: Sweep | None = None
+    """Of a study that varies a parameter."""
 
     def as_map(self) -> dict[str, Any]:
         """The object with which ``simulate FILE --json`` ends."""
         rows = [row.as_map() for row in self.rows]
         return {"scenario": self.scenario, "claims": rows, "seconds": round(self.seconds, 3)}
+
+    def write(self, folder: Path) -> Path:
+        """``result.json`` in ``folder``, for ``headrace plot``; returns its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        path, sweep = folder / RESULT, self.sweep.as_map() if self.sweep else None
+        whole = self.as_map() | {"measures": dict(self.measures), "sweep": sweep}
+        path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        return path
 
 
 def run_paper(scenario: PaperScenario, seed: int | None = None) -> PaperResult:
@@ -60,9 +80,11 @@ def run_paper(scenario: PaperScenario, seed: int | None = None) -> PaperResult:
         ConfigError: a claim names a measure that the study does not have.
     """
     began_s = time.perf_counter()
-    measures = STUDIES[scenario.study.kind](scenario.study, scenario.seed if seed is None else seed)
+    outcome = STUDIES[scenario.study.kind](scenario.study, scenario.seed if seed is None else seed)
+    sweep = outcome if isinstance(outcome, Sweep) else None
+    measures = outcome.measures() if isinstance(outcome, Sweep) else outcome
     rows = [Row(claim, measures[_known(claim, measures, scenario)]) for claim in scenario.claims]
-    return PaperResult(scenario.name, rows, measures, time.perf_counter() - began_s)
+    return PaperResult(scenario.name, rows, measures, time.perf_counter() - began_s, sweep)
 
 
 def _known(claim: Claim, measures: Measures, scenario: PaperScenario) -> str:

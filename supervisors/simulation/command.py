@@ -29,6 +29,9 @@ def simulate(
     json_: Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")] = False,
     log: Annotated[bool, typer.Option("--log", help="With one seed: say all that happens, on stderr.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="With --seeds: share them among so many processes.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Of a study: write result.json there, for headrace plot.")
+    ] = None,
 ) -> None:
     """Run the whole system under virtual time, with faults that a seed fixes; exit code 1 if a promise was broken.
 
@@ -40,9 +43,11 @@ def simulate(
         if is_paper_scenario(scenario):
             if seeds is not None or log or processes > 1:
                 raise _wrong(
-                    str(scenario), "is a study of a paper: one run without a log", "Give --seed and --json only"
+                    str(scenario), "is a study of a paper: one run without a log", "Give --seed, --json and --out only"
                 )
-            raise typer.Exit(_paper(scenario, seed, json_=json_))
+            raise typer.Exit(_paper(scenario, seed, out, json_=json_))
+        if out is not None:
+            raise _wrong("--out", "is for studies, which have a result to draw", "Leave it out, or name a study")
         if seeds is None:
             raise typer.Exit(_one(scenario, seed or 0, json_=json_, log=log))
         if seed is not None or log:
@@ -101,11 +106,16 @@ def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
     return EXIT_VIOLATIONS if outcome.violations else EXIT_CLEAN
 
 
-def _paper(path: Path, seed: int | None, *, json_: bool) -> int:
+def _paper(path: Path, seed: int | None, out: Path | None, *, json_: bool) -> int:
     from configs.paper_scenario import load_paper_scenario
     from supervisors.simulation.claims import run_paper, table
 
     result = run_paper(load_paper_scenario(path), seed)
+    if out is not None:
+        try:
+            result.write(out)
+        except OSError as error:
+            raise _wrong(f"--out {out}", f"cannot be written: {error}", "Name a directory that can be") from error
     if json_:
         _show(result.as_map())
     else:

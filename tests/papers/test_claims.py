@@ -102,4 +102,4 @@ def test_a_wrong_study_is_told_with_line_field_and_fix(tmp_path: Path, study: st
 def test_a_study_takes_neither_many_seeds_nor_a_log() -> None:
     for options in (["--seeds", "0..3"], ["--log"], ["--processes", "2"]):
         result = CliRunner().invoke(app, ["simulate", str(RANKER), *options])
-        assert (result.exit_code, "Give --seed and --json only" in result.stderr) == (2, True)
+        assert (result.exit_code, "Give --seed, --json and --out only" in result.stderr) == (2, True)

@@ -142,7 +142,7 @@ def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prom
     best = min(_candidates(len(workers)), key=lambda count: ends_s(count, all_of_them=False))
     if not best or ends_s(best, all_of_them=True) >= ends_s(0, all_of_them=True):
         return 0
-    return min(best * stride, len(pool) - 1)
+    return min(round(best * len(pool) / len(workers)), len(pool) - 1)
 
 
 def _candidates(workers: int) -> list[int]:
@@ -165,7 +165,7 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     """Longest first, each to the worker that has the least to do."""
     share = max(1, math.ceil(len(order) / len(pool)))
     mean = float(estimates[order].mean()) if len(order) else 0.0
-    token_s = [i.pace.step_s(min(share, i.places), mean / 2) for i in pool]
+    token_s = [_token_s(instance, share, mean / 2) for instance in pool]
     hands: list[list[int]] = [[] for _ in pool]
     load = [(token_s[i] * sum(instance.held_tokens), i) for i, instance in enumerate(pool)]
     heapq.heapify(load)
@@ -174,6 +174,13 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
         hands[i].append(sample)
         heapq.heapreplace(load, (busy_s + token_s[i] * float(estimates[sample]), i))
     return [np.array(hand, np.int64) for hand in hands]
+
+
+def _token_s(instance: Instance, share: int, context_tokens: float) -> float:
+    """Of one of its samples' tokens, with as many beside it as it can run of its share."""
+    fit = instance.kv_tokens / max(1, instance.reserve_tokens)
+    batch = max(1.0, min(share, instance.places, fit))
+    return instance.pace.step_s(batch, context_tokens) / batch
 
 
 def _likely_last(hands: Sequence[np.ndarray], lengths: np.ndarray, pool: Sequence[Instance]) -> set[int]:

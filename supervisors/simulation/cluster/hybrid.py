@@ -186,7 +186,7 @@ class HybridCluster:
 
     def pull_s(self, pulling: int) -> float:
         """A version, to each of so many at once."""
-        senders = self.model.machines * self._device.network_bytes_s
+        senders = self.model.machines * self.setup.reserved_network_bytes_s
         rate = min(self.setup.remote_network_bytes_s, senders / max(1, pulling))
         return self.model.transformer.weight_bytes / rate + self.setup.load_s
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from actors.scheduler.policies.dispatch_long import as_lengths
 from configs.studies.streamrl import LengthHistogram, Ranker
+
+_SIGMA_MAX = 16.0
+"""Chance, for any lengths here."""
 
 
 def draw_lengths(histogram: LengthHistogram, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -26,7 +30,12 @@ def even_lengths(histogram: LengthHistogram, count: int) -> np.ndarray:
 
 def estimate_lengths(lengths: np.ndarray, ranker: Ranker, rng: np.random.Generator) -> np.ndarray:
     """What the ranker says of them, float64."""
-    return lengths * np.exp(ranker.sigma * rng.standard_normal(len(lengths)))
+    if ranker.knows == "nothing":
+        return np.full(len(lengths), float(np.mean(lengths)))
+    if ranker.by_chance:
+        return rng.permutation(lengths).astype(np.float64)
+    said = lengths * np.exp(ranker.sigma * rng.standard_normal(len(lengths)))
+    return as_lengths(said, lengths) if ranker.knows == "order" else said
 
 
 def recall_of_longest(lengths: np.ndarray, estimates: np.ndarray, fraction: float) -> float:
@@ -35,3 +44,19 @@ def recall_of_longest(lengths: np.ndarray, estimates: np.ndarray, fraction: floa
     true = np.argsort(-lengths, kind="stable")[:count]
     guessed = np.argsort(-estimates, kind="stable")[:count]
     return len(np.intersect1d(true, guessed)) / count
+
+
+def sigma_of_recall(lengths: np.ndarray, recall: float, fraction: float, rng: np.random.Generator) -> float:
+    """The noise with which a ranker finds that part of the longest ``fraction`` of ``lengths``, by bisection.
+
+    Raises:
+        ValueError: a ranking by chance finds as many.
+    """
+    if recall <= fraction:
+        raise ValueError(f"recall {recall:g} of the longest {fraction:g}: chance finds {fraction:g}; ask for more")
+    noise, low, high = rng.standard_normal(len(lengths)), 0.0, _SIGMA_MAX
+    for _ in range(30):
+        sigma = (low + high) / 2
+        found = recall_of_longest(lengths, np.log(lengths) + sigma * noise, fraction)
+        low, high = (sigma, high) if found > recall else (low, sigma)
+    return low if recall < 1 else 0.0

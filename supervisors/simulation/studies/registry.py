@@ -8,12 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from supervisors.simulation.studies import combined, rlboost, streamrl_lengths, streamrl_stages, streamrl_throughput
+from supervisors.simulation.studies import (
+    combined,
+    rlboost,
+    sensitivity_bandwidth,
+    sensitivity_pools,
+    sensitivity_preemptions,
+    sensitivity_ranker,
+    streamrl_lengths,
+    streamrl_stages,
+    streamrl_throughput,
+)
+from supervisors.simulation.sweep import Sweep
 
 Measures = Mapping[str, float]
 """Name → what came out; a name says its unit, or is a ratio."""
 
-STUDIES: dict[str, Callable[[Any, int], Measures]] = {
+STUDIES: dict[str, Callable[[Any, int], Measures | Sweep]] = {
     "streamrl_lengths": streamrl_lengths.length_statistics,
     "streamrl_ranker": streamrl_lengths.ranker_recall,
     "streamrl_decode": streamrl_stages.decode,
@@ -30,5 +41,10 @@ STUDIES: dict[str, Callable[[Any, int], Measures]] = {
     "combined_streamrl": combined.streamrl,
     "combined_static": combined.static,
     "combined_spot": combined.spot,
+    "sensitivity_ranker": sensitivity_ranker.dispatch,
+    "sensitivity_ranker_combined": sensitivity_ranker.combined_policy,
+    "sensitivity_bandwidth": sensitivity_bandwidth.bandwidth,
+    "sensitivity_preemptions": sensitivity_preemptions.preemptions,
+    "sensitivity_pools": sensitivity_pools.pools,
 }
-"""By ``study.kind``."""
+"""By ``study.kind``. One that varies a parameter gives a sweep, whose measures are its points."""

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def static(study: StaticStudy, seed: int) -> dict[str, float]:
     """Fixed numbers of remote workers; windows and targets as the policy settles on them."""
     model, setup = HYBRID[study.model], study.setup
-    base = _colocated(model, setup, seed)
+    base = colocated(model, setup, seed)
     measures = {
         "colocated.step_s": base.step_s,
         "colocated.tokens_s": base.tokens_s,
@@ -85,7 +85,7 @@ def spot(study: SpotStudy, seed: int) -> dict[str, float]:
         measures[f"{name}.preemptions"] = float(part.preemptions)
     for model_name in study.models:
         model = HYBRID[model_name]
-        base = _colocated(model, study.setup, seed)
+        base = colocated(model, study.setup, seed)
         gains: list[tuple[float, float]] = []
         for name, part in parts.items():
             steps = over(model, study.setup, part, seed)
@@ -120,7 +120,7 @@ def segments(trace: Trace, length_s: float) -> dict[str, Trace]:
 # ------------------------------------------------------------ runs
 
 
-class _Base:
+class Base:
     """The reserved machines alone."""
 
     def __init__(self, steps_s: Sequence[float], train_s: Sequence[float], tokens: Sequence[int], price: float) -> None:
@@ -131,7 +131,8 @@ class _Base:
         self.rollout_share = 1 - self.train_s / self.step_s
 
 
-def _colocated(model: HybridModel, setup: HybridSetup, seed: int) -> _Base:
+def colocated(model: HybridModel, setup: HybridSetup, seed: int) -> Base:
+    """As colocated trainers use them."""
     cluster = HybridCluster(model, setup, Options(), seed=seed)
     steps_s, train_s, tokens = list[float](), list[float](), list[int]()
     for _ in range(max(4, setup.steps // 3)):
@@ -139,7 +140,7 @@ def _colocated(model: HybridModel, setup: HybridSetup, seed: int) -> _Base:
         tokens.append(sum(s.prompt_tokens + s.length for s in samples))
         train_s.append(cluster.train_s(samples))
         steps_s.append(cluster.colocated_step_s(samples))
-    return _Base(steps_s, train_s, tokens, model.machines * setup.reserved_price)
+    return Base(steps_s, train_s, tokens, model.machines * setup.reserved_price)
 
 
 def settled(
@@ -200,9 +201,11 @@ def _overhead_s(study: MigrationStudy, past: HybridCluster, at_s: float, keep: b
     return seconds[0] - seconds[1]
 
 
-def over(model: HybridModel, setup: HybridSetup, part: Trace, seed: int) -> list[StepFigures]:
+def over(
+    model: HybridModel, setup: HybridSetup, part: Trace, seed: int, *, keep_tokens: bool = True
+) -> list[StepFigures]:
     """Steps that begin within the part."""
-    cluster = HybridCluster(model, setup, Options(), part.events, seed)
+    cluster = HybridCluster(model, setup, Options(keep_tokens=keep_tokens), part.events, seed)
     done: list[StepFigures] = []
     while cluster.now_s < part.length_s:
         done.append(cluster.step(cluster.draw()))

@@ -13,7 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from actors.scheduler.length_ranking import REMEMBERED
 from actors.scheduler.policies import stage_balance
+from actors.scheduler.policies.dispatch_long import Past
 from actors.scheduler.policies.generation_time import Instance
 from configs.studies.hardware import Device
 from configs.studies.streamrl import H800, SCALES, PaperModel, Variant, Workload
@@ -56,11 +58,20 @@ class Bench:
     ) -> np.ndarray:
         """When each of them is finished on ``devices``, float64[n]."""
         work, rng = self.workload, np.random.default_rng([self.seed, iteration, 1])
-        estimates = lengths.astype(np.float64) if oracle else estimate_lengths(lengths, work.ranker, rng)
-        estimates = np.minimum(estimates, work.max_tokens * self.scale)
+        estimates = lengths.astype(np.float64) if oracle else self.estimates(lengths, rng)
         return generate(
-            self.pool(devices), lengths, work.prompt_tokens, dispatching=dispatching, estimates=estimates, rng=rng
-        )
+            self.pool(devices), lengths, work.prompt_tokens,
+            dispatching=dispatching, estimates=estimates, rng=rng, past=self.past(iteration),
+        )  # fmt: skip
+
+    def estimates(self, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """What the ranker says of them, float64[n]."""
+        return np.minimum(estimate_lengths(lengths, self.workload.ranker, rng), self.workload.max_tokens * self.scale)
+
+    def past(self, iteration: int) -> list[Past]:
+        """The iterations before this one that a scheduler looks back on."""
+        batches = [(k, self.lengths(k)) for k in range(max(0, iteration - REMEMBERED), iteration)]
+        return [Past(self.estimates(own, np.random.default_rng([self.seed, k, 1])), own) for k, own in batches]
 
     def train_each_s(self, devices: int, lengths: np.ndarray) -> np.ndarray:
         """What each sample takes ``devices`` to train, float64[n]."""

@@ -78,6 +78,16 @@ def test_large_pools_are_searched_on_a_part_and_dealt_whole() -> None:
     assert sorted(np.concatenate(dispatch.samples).tolist()) == list(range(880))
 
 
+def test_of_a_pool_that_is_searched_in_part_as_large_a_part_is_dedicated() -> None:
+    """57 workers, of which 29 are looked at: what those few are told holds for all, to the nearest worker."""
+    lengths = np.concatenate([np.full(80, 20_000.0), np.full(400, 4000.0)])
+    heavy = Instance(Pace(sequence_s=0.004), 64)
+    few = decide(lengths, [heavy] * 29, prompt_tokens=10, alpha=80 / 480).dedicated
+    many = decide(np.repeat(lengths, 2), [heavy] * 57, prompt_tokens=10, alpha=80 / 480).dedicated
+    assert few > 0
+    assert many == round(few * 57 / 29) != 2 * few
+
+
 def test_when_dedicating_gains_nothing_nobody_is_dedicated() -> None:
     """Equal lengths, and a batch that costs nothing."""
     dispatch = decide(np.full(40, 100.0), [Instance(Pace(sequence_s=0.0), 64)] * 4, prompt_tokens=10)
@@ -143,6 +153,15 @@ def test_a_worker_that_still_has_much_of_the_step_before_is_dealt_little() -> No
     dispatch = decide(lengths, [tail, idle], prompt_tokens=10, choice="none")
     dealt = dict(zip(dispatch.workers, map(len, dispatch.samples), strict=True))
     assert dealt == {0: 10, 1: 50}
+
+
+def test_a_worker_whose_cache_holds_fewer_gets_less() -> None:
+    """Both decode at one pace, but a quarter of the cache runs a quarter of the share at once."""
+    large, small = (Instance(Pace(0.02, 0.00001), 64, kv_tokens=64 * kv, reserve_tokens=1000) for kv in (1000.0, 250.0))
+    lengths = np.full(128, 500.0)
+    dispatch = decide(lengths, [large, small], prompt_tokens=10, choice="none")
+    share = {worker: len(hand) for worker, hand in zip(dispatch.workers, dispatch.samples, strict=True)}
+    assert share[0] > 3 * share[1]
 
 
 def test_estimates_that_only_rank_take_the_lengths_of_recent_samples() -> None:

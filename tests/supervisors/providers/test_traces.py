@@ -161,3 +161,33 @@ def test_generated_lives_last_as_long_as_the_market_says_and_crunches_end_many_a
     ends = [event.at_s for event in crunched.events if event.what == "kill"]
     assert max(ends.count(at_s) for at_s in set(ends)) > 20
     assert len({e.at_s for e in calm.events if e.what == "kill"}) == calm.preemptions, "without crunches one by one"
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_shorter_lives_leave_as_many_machines_at_each_instant_and_multiply_preemptions(times: int) -> None:
+    trace = read_trace(CARRIED / "bamboo_g4dn.csv").kept(0.5, 0)
+    shorter = trace.shorter_lived(times, 0)
+    check_lives(shorter)
+    assert steps_of(shorter) == steps_of(trace)
+    born = sum(event.what == "up" for event in trace.events)
+    assert shorter.preemptions == trace.preemptions + (times - 1) * born
+    assert shorter.shorter_lived(1, 0) == shorter
+    assert trace.shorter_lived(times, 1) != shorter == trace.shorter_lived(times, 0)
+
+
+def steps_of(trace: Trace) -> list[tuple[float, int]]:
+    """Instants at which the number of machines becomes another one."""
+    before, steps = 0, list[tuple[float, int]]()
+    for at_s, count in trace.changes():
+        if count != before:
+            steps.append((at_s, count))
+        before = count
+    return steps
+
+
+def test_a_notice_is_given_to_the_machine_that_is_there_and_lives_are_cut_into_at_least_one_part() -> None:
+    trace = Trace("t", (TraceEvent(0, "a", "up"), TraceEvent(99.9, "a", "notice"), TraceEvent(100, "a", "kill")), 100)
+    check_lives(trace.shorter_lived(4, 0))
+    assert [e.node for e in trace.shorter_lived(4, 0).events if e.what == "notice"] == ["a+3"]
+    with pytest.raises(ValueError, match="cut into 0 parts; expected at least 1"):
+        trace.shorter_lived(0, 0)
