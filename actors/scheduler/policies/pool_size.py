@@ -15,7 +15,8 @@ StreamRL (arXiv 2504.15930), stage balancing, "dynamic adjustment", and what a r
 - **A worker has to pay.** One that took off less than half of its share, as where a few long samples are all that is
   left, is the last one until T_gen has risen by a further worker's share. With prices it has to make steps
   cheaper: its price, as part of what everything costs with it, is what it has to take off at least.
-- A worker that was asked for and has not come is asked for until the figures say otherwise, and no further one.
+- Workers that were asked for and have not come are asked for until the figures no longer want more than there are, and
+  no further ones: machines take their time to come.
 - **Bounds**: never fewer than ``least``, nor more than ``most``; outside them, it is brought inside at once.
 
 Pure: a step's figures in, a number out.
@@ -93,6 +94,8 @@ def decide(rules: PoolRules, now: PoolSize, report: StageReport) -> PoolSize:
     )
     if asked > n and gen_s < now.futile_s * (n + 1) / n:
         asked = n
+    if n < asked < now.wanted:
+        asked = now.wanted  # they are on their way
     return _changed(now, max(asked, rules.least), mean)
 
 

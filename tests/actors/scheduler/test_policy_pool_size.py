@@ -75,6 +75,14 @@ def test_a_worker_that_does_not_come_is_waited_for_while_there_is_a_gap_and_no_f
     assert size.wanted == 2, "the gap has closed by itself"
 
 
+def test_machines_that_are_on_their_way_are_not_sent_back_while_there_is_a_gap() -> None:
+    """A pool of machines begins with all that it may have, and the first of them comes after the first steps."""
+    size = PoolSize(4)
+    for workers in (1, 1, 1, 1, 1, 2, 2, 2, 2, 2, 4, 4, 4):
+        size = decide(RULES, size, step(90.0, 10.0, workers))
+        assert size.wanted == 4
+
+
 def test_a_tail_that_no_worker_can_shorten_brings_no_more_than_one() -> None:
     size = PoolSize(2)
     for _ in range(100):
