@@ -23,6 +23,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from actors.rollout.messages import Revoke, SetAsleep
 from actors.scheduler.batch import StepBatch
@@ -34,6 +35,9 @@ from actors.scheduler.remote_times import RemoteFigures, RemoteTimes
 from actors.scheduler.versions import Versions
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
+
+COLUMNS: Final = ("seed_s", "seeding_target")
+"""Of a step's row."""
 
 
 @dataclass(slots=True)
@@ -209,7 +213,7 @@ class Seeding:
             noted = self._step, self._step.remote.figures(now)
         self._generated = {step: of for step, of in self._generated.items() if step > number}
         if noted is None:  # a former life of the scheduler has seen it
-            return {"seed_s": 0.0, "seeding_target": self._known.target}
+            return self._columns(0.0)
         step, remote = noted
         seconds = trainer.get("seconds", 0.0)
         waited_s = trainer.get("trainer_idle_fraction", 0.0) * seconds
@@ -223,4 +227,7 @@ class Seeding:
             seed_s=min(step.given_s, step.lasted_s),
         )
         self._known = offload.after_step(self._rules, self._known, report)
-        return {"seed_s": step.lasted_s, "seeding_target": self._known.target}
+        return self._columns(step.lasted_s)
+
+    def _columns(self, seed_s: float) -> dict[str, float]:
+        return dict(zip(COLUMNS, (seed_s, self._known.target), strict=True))

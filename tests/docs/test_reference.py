@@ -18,6 +18,7 @@ from actors.scheduler.ledger import Ledger
 from actors.scheduler.length_ranking import FRACTIONS
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.recovery import Recoveries
+from actors.scheduler.seeding import COLUMNS as SEEDING_COLUMNS
 from actors.scheduler.workers import WorkerTable
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
@@ -66,6 +67,7 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
     row |= Recoveries(ledger).metrics()
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
+    row |= dict.fromkeys(SEEDING_COLUMNS, 0.0)
     row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)
