@@ -92,7 +92,7 @@ class Growth:
     threads: tuple[int, int]
     """The same."""
     course_mib: tuple[float, ...] = ()
-    """Of resident memory, at a dozen times from the warm-up on: what grows and settles differs from what leaks."""
+    """Of resident memory, at a dozen times from the warm-up on: what settles looks another than what leaks."""
 
     @property
     def drift(self) -> float:

@@ -25,7 +25,7 @@ from typing import Final
 GREETED_BYTES: Final = 270
 """What a stranger is sent at most: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
 _LOOK_S: Final = 0.05
-"""A look at 128 strangers takes a millisecond."""
+"""A look at 512 strangers takes four milliseconds."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _INFO_BYTES: Final = 136
 _ACKNOWLEDGED_AND_RECEIVED: Final = struct.Struct("=120xQQ")
