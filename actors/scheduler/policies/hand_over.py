@@ -8,6 +8,8 @@ or go or lengths drift. In words:
 - Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
   would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. With enough other workers
   that is when the first groups are finished; with none it is when everything is: plain colocation.
+- The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
+  difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window.
 - A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if what is left
   would keep it waiting for longer than changing over and back takes, with a margin.
 
@@ -73,11 +75,15 @@ def wait_s(view: HandOverView) -> float:
         return -math.inf
     if not view.workers:
         return math.inf
-    complete_s = _complete_s(view)
-    waited_s, trained_s = -math.inf, view.ready_s
+    return waited_s(view.ready_s, _complete_s(view), view.train_s)
+
+
+def waited_s(ready_s: float, complete_s: Mapping[int, float], train_s: Mapping[int, float]) -> float:
+    """The same of groups whose ends are known, in seconds since it began; ``ready_s`` was there then."""
+    waited_s, trained_s = -math.inf, ready_s
     for end_s, group in sorted((end_s, group) for group, end_s in complete_s.items()):
         waited_s = max(waited_s, end_s - trained_s)
-        trained_s += view.train_s[group]
+        trained_s += train_s[group]
     return waited_s
 
 
@@ -113,11 +119,16 @@ def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]
     return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
 
 
-def should_train(view: HandOverView, *, slack_s: float) -> bool:
+def lean_s(known_s: float, expected_s: float, waited_s: float) -> float:
+    """By how much the estimate is too high: half of it what was known, half what this step says."""
+    return (known_s + expected_s - waited_s) / 2
+
+
+def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> bool:
     """Whether the trainer's engines are to hand over now."""
-    return wait_s(view) <= -slack_s
+    return wait_s(view) - lean_s <= -slack_s
 
 
-def should_return(view: HandOverView, *, switch_s: float) -> bool:
+def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
     """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
-    return wait_s(view) > MARGIN * 2 * switch_s
+    return wait_s(view) - lean_s > MARGIN * 2 * switch_s

@@ -1,0 +1,119 @@
+"""The steps that are open: their samples, the queue of each, and what is known of what is left.
+
+    draw ─▶ queue, in the order of the policy ─▶ engines ─▶ finished ─▶ whole groups arrive ─▶ trained, in order
+
+Invariants
+- A sample is in its step's queue, or held by one engine, or finished. A group arrives once, when all of it is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from actors.scheduler.policies import hand_over
+from supervisors.simulation.cluster.moving_engine import Sample
+from supervisors.simulation.cluster.overlapping.settings import Order
+
+SAMPLES_MAX = 1 << 20
+"""Of a step: numbers of samples count on from one step to the next."""
+
+
+@dataclass(slots=True, eq=False)
+class Step:
+    """An open step."""
+
+    samples: list[Sample]
+    expected: np.ndarray
+    missing: dict[int, int]
+    """Group → samples of it that are not finished."""
+    group_s: dict[int, float]
+    """Its training as expected, of the groups that are not complete."""
+    queue: deque[Sample]
+    unfinished: int
+    untrained: int
+    arrived: list[Sample] = field(default_factory=list[Sample])
+    """Of complete groups."""
+    waiting: dict[int, list[Sample]] = field(default_factory=dict[int, list[Sample]])
+    version: dict[int, int] = field(default_factory=dict[int, int])
+    """Of the newest tokens of samples that have moved."""
+
+
+class Steps:
+    """The open ones, by number. ``draw(step)`` gives its samples; ``expect(step, samples)`` a ranker's lengths."""
+
+    def __init__(
+        self,
+        draw: Callable[[int], list[Sample]],
+        expect: Callable[[int, Sequence[Sample]], np.ndarray],
+        train_s: Callable[[Sequence[Sample]], float],
+        order: Order,
+    ) -> None:
+        self._draw, self._expect, self._train_s = draw, expect, train_s
+        self._order: Order = order
+        self.open: dict[int, Step] = {}
+
+    def open_for(self, version: int, staleness: int) -> bool:
+        """All that this version may generate; whether one is new."""
+        new = [n for n in range(version, version + staleness + 1) if n not in self.open]
+        for number in new:
+            self.open[number] = self._begun(number)
+        return bool(new)
+
+    def _begun(self, number: int) -> Step:
+        samples = [replace(s, number=number * SAMPLES_MAX + i) for i, s in enumerate(self._draw(number))]
+        expected = self._expect(number, samples)
+        missing: dict[int, int] = {}
+        group_s: dict[int, float] = {}
+        for sample, tokens in zip(samples, expected.tolist(), strict=True):
+            guess = replace(sample, length=max(1, int(tokens)))
+            missing[sample.group] = missing.get(sample.group, 0) + 1
+            group_s[sample.group] = group_s.get(sample.group, 0.0) + self._train_s([guess])
+        queue = deque(samples[i] for i in _in_order(self._order, expected, samples))
+        return Step(samples, expected, missing, group_s, queue, len(samples), len(samples))
+
+    def of(self, sample: Sample) -> Step:
+        """The step that a sample belongs to."""
+        return self.open[sample.number // SAMPLES_MAX]
+
+    def finished(self, sample: Sample) -> None:
+        """It is generated."""
+        step = self.of(sample)
+        step.unfinished -= 1
+        step.missing[sample.group] -= 1
+        step.waiting.setdefault(sample.group, []).append(sample)
+        if not step.missing[sample.group]:
+            step.arrived += step.waiting.pop(sample.group)
+            del step.group_s[sample.group]
+
+    def left(self, sample: Sample, has: float, group: int) -> hand_over.Left:
+        """As far as anybody knows: who is beyond what was expected needs a tenth more."""
+        number, i = divmod(sample.number, SAMPLES_MAX)
+        expected = float(self.open[number].expected[i])
+        tokens = max(expected - has, 0.1 * max(expected, has), 1.0)
+        return hand_over.Left(tokens, group, sample.prompt_tokens + has + tokens / 2)
+
+
+def feeding_places(step: Step, lefts: Sequence[hand_over.Left]) -> dict[int, int]:
+    """Group → its place in the order that feeds a waiting trainer best."""
+    left_tokens: dict[int, float] = {}
+    for left in lefts:
+        left_tokens[left.group] = left_tokens.get(left.group, 0.0) + left.tokens
+    return {group: i for i, group in enumerate(hand_over.feeding_order(left_tokens, step.group_s))}
+
+
+def _in_order(order: Order, expected: np.ndarray, samples: Sequence[Sample]) -> list[int]:
+    """Positions; siblings stay together, a group counts as long as its longest."""
+    if order == "arrival":
+        return list(range(len(samples)))
+    longest: dict[int, float] = {}
+    for sample, tokens in zip(samples, expected.tolist(), strict=True):
+        longest[sample.group] = max(longest.get(sample.group, 0.0), tokens)
+    groups = sorted(longest, key=lambda g: (-longest[g], g))
+    if order == "both_ends":
+        groups = [groups[i // 2] if i % 2 else groups[-1 - i // 2] for i in range(len(groups))]
+    place = {group: i for i, group in enumerate(groups)}
+    return sorted(range(len(samples)), key=lambda i: (place[samples[i].group], -float(expected[i]), i))
