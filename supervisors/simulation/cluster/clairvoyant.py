@@ -5,6 +5,7 @@ docs/papers/combined.md derives it. Nothing here knows a policy; what is given i
     decode steps ≥ tokens / places, ≥ context tokens / KV cache   ─▶ Demand.work_s: engine seconds, at the very least
     trained by t ≤ what the engines can have finished by t        ─▶ end ≥ t + training that is left then, for every t
     step v needs version v - k                                    ─▶ end(v) ≥ end(v - 1 - k) + its longest sample alone
+    after end(a): training of a + 1 …, generation of a + 1 + k …  ─▶ machines' time from end(a) on, for every a
 
 Invariants
 - Every relaxation lets a schedule do more than it could: preemption for nothing, samples in parts, engines always full.
@@ -93,20 +94,31 @@ def of_trace(trace: Trace, until_serving_s: float) -> Callable[[float, float], f
 def earliest_ends_s(demands: Sequence[Demand], supply: Supply) -> list[float]:
     """For each step, an instant before which no schedule has trained it; the first begins at 0."""
     ends: list[float] = []
-    trained_s = work_s = 0.0
     for v, one in enumerate(demands):
         released_s = ends[v - 1 - supply.staleness] if v > supply.staleness else 0.0
-        trained_s += float(one.train_s.sum()) + supply.step_s
-        work_s += float(one.work_s.sum())
-        bounds = [
-            (ends[-1] if ends else 0.0) + float(one.train_s.sum()) + supply.step_s,
-            released_s + float(one.alone_s.max()) + supply.step_s,
-            _all_work_done_s(work_s, trained_s, supply),
-        ]
-        if not supply.staleness:
-            bounds.append(released_s + _one_step_s(one, supply, released_s) + supply.step_s)
-        ends.append(max(bounds))
+        train_s = float(one.train_s.sum())
+        end_s = max(
+            (ends[-1] if ends else 0.0) + train_s + supply.step_s,
+            released_s + float((one.alone_s + one.train_s).max()) + supply.step_s,
+            released_s + _one_step_s(one, supply, released_s) + supply.step_s,
+        )
+        for after in range(-1, v):
+            end_s = _since_s(demands[: v + 1], supply, after, ends, end_s)
+        ends.append(end_s)
     return ends
+
+
+def _since_s(demands: Sequence[Demand], supply: Supply, after: int, ends: Sequence[float], at_least_s: float) -> float:
+    """The first end of the last of these steps, as far as the machines' time since the end of ``after`` goes.
+
+    All training of later steps lies after that end, and all generation of those that wait for its version. With
+    ``after`` = -1 that is everything since the begin.
+    """
+    later = demands[after + 1 :]
+    waiting = demands[after + 1 + supply.staleness :] if after >= 0 else later
+    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in later)
+    work_s = sum(float(one.work_s.sum()) for one in waiting)
+    return _all_work_done_s(work_s, training_s, supply, ends[after] if after >= 0 else 0.0, at_least_s)
 
 
 def least_cost(demands: Sequence[Demand], supply: Supply, reserved_s: float, other_s: float) -> float:
@@ -122,20 +134,22 @@ def least_cost(demands: Sequence[Demand], supply: Supply, reserved_s: float, oth
     return reserved_s * end_s + other_s * max(0.0, work_s - supply.local * (end_s - training_s))
 
 
-def _all_work_done_s(work_s: float, training_s: float, supply: Supply) -> float:
-    """The first instant by which machines can have given so many seconds to generation and to training."""
+def _all_work_done_s(work_s: float, training_s: float, supply: Supply, begin_s: float, at_least_s: float) -> float:
+    """The first instant by which machines can have given so many seconds to generation and to training since then."""
 
     def enough(end_s: float) -> bool:
-        return supply.local * max(0.0, end_s - training_s) + supply.others_s(0.0, end_s) >= work_s
+        return supply.local * max(0.0, end_s - begin_s - training_s) + supply.others_s(begin_s, end_s) >= work_s
 
-    high = max(1.0, training_s)
+    if enough(at_least_s):
+        return at_least_s
+    high = begin_s + max(1.0, training_s)
     for _ in range(60):
         if enough(high):
             break
-        high *= 2
+        high = begin_s + 2 * (high - begin_s)
     else:
         raise ValueError(f"no machine ever gives the {work_s:.0f} engine seconds of generation")
-    low = 0.0
+    low = begin_s
     for _ in range(50):
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
@@ -143,7 +157,7 @@ def _all_work_done_s(work_s: float, training_s: float, supply: Supply) -> float:
 
 
 def _one_step_s(one: Demand, supply: Supply, begin_s: float) -> float:
-    """k = 0: the largest, over instants t, of t and the training that is left at t at best."""
+    """The largest, over instants t since its samples may begin, of t and the training that is left at t at best."""
     all_s = float(one.train_s.sum())
     rank = np.argsort(-one.train_s / one.work_s, kind="stable")
     work, train, alone = one.work_s[rank], one.train_s[rank], one.alone_s[rank]
