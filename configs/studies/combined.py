@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.schema import NonNegativeInt, PositiveFloat, Section
+from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.studies.rlboost import HYBRID, HybridName, HybridSetup
 from configs.studies.streamrl import MODELS, SCALES, ModelName, Ranker, Variant, Workload
 
@@ -23,6 +23,8 @@ class CombinedStreamStudy(Section):
     """Which of its length variants."""
     staleness: Staleness = 1
     """How many versions older than its own step's a sample may begin with."""
+    long_steps: PositiveInt = 40
+    """Of the longer job whose share of the bound is told as well: in ten steps a cold start and the end weigh much."""
     workload: Workload = Workload()
 
 

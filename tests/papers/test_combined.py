@@ -19,6 +19,7 @@ from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent
 from supervisors.simulation.cluster import clairvoyant
 from supervisors.simulation.cluster.clairvoyant import Supply
+from supervisors.simulation.cluster.combined import Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.studies import combined
@@ -172,6 +173,14 @@ def test_no_schedule_at_all_ends_before_the_bound(case: Case) -> None:
         assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)
 
 
+def test_generation_ahead_of_a_version_is_not_counted_after_its_end() -> None:
+    """With k = 1 samples of two steps share engine steps: what waits for the first end is the third step's only."""
+    instance = Instance(pace(1.0, 0.1, 0.05, 0.0, 0.0), places=2, kv_tokens=100.0)
+    case = Case((3, 3, 1), 1, (0.1, 0.1, 0.1), instance, local=1, others=0, staleness=1, step_s=0.0)
+    assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)
+    assert case.bound_s() > 0.9 * optimum_s(case)
+
+
 def test_the_bound_is_reached_where_nothing_is_relaxed() -> None:
     """One engine, one place: every token takes a whole step, and training follows."""
     instance = Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=1, kv_tokens=100.0)
@@ -239,6 +248,44 @@ def test_overlapping_steps_beat_one_batch_after_the_other_on_the_same_devices() 
     _, overlapping = combined.combined_stream(one, 1)
     _, apart = combined.combined_stream(one, 0)
     assert combined.bound_stream_s(one, 4, 1) <= overlapping.ends_s[-1] < apart.ends_s[-1]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_with_any_staleness_no_run_beats_the_bound_of_its_first_steps(staleness: int) -> None:
+    """Each step's end against the bound of a job that ends there: cold starts included."""
+    work = Workload(samples=96, iterations=5)
+    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 16}), 0.25, staleness)
+    _, figures = combined.combined_stream(one, staleness)
+    for steps, end_s in enumerate(figures.ends_s, start=1):
+        assert combined.bound_stream_s(one, steps, staleness) <= end_s
+
+
+def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_cold_start() -> None:
+    """Before the first end nobody can do the work of steps that wait for it."""
+    long = np.array([50.0])
+    first = clairvoyant.Demand(work_s=np.array([10.0]), alone_s=long, train_s=np.array([5.0]))
+    supply = Supply(local=1.0, others_s=lambda a, b: 0.0, step_s=0.0, staleness=1)
+    ends = clairvoyant.earliest_ends_s([first] * 3, supply)
+    assert ends[0] == pytest.approx(55.0)  # alone, then its training
+    assert ends[2] == pytest.approx(max(55.0 + 5 + 5 + 10, 55.0 + 55.0))
+    short = clairvoyant.Demand(work_s=np.array([10.0]), alone_s=np.array([1.0]), train_s=np.array([5.0]))
+    later = clairvoyant.earliest_ends_s([first, *[short] * 4], supply)
+    assert later[4] == pytest.approx(55.0 + 4 * 5 + 3 * 10)  # not 5 * 15: until 55 s there was work for 25 s only
+
+
+def test_the_hand_over_learns_how_far_its_estimate_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strictly on-policy the same steps are done sooner than with the estimate taken as it is, but for the first."""
+    trace = Trace("fixed", tuple(TraceEvent(0.0, f"{i}", "up") for i in range(3)), math.inf)
+    job = HybridJob(HYBRID["14B"], combined.replace_boot(HybridSetup()), Ranker(), 0, 0)
+
+    def run(*, learns: bool) -> list[float]:
+        rules = Rules(0, order="arrival", slack_s=0.0, learns=learns)
+        monkeypatch.setattr(combined, "Rules", lambda *_, **__: rules)
+        return job.run(trace, steps=3).ends_s
+
+    learned, plain = run(learns=True), run(learns=False)
+    assert learned[0] == plain[0]
+    assert learned[-1] < plain[-1]
 
 
 def test_a_wrong_ranker_costs_time_and_loses_nothing() -> None:

@@ -56,8 +56,15 @@ def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
                 f"{at}.samples_s": work.samples / combined_s,
                 f"{at}.over_streamrl": own_s / combined_s,
                 f"{at}.of_bound": bound_stream_s(one, len(ends), study.staleness) / ends[-1],
+                f"{at}.of_bound_long": _of_bound_long(one, split, study),
             }
     return measures
+
+
+def _of_bound_long(one: Bench, split: stage_balance.Split, study: CombinedStreamStudy) -> float:
+    """Of a job so long that its first and its last step hardly count."""
+    end_s = _run_stream(one, split, study.staleness, study.long_steps).ends_s[-1]
+    return bound_stream_s(one, study.long_steps, study.staleness) / end_s
 
 
 def combined_stream(one: Bench, staleness: int) -> tuple[stage_balance.Split, Figures]:
@@ -198,7 +205,9 @@ class HybridJob:
             spot_price=setup.spot_price,
             least_samples=setup.micro_batch_responses,
         )
-        rules = Rules(self.staleness) if self.staleness else Rules(0, slack_s=0.0)  # nothing fills the time to spare
+        rules = Rules(self.staleness)
+        if not self.staleness:  # nothing fills time to spare, and the trainer is to be fed early
+            rules = Rules(0, order="both_ends", slack_s=0.0, learns=True)
         cluster = CombinedCluster(machines, rules, lambda _: like.draw(), _ranked(self.ranker, self.seed), trace.events)
         return cluster.run(steps=steps, until_s=until_s)
 

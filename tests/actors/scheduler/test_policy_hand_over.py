@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from actors.scheduler.policies.hand_over import HandOverView, Left, feeding_order, should_return, should_train, wait_s
+from actors.scheduler.policies.hand_over import (
+    HandOverView,
+    Left,
+    feeding_order,
+    lean_s,
+    should_return,
+    should_train,
+    wait_s,
+    waited_s,
+)
 from actors.scheduler.policies.worth_having import StepCost, decide
 
 
@@ -39,6 +48,24 @@ def test_it_hands_over_once_it_would_not_wait_with_slack_to_spare() -> None:
     early = replace(VIEW, ready_s=25.0)
     assert should_train(early, slack_s=10.0)
     assert not should_train(early, slack_s=10.1)
+
+
+def test_what_was_waited_is_reckoned_as_what_is_expected() -> None:
+    """The two groups of the view end after 10 s and 30 s, as the estimate has it: 5 s and 10 s late."""
+    assert waited_s(5.0, {0: 10.0, 1: 30.0}, VIEW.train_s) == pytest.approx(10.0)
+    assert waited_s(25.0, {0: 10.0, 1: 30.0}, VIEW.train_s) == pytest.approx(-10.0)
+
+
+def test_an_estimate_that_is_always_too_high_by_as_much_is_learned_and_taken_off() -> None:
+    known_s = 0.0
+    for _ in range(20):
+        known_s = lean_s(known_s, expected_s=known_s, waited_s=known_s - 40.0)
+    assert known_s == pytest.approx(40.0, abs=0.1)
+    assert not should_train(VIEW, slack_s=0.0)
+    assert should_train(VIEW, slack_s=0.0, lean_s=10.0)
+    assert not should_train(VIEW, slack_s=0.0, lean_s=9.9)
+    assert should_return(VIEW, switch_s=1.0)
+    assert not should_return(VIEW, switch_s=1.0, lean_s=4.0)
 
 
 def test_with_nobody_else_it_generates_until_nothing_is_left() -> None:
