@@ -131,6 +131,10 @@ class Limits(BaseModel):
     seeding_patience_s: float = Field(
         default=30.0, description="seeding: the trainer waits this long for an engine beside it to fall asleep"
     )
+    hand_over_s: float = Field(
+        default=2.0,
+        description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",
+    )
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(
         default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"

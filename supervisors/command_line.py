@@ -281,12 +281,18 @@ def node(
     site: Annotated[
         str, typer.Option(help="Its data centre, if that is not the head's: weights enter each once.")
     ] = "",
+    notice: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="How long it is still there after SIGTERM: workers go on meanwhile."
+        ),
+    ] = 0.0,
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
     from supervisors.trees import run_node
 
-    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site))
+    _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site, notice_s=notice))
 
 
 @app.command()

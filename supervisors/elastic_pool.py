@@ -1,6 +1,6 @@
 """Rollout workers follow the machines: one on each slot of each node beyond the head's, for as long as it is there.
 
-    node joins ─▶ a worker for each slot        node drains ─▶ its workers hand back what they hold, and are removed
+    node joins ─▶ a worker for each slot        node drains ─▶ its workers hand back, as late as it allows, and go
     node lost  ─▶ its workers are removed       worker ended on a living node ─▶ another one, after a pause
     aim(n)     ─▶ the first n places, by the nodes' joining, have workers; those on the others are drained
 
@@ -33,7 +33,7 @@ class ElasticPool:
 
     Args:
         make: a worker's name and its node's name, to a spec that starts it there and nowhere else.
-        drain: has a worker hand back its samples, and removes it.
+        drain: has a worker hand back its samples, within so many seconds, and removes it; 0: at once.
         record: into events.jsonl.
         now: the clock.
     """
@@ -43,7 +43,7 @@ class ElasticPool:
         nodes: Nodes,
         supervisor: Supervisor,
         make: Callable[[str, str], ChildSpec],
-        drain: Callable[[str], Awaitable[bool]],
+        drain: Callable[[str, float], Awaitable[bool]],
         record: Record,
         *,
         limits: Limits,
@@ -70,6 +70,11 @@ class ElasticPool:
     def workers(self) -> set[str]:
         """Names of those that it has started and not removed."""
         return set(self._workers)
+
+    @property
+    def nodes(self) -> set[str]:
+        """Names of those on which its workers are."""
+        return set(self._workers.values())
 
     def start(self) -> None:
         self._unsubscribe = self._nodes.subscribe(self.look)
@@ -104,7 +109,7 @@ class ElasticPool:
             gone = node not in there or there[node].draining
             if gone or (worker not in wanted and node not in self._passed_over):
                 del self._workers[worker]
-                self._later(self._remove(worker, alive=node in there), f"remove {worker}")
+                self._later(self._remove(worker, there.get(node)), f"remove {worker}")
         for worker, name in places:
             self._add(worker, name)
 
@@ -134,9 +139,9 @@ class ElasticPool:
             except ValueError:  # the one before it is still being removed; ``_remove`` looks again
                 del self._workers[worker]
 
-    async def _remove(self, worker: str, *, alive: bool) -> None:
-        if alive:
-            await self._drain(worker)
+    async def _remove(self, worker: str, node: Node | None) -> None:
+        if node is not None:
+            await self._drain(worker, node.leaves_s - self._now() if node.draining else 0.0)
         else:
             await self._supervisor.remove_child(worker, cause=ExitCause.PREEMPTED)
         self.look()

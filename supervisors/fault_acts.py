@@ -80,7 +80,7 @@ async def _give_notice(hand: Hand, victim: Victim, notice_s: float) -> None:
         hand.later(_drain_node(hand, victim.name), f"drain {victim.name}")
     elif victim.role == "rollout":
         worker = ActorAddress(victim.name, victim.own_faults.peer, victim.own_faults.endpoint)
-        drain = Drain(job=hand.run.job.name, deadline_s=notice_s, reason="preempted")
+        drain = Drain(job=hand.run.job.name, deadline_s=notice_s, reason="preempted", notice=True)
         hand.cluster.system.ref(worker).tell(drain)
 
 

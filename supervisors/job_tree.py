@@ -34,6 +34,7 @@ from supervisors.restart_budget import ExitCause, RestartPolicy
 from supervisors.stage_balancer import StageBalancer
 from supervisors.strategies import Strategy
 from supervisors.supervisor import SupervisionEvent, Supervisor
+from transport.transport import SendOutcome
 
 if TYPE_CHECKING:
     from actors.core.context import Context
@@ -63,6 +64,8 @@ class JobTree:
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
         self._looked_for: set[str] = set()
+        self._leaving: dict[str, asyncio.Event] = {}
+        """Workers that are about to go by themselves → that they have."""
         self._model_path = Path()
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
@@ -140,7 +143,7 @@ class JobTree:
         """At most so many on machines that come and go; the provider hears of it, too."""
         assert self._pool is not None, "only a pool can be aimed"
         self._pool.aim(remote)
-        self._news.say(remote_workers=remote)
+        self._news.say(remote_workers=remote, remote_nodes=",".join(sorted(self._pool.nodes)))
 
     def _price_share(self) -> float | None:
         """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""
@@ -245,19 +248,34 @@ class JobTree:
         for name in sorted(present - {f"rollout-{index}" for index in range(workers)}):
             await self.drain_worker(name)
 
-    async def drain_worker(self, name: str) -> bool:
-        """Have a worker hand back its samples, then remove it; False if there is none of that name."""
+    async def drain_worker(self, name: str, left_s: float = 0.0) -> bool:
+        """Have a worker hand back its samples, then remove it; False if there is none of that name.
+
+        ``left_s``: it may go on with what it runs for as long as its machine is there; 0: it is to go at once.
+        """
         rollout = self._supervisors["rollout"]
         if name not in {info.name for info in rollout.snapshot()}:
             return False
         running = rollout.running(name)
         if running is not None:
-            deadline_s = self._job.limits.stop_timeout_s
-            drain = Drain(job=self._job.name, deadline_s=deadline_s, reason="drained")
-            self._system.ref(running.address).tell(drain)
+            deadline_s, notice = (left_s, True) if left_s > 0 else (self._job.limits.stop_timeout_s, False)
+            drain = Drain(job=self._job.name, deadline_s=deadline_s, reason="drained", notice=notice)
+            if self._system.ref(running.address).tell(drain) is SendOutcome.QUEUED and notice:
+                await self._gone(name, left_s)
         await rollout.remove_child(name, cause=ExitCause.PREEMPTED)
         self._nodes.release(f"{self._job.name}.{name}")
         return True
+
+    async def _gone(self, name: str, within_s: float) -> None:
+        """Until a worker has ended by itself, or its time is over."""
+        gone = self._leaving.setdefault(name, asyncio.Event())
+        try:
+            async with asyncio.timeout(within_s):
+                await gone.wait()
+        except TimeoutError:
+            self._news.say(message=f"{name} has not gone within the {within_s:.1f} s of its notice")
+        finally:
+            self._leaving.pop(name, None)
 
     async def drain_node(self, node: str) -> int:
         """Move every rollout worker off ``node``; returns how many."""
@@ -274,6 +292,8 @@ class JobTree:
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
         fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
         self._news.record(f"child_{event.kind}", **fields)
+        if event.kind in ("exited", "stopped") and (gone := self._leaving.get(event.child)) is not None:
+            gone.set()
         if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":
             self._tell_end(event)
         if event.kind == "ended" and self._pool is not None and event.cause is not None:

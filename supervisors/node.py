@@ -1,7 +1,7 @@
 """A node process: lends this machine to a head (``headrace node --join ADDR``).
 
 start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask its next life ─▶ rejoin_patience_s ─▶ end
-SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ processes stopped in order ─▶ end
+SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ [notice: workers go by themselves] ─▶ processes stopped in order ─▶ end
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Membership(Actor):
         self._first = head
         self._joined = False
         """There is a head that knows us."""
+        self._leaving = False
 
     async def on_start(self) -> None:
         self._head = Leader(self.ctx, self._first)
@@ -62,18 +63,21 @@ class Membership(Actor):
     async def down(self, message: Down) -> None:
         self.ctx.log.warning("the head is gone", reason=str(message.reason))
         self._joined = False
+        if self._leaving:
+            return
         self.ctx.start_task(self._join(), "join")  # beside the handlers: whoever tells us to stop need not wait for it
 
-    async def leave(self) -> None:
-        """Take no further process; called before the agent stops."""
+    async def leave(self, left_s: float) -> bool:
+        """Take no further process, and be gone in ``left_s``; whether the head knows. Before the agent stops."""
+        self._leaving = True
         if not self._joined:
-            return
+            return False
+        order = LeaveCluster(node=self._offer.node, left_s=left_s)
         try:
-            await self.ctx.ref(self._head.address).ask(
-                LeaveCluster(node=self._offer.node), Joined, timeout_s=self.ctx.limits.close_timeout_s
-            )
+            await self.ctx.ref(self._head.address).ask(order, Joined, timeout_s=self.ctx.limits.close_timeout_s)
         except AskError:
-            return  # it will see us go
+            return False  # it will see us go
+        return True
 
 
 class NodeProcess:
@@ -87,15 +91,18 @@ class NodeProcess:
         slots: int | None,
         keys: Path | None,
         kind: str = "reserved",
+        notice_s: float = 0.0,
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
     ) -> None:
+        """``notice_s``: how long this machine is still there when it is told to go; 0: it goes at once."""
         self._machine = machine
         self._join = join
         self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
         self._slots = slots or self._machine.slots
         self._keys_directory = keys
         self._kind = kind
+        self._notice_s = notice_s
         self._limits = limits
         self._membership: Membership | None = None
         self.system: ActorSystem
@@ -125,7 +132,8 @@ class NodeProcess:
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
             ) from error
         options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
-        agent = await self.system.spawn("agent", NodeAgent(self.name, options))
+        self._agent = NodeAgent(self.name, options)
+        agent = await self.system.spawn("agent", self._agent)
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
         self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
@@ -150,9 +158,11 @@ class NodeProcess:
             lost.cancel()
 
     async def stop(self) -> None:
-        """Leave the cluster and stop this machine's processes."""
+        """Leave the cluster, let its processes end by themselves while there is time, and stop them."""
         if self._membership is not None and "membership" in self.system.actors():
-            await self._membership.leave()
+            known = await self._membership.leave(self._notice_s)
+            if known and self._notice_s > 0:
+                await self._agent.wait_empty(self._notice_s - self._limits.hand_over_s / 2)
         await self.system.stop()
 
 

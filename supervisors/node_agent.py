@@ -64,6 +64,7 @@ class NodeAgent(Actor):
         self._orphaned_s: dict[ActorAddress, float] = {}
         self._watched: set[ActorAddress] = set()
         self._leavings = Leavings()
+        self._fewer = asyncio.Event()
 
     async def on_start(self) -> None:
         self.ctx.start_task(self._judge(), "judge")
@@ -86,6 +87,17 @@ class NodeAgent(Actor):
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
+
+    async def wait_empty(self, timeout_s: float) -> bool:
+        """Until no process runs here; False: some still do after ``timeout_s``."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._managed:
+                    self._fewer.clear()
+                    await self._fewer.wait()
+        except TimeoutError:
+            return False
+        return True
 
     # spawn
 
@@ -223,6 +235,7 @@ class NodeAgent(Actor):
         name = managed.order.name
         if self._managed.get(name) is managed:
             del self._managed[name]
+            self._fewer.set()
         if managed.contact is not None:
             self.ctx.unwatch(managed.contact)
         if not managed.ready.done():

@@ -41,6 +41,8 @@ class LeaveCluster(Message):
     """Ask: the machine takes no further process. Answered with Joined."""
 
     node: str
+    left_s: float = 0.0
+    """What runs on it may go on for so long; then the machine is gone."""
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Node:
     kind: str = "reserved"
     placed: set[str] = field(default_factory=set[str])
     draining: bool = False
+    leaves_s: float = 0.0
+    """Of a draining one: loop time at which it is gone; in the past: its processes are to end at once."""
 
 
 class Nodes(Actor):
@@ -94,14 +98,14 @@ class Nodes(Actor):
 
     @handles(LeaveCluster)
     async def leave(self, message: LeaveCluster) -> Joined:
-        self.drain(message.node)
+        self.drain(message.node, message.left_s)
         return Joined(head=self._head)
 
-    def drain(self, name: str) -> bool:
-        """Place nothing more on ``name``; False if there is no such node."""
+    def drain(self, name: str, left_s: float = 0.0) -> bool:
+        """Place nothing more on ``name``, which is gone in ``left_s``; False if there is no such node."""
         node = self._nodes.get(name)
         if node is not None:
-            node.draining = True
+            node.draining, node.leaves_s = True, self.ctx.now() + left_s
             self._signal()
         return node is not None
 

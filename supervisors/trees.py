@@ -148,12 +148,19 @@ def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_k
 
 
 async def run_node(
-    *, join: str, name: str | None, slots: int | None, keys: Path | None, kind: str = "reserved", site: str = ""
+    *,
+    join: str,
+    name: str | None,
+    slots: int | None,
+    keys: Path | None,
+    kind: str = "reserved",
+    site: str = "",
+    notice_s: float = 0.0,
 ) -> None:
     """Lend this machine to the head at ``join`` until a signal, or until the head stays away."""
     if site:
         os.environ[SITE_VARIABLE] = site  # the processes of a node have its environment
-    node = NodeProcess(join=join, name=name, slots=slots, keys=keys, kind=kind)
+    node = NodeProcess(join=join, name=name, slots=slots, keys=keys, kind=kind, notice_s=notice_s)
     async with interruptible() as interrupted:
         try:
             await node.start()

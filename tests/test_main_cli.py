@@ -43,7 +43,7 @@ def test_the_command_line_is_frozen() -> None:
     assert _surface(typer.main.get_command(app)) == {
         "run": ["--control", "--control-keys", "--dir", "--faults", "--json", "--keys", "--resume", "--set", "job"],
         "head": ["--control", "--control-keys", "--dir", "--keys", "--listen"],
-        "node": ["--join", "--keys", "--kind", "--name", "--site", "--slots"],
+        "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],

@@ -106,3 +106,5 @@ class Drain(Message):
     job: str
     deadline_s: float
     reason: str
+    notice: bool = False
+    """What runs goes on meanwhile, until the scheduler takes it back or the deadline is near; False: no token more."""

@@ -30,6 +30,7 @@ from actors.rollout.messages import EngineStats
 from actors.rollout.outbox import Outbox
 from actors.scheduler.messages import (
     AssignmentsFailed,
+    Draining,
     Failure,
     FailureKind,
     FinishReason,
@@ -179,6 +180,10 @@ class Reports:
     def asleep(self, asleep: bool) -> None:
         """The engine is as the scheduler has told it to be."""
         self._outbox.send(WorkerAsleep(job=self._job, worker=self._worker, asleep=asleep))
+
+    def drain(self, reason: str, left_s: float) -> None:
+        """Nothing is begun any more, and in ``left_s`` all is over."""
+        self._outbox.send(Draining(job=self._job, worker=self._worker, left_s=left_s, reason=reason))
 
     def leave(self, reason: str) -> None:
         """The last word."""

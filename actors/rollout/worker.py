@@ -12,6 +12,7 @@ Invariants
   stops generating, forgets what it has not told, registers again and pulls.
 - Without its scheduler the worker goes on, until its lease lapses, with what it holds, and remembers what comes of it.
   It offers itself again, with backoff, to whoever has its name and place now, and after ``orphan_grace_s`` it stops.
+- Told to go with notice, it begins nothing more and goes on with what runs; who has nothing left goes early.
 - Commands that overtake the answer to its offer are obeyed after it. There are few of them; a scheduler that sends
   more than ``early_commands`` is broken, and to drop one silently would lose its samples: the worker crashes.
 """
@@ -187,7 +188,10 @@ class RolloutWorker(Actor):
 
     @handles(Down)
     async def scheduler_down(self, message: Down) -> None:
-        if self._registering or self._draining or message.address != self._leader.address:
+        if self._registering or message.address != self._leader.address:
+            return
+        if self._draining:  # what it would still generate, nobody would hear
+            self._hand_back()
             return
         held = len(self._reports.held)
         self.ctx.log.warning("the scheduler is gone; going on without it", reason=message.reason, held=held)
@@ -291,13 +295,26 @@ class RolloutWorker(Actor):
 
     @handles(Drain)
     async def drain(self, message: Drain) -> None:
-        """Hand everything back and go. The deadline holds even if the engine is in a long step."""
-        if message.job != self._job.name or self._draining:
+        """Go: with notice as late as possible, else at once. The deadline holds even in a long step of the engine."""
+        if message.job != self._job.name:
             return
-        self._draining = message.reason or "drained"
+        self._draining = self._draining or message.reason or "drained"
+        keeps_s = message.deadline_s - self.ctx.limits.hand_over_s / 2  # the scheduler takes it back a little earlier
+        if message.notice and keeps_s > 0:
+            self._reports.drain(self._draining, message.deadline_s)
+            self._generation.finish()
+            self.ctx.start_task(self._hand_back_after(keeps_s), "end of notice")
+        else:
+            self._hand_back()
+        self.ctx.start_task(self._stop_after(message.deadline_s), "drain deadline")
+
+    def _hand_back(self) -> None:
         self._generation.abort(sorted(self._reports.held))
         self._generation.finish()
-        self.ctx.start_task(self._stop_after(message.deadline_s), "drain deadline")
+
+    async def _hand_back_after(self, seconds: float) -> None:
+        await self.ctx.sleep(seconds)
+        self._hand_back()
 
     async def _stop_after(self, deadline_s: float) -> None:
         await self.ctx.sleep(deadline_s)

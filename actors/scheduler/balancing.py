@@ -56,8 +56,14 @@ class Balancing:
         self._forget_what_has_left()
         workers = self._serving(now)
         if len(workers) > 1:
+            told: dict[str, list[np.ndarray]] = {}
+            for on_its_way in self._moves:
+                told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
             for move in balance.decide(self._queues(workers), now):
-                self._order(move)
+                numbers = self._pick(move, told.get(move.source, []))
+                if len(numbers):
+                    told.setdefault(move.source, []).append(numbers)
+                    self._order(move, numbers)
 
     def _serving(self, now: float) -> list[Worker]:
         suspects = self._scope.ledger.workers_with_suspects()
@@ -69,6 +75,7 @@ class Balancing:
             if worker.policy_version == newest >= 0
             and worker.pulling_version < 0
             and now >= worker.resting_until_s
+            and not worker.leaving
             and worker.name not in suspects
             and not worker.off_duty
         ]
@@ -83,44 +90,48 @@ class Balancing:
         for move in self._moves:
             held[move.source] = held.get(move.source, 0) - len(move.numbers)
             held[move.target] = held.get(move.target, 0) + len(move.numbers)
-        some_idle = not all(held[worker.name] for worker in workers)  # the plateau is asked for then, and only then
+        some_idle = not all(held[worker.name] for worker in workers)
+        none_pending = all(held[worker.name] <= worker.runs for worker in workers)
+        running_may_move = some_idle and none_pending  # the plateau is asked for then, and only then
         return [
             QueueView(
                 worker.name,
                 pending=max(0, held[worker.name] - worker.runs),
                 executing=min(held[worker.name], worker.runs),
                 slots=worker.runs,
-                plateau=_plateau(worker) if some_idle and held[worker.name] else None,
+                plateau=_plateau(worker) if running_may_move and held[worker.name] else None,
             )
             for worker in workers
         ]
 
     # ------------------------------------------------------------ acts
 
-    def _order(self, move: Move) -> None:
+    def _order(self, move: Move, numbers: np.ndarray) -> None:
         scope, worker = self._scope, self._scope.workers.by_name[move.source]
-        numbers = self._pick(worker, move.count, running=move.running)
-        if not len(numbers):
-            return
         order = Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
             self._moves.append(_OnItsWay(move.source, move.target, numbers))
             fields = {"samples": len(numbers), "running": int(move.running)}
             scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
 
-    def _pick(self, worker: Worker, count: int, *, running: bool) -> np.ndarray:
-        """int64[<= count]: of those that run, the ones with the fewest tokens; of the pending, the last in line."""
-        ledger, wanted = self._scope.ledger, SampleState.STREAMING if running else SampleState.ASSIGNED
-        told = [np.empty(0, np.int64), *(move.numbers for move in self._moves)]
-        numbers = np.setdiff1d(ledger.in_flight(worker.name), np.concatenate(told))
+    def _pick(self, move: Move, told: list[np.ndarray]) -> np.ndarray:
+        """int64[<= count]: of those that run, the ones with the fewest tokens; of the pending, the last in line.
+
+        ``told``: those that the source has been told to end.
+        """
+        ledger, running = self._scope.ledger, move.running
+        wanted = SampleState.STREAMING if running else SampleState.ASSIGNED
+        numbers = ledger.in_flight(move.source)
+        if told:
+            numbers = np.setdiff1d(numbers, np.concatenate(told), assume_unique=True)
         found: list[tuple[int, int]] = []
-        for step, rows in ledger.located(worker.name, numbers).items():
+        for step, rows in ledger.located(move.source, numbers).items():
             batch = ledger.batches[step]
             if not self._lanes.dedicated(step):
                 may = (batch.state[rows] == wanted) & (batch.attempts[rows] < self._scope.limits.balance_moves_max)
                 of = batch.assignment[rows[may]]
                 found += zip((batch.length[rows[may]] if running else -of).tolist(), of.tolist(), strict=True)
-        return np.array([number for _, number in sorted(found)[:count]], np.int64)
+        return np.array([number for _, number in sorted(found)[: move.count]], np.int64)
 
 
 def _plateau(worker: Worker) -> int | None:

@@ -294,6 +294,16 @@ class AssignmentsFailed(Message):
     failure: Failure
 
 
+@message("scheduler.draining")
+class Draining(Message):
+    """The worker has been given notice: it begins nothing, goes on with what runs, and ends in ``left_s``."""
+
+    job: str
+    worker: str
+    left_s: float
+    reason: str
+
+
 @message("scheduler.leaving")
 class Leaving(Message):
     """The worker has handed everything back and goes (drained or preempted)."""

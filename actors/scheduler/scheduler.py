@@ -18,7 +18,8 @@ This file is the actor: what it hears, and which of its parts that is for. The p
     enrolment   who is a worker, and its lease           services   who serves in the other roles
     dispatch    who generates what                       steps      batches, commits, checkpoints, in order
     balancing   samples that are better off elsewhere    leases     what the trainer has of its step
-    returns     samples that come back from workers      versions   what workers are told to load
+    departures  workers that were given notice           versions   what workers are told to load
+    returns     samples that come back from workers
     inflow      tokens from workers                      progress   how far it is, and whom it waits for
     scoring     questions to the reward worker           seeding    when the trainer's machine generates, and when not
     reattachment, unexplained, recovery: what is known of lives that have ended        job_scope: what they share
@@ -46,6 +47,7 @@ from actors.scheduler import events as ev
 from actors.scheduler import messages as m
 from actors.scheduler.balancing import Balancing
 from actors.scheduler.books import Books
+from actors.scheduler.departures import Departures, EndOfNotice
 from actors.scheduler.dispatch import Dispatcher
 from actors.scheduler.enrolment import Enrolment
 from actors.scheduler.inflow import Inflow
@@ -142,6 +144,7 @@ class Scheduler(Actor):
         self._seeding = Seeding(scope, self._versions) if job.scheduling.seeding else None
         if self._seeding is not None:
             self._leases.held = self._seeding.holds
+        self._departures = Departures(scope)
         self._scoring = Scoring(self.ctx, job.name, job.reward.timeout_s, books, self._on_settled)
         self._reattachment = Reattachment(books, job.staleness)
         self._returns = Returns(scope, self._scoring, self._recoveries, self._on_settled)
@@ -284,6 +287,15 @@ class Scheduler(Actor):
     async def assignments_failed(self, news: m.AssignmentsFailed) -> None:
         if (worker := self._scope.speaker(news.worker)) is not None:
             self._returns.failed(worker, news)
+
+    @handles(m.Draining)
+    async def draining(self, news: m.Draining) -> None:
+        if (worker := self._scope.speaker(news.worker)) is not None:
+            self._departures.noticed(worker, news)
+
+    @handles(EndOfNotice)
+    async def end_of_notice(self, about: EndOfNotice) -> None:
+        self._departures.end_of_notice(about)
 
     @handles(m.Leaving)
     async def leaving(self, news: m.Leaving) -> None:

@@ -8,6 +8,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from actors.core.lease import Grant, LeaseGranter
@@ -50,6 +51,8 @@ class Worker:
     told_at_s: float = 0.0
     resting_until_s: float = 0.0
     """It could not take work; it gets none until then."""
+    leaves_s: float = math.inf
+    """It has been given notice and is gone by then: it gets no work any more."""
     failures: int = 0
     """Refusals in a row."""
     heard_s: float = 0.0
@@ -85,17 +88,22 @@ class Worker:
         return self.lease is not None and self.lease.holder(now) is None
 
     @property
+    def leaving(self) -> bool:
+        """It has been given notice."""
+        return self.leaves_s < math.inf
+
+    @property
     def runs(self) -> int:
         """How many its engine runs at once, as far as that has been seen."""
         return self.slots if self.full_at is None else min(self.full_at, self.slots)
 
     def view(self, now: float, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:
-        """What policies see; a resting worker has no room.
+        """What policies see; a worker that rests or leaves has no room.
 
         ``pending_max``: it is given at most that many more than its engine runs. None: as many as it has slots.
         """
         slots = self.slots if pending_max is None else min(self.slots, self.runs + pending_max)
-        slots = self.in_flight if now < self.resting_until_s else slots
+        slots = self.in_flight if now < self.resting_until_s or self.leaving else slots
         return WorkerView(
             self.name,
             self.policy_version,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class JobProvider:
         if progress.get("processes") == "ready":
             self._running.set()
         if (workers := progress.get("remote_workers")) is not None:
-            self._aim(workers)
+            self._aim(workers, str(progress.get("remote_nodes", "")).split(","))
         self._say(progress)
 
     @contextlib.asynccontextmanager
@@ -49,10 +49,12 @@ class JobProvider:
         if spot.kind == "none":
             yield
             return
-        provider = LocalProvider(join=join, slots=spot.slots, logs=self._logs, limits=self._job.limits, keys=self._keys)
-        limits = self._job.limits
+        limits, trace = self._job.limits, planned(spot)
+        provider = LocalProvider(
+            join=join, slots=spot.slots, logs=self._logs, limits=limits, keys=self._keys, windows=trace.windows()
+        )
         self._replay = replay = Replay(
-            planned(spot), provider, target=spot.nodes_max, on_event=self._tell, return_window_s=limits.stop_timeout_s
+            trace, provider, target=self._most(), on_event=self._tell, return_window_s=limits.stop_timeout_s
         )
         task = asyncio.create_task(self._follow(replay), name="replay of the trace")
         try:
@@ -61,12 +63,20 @@ class JobProvider:
             task.cancel()
             await provider.close()
 
-    def _aim(self, workers: int) -> None:
-        """The job wants this many workers on machines of ours."""
-        spot = self._job.provider
+    def _most(self) -> int | None:
+        """Machines at first: never more than the job can use, since what is given back does not come again."""
+        most = self._job.scheduling.workers_max
+        return self._job.provider.nodes_max if most is None else self._nodes(max(0, most - self._job.rollout.workers))
+
+    def _aim(self, workers: int, nodes: Collection[str]) -> None:
+        """The job wants this many workers on machines of ours, and has some on ``nodes``."""
         if self._replay is not None:
-            nodes = -(-workers // spot.slots)
-            self._replay.aim(nodes if spot.nodes_max is None else min(nodes, spot.nodes_max))
+            self._replay.aim(self._nodes(workers), keep=nodes)
+
+    def _nodes(self, workers: int) -> int:
+        spot = self._job.provider
+        nodes = -(-workers // spot.slots)
+        return nodes if spot.nodes_max is None else min(nodes, spot.nodes_max)
 
     async def _follow(self, replay: Replay) -> None:
         await self._running.wait()  # the end of the run cancels this

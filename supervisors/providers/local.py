@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from configs.limits import Limits
@@ -28,6 +29,8 @@ class LocalProvider(BookedProvider):
         slots: rollout workers that each node takes.
         logs: directory for what the nodes say, one file each.
         keys: key directory of the nodes, for a head beyond loopback.
+        windows: node → how long it is still there after its notice, as a cloud's machines know it; none: no longer
+            than it takes to stop.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class LocalProvider(BookedProvider):
         logs: Path,
         limits: Limits,
         keys: Path | None = None,
+        windows: Mapping[str, float] | None = None,
         machine: Machine = LOCAL,
     ) -> None:
         super().__init__()
@@ -45,12 +49,13 @@ class LocalProvider(BookedProvider):
         self._slots = slots
         self._logs = logs
         self._keys = keys
+        self._windows = windows or {}
         self._machine = machine
         self._close_window_s = limits.stop_timeout_s
         self._children: dict[str, Child] = {}
 
     def _begin(self, node: str, kind: str) -> None:
-        command = node_command(self._join, node, kind, self._slots, self._keys)
+        command = node_command(self._join, node, kind, self._slots, self._keys, self._windows.get(node, 0.0))
         try:
             child = self._machine.launch(Launch(command, self._logs / f"{node}.log"))
         except OSError as error:
@@ -73,8 +78,9 @@ class LocalProvider(BookedProvider):
             child.kill()
 
 
-def node_command(join: str, node: str, kind: str, slots: int, keys: Path | None) -> list[str]:
+def node_command(join: str, node: str, kind: str, slots: int, keys: Path | None, notice_s: float = 0.0) -> list[str]:
     """The command line of a node process."""
     command = [sys.executable, "-P", "-m", "main", "node", "--join", join, "--name", node, "--kind", kind]
     command += ["--slots", str(slots)]
+    command += ["--notice", f"{notice_s:g}"] if notice_s else []
     return [*command, "--keys", str(keys)] if keys is not None else command

@@ -14,7 +14,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from actors.scheduler.policies.offload import Offload, to_start
 from configs.limits import DEFAULT_LIMITS
@@ -74,10 +74,14 @@ class Replay:
             await asyncio.sleep(max(0.0, began_s + event.at_s - loop.time()))
             self._follow(event)
 
-    def aim(self, target: int) -> None:
-        """Another target: more are started as far as they are offered, and what exceeds it is given back."""
+    def aim(self, target: int, keep: Collection[str] = ()) -> None:
+        """Another target: more are started as far as they are offered, and what exceeds it is given back.
+
+        ``keep``: those that are in use, which are given back last.
+        """
         self._target = target
         staying = [node for node in self._provider.running if node not in self._leaving]
+        staying.sort(key=lambda node: node not in keep)
         for node in staying[target:]:
             self.returned += 1
             self._leaving.add(node)

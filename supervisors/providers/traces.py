@@ -71,6 +71,12 @@ class Trace:
         """Node → its price kind."""
         return {event.node: event.kind for event in self.events}
 
+    def windows(self) -> dict[str, float]:
+        """Node → seconds from its notice to its end, of those that get one."""
+        ends = {event.node: event.at_s for event in self.events if event.what == "kill"}
+        told = (event for event in self.events if event.what == "notice")
+        return {event.node: ends.get(event.node, self.length_s) - event.at_s for event in told}
+
     # ------------------------------------------------------------ other traces made of this one
 
     def between(self, start_s: float, end_s: float) -> Trace:

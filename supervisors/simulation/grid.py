@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from supervisors.providers.replay import Replay, planned
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 class SpotGrid:
     """Implements ``supervisors.providers.simulated.Grid``."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, windows: Mapping[str, float] | None = None) -> None:
+        """``windows``: node → how long it is there after its notice."""
         self._world = world
+        self._windows = windows or {}
         self._told: dict[str, SwitchedOff] = {}
         self._rng = world.rng("spot grid")
 
@@ -32,7 +35,8 @@ class SpotGrid:
         await asyncio.sleep(after_s)
         world = self._world
         if node in self._told and not world.over:
-            machine = SimulatedMachine(world, node, world.root / node, world.scenario.slots, kind)
+            window_s = self._windows.get(node, 0.0)
+            machine = SimulatedMachine(world, node, world.root / node, world.scenario.slots, kind, window_s)
             world.machines[node] = machine
             world.mains[node] = NodeMain(world, machine, node, self._main_ended)
 
@@ -62,11 +66,13 @@ class SpotGrid:
 
 async def replay_in(world: World) -> None:
     """The scenario's trace, from when all of its jobs are ready."""
-    provider = SimulatedProvider(SpotGrid(world), close_window_s=world.scenario.limits.stop_timeout_s)
     spot = world.scenario.spot
+    trace = planned(spot)
+    grid = SpotGrid(world, trace.windows())
+    provider = SimulatedProvider(grid, close_window_s=world.scenario.limits.stop_timeout_s)
     await world.until(world.is_ready)
     replay = Replay(
-        planned(spot),
+        trace,
         provider,
         target=spot.nodes_max,
         on_event=lambda event: world.trace.note("spot", node=event.node, event=event.what, priced=event.kind),

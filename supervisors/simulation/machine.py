@@ -32,11 +32,14 @@ if TYPE_CHECKING:
 class SimulatedMachine:
     """See the module's docstring and ``supervisors.machine.Machine``."""
 
-    def __init__(self, world: World, name: str, directory: Path, slots: int, kind: str = "reserved") -> None:
+    def __init__(
+        self, world: World, name: str, directory: Path, slots: int, kind: str = "reserved", notice_s: float = 0.0
+    ) -> None:
         self.world = world
         self.name = name
         self.slots = slots
         self.kind = kind
+        self.notice_s = notice_s
         self.host = Host(name, directory / "shm")
         self.host.memory.mkdir(parents=True)
         self.children: dict[int, SimulatedChild] = {}

@@ -165,6 +165,7 @@ class NodeMain(MainProcess):
             slots=self.machine.slots,
             keys=None,
             kind=self.machine.kind,
+            notice_s=self.machine.notice_s,
             limits=self.world.scenario.limits,
             machine=self.machine,
         )

@@ -347,7 +347,7 @@ def _give_notice(world: World, victim: SimulatedChild | MainProcess, deadline_s:
                 run.tree.supervisors["rollout"].running(victim.actor) if "rollout" in run.tree.supervisors else None
             )
             if run.job.name == victim.job and running is not None:
-                order = Drain(job=victim.job, deadline_s=deadline_s, reason="preempted")
+                order = Drain(job=victim.job, deadline_s=deadline_s, reason="preempted", notice=True)
                 head.body.life.run(head.head.system.ref(running.address).tell, order)
 
 

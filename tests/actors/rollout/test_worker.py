@@ -34,6 +34,7 @@ from actors.rollout.worker import RolloutWorker
 from actors.scheduler.errors import NotAccepted
 from actors.scheduler.messages import (
     AssignmentsFailed,
+    Draining,
     FailureKind,
     FinishReason,
     Leaving,
@@ -96,7 +97,7 @@ class FakeScheduler(Actor):
             raise NotAccepted("another lease")
         return LeaseRenewed(lease=message.lease, lease_s=10)
 
-    @handles(TokenDelta, WorkerVersion, WorkerAsleep, AssignmentsFailed, Leaving)
+    @handles(TokenDelta, WorkerVersion, WorkerAsleep, AssignmentsFailed, Draining, Leaving)
     async def note(self, message: Any) -> None:
         self.heard.append(message)
         await asyncio.sleep(self.takes_s)
@@ -549,6 +550,75 @@ async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(sta
     assert {reason for _, reason in stage.scheduler.samples().values()} == {FinishReason.ABORTED}
     assert stage.scheduler.all(AssignmentsFailed)[0].assignments.tolist() == [3]
     assert isinstance(stage.scheduler.heard[-1], Leaving), "nothing comes after the goodbye"
+
+
+@in_virtual_time
+async def test_with_notice_a_worker_goes_on_with_what_it_has_and_goes_as_soon_as_nothing_is_left(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, 2, tokens=8)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    began_s = asyncio.get_running_loop().time()
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=30.0, reason="spot", notice=True))
+    stage.assign(3)
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
+    assert (ended.reason, ended.error) == ("preempted", None)
+    assert asyncio.get_running_loop().time() - began_s < 10 * STEP_S
+    assert {(len(tokens), reason) for tokens, reason in stage.scheduler.samples().values()} == {
+        (8, FinishReason.LENGTH)
+    }
+    assert stage.scheduler.all(AssignmentsFailed)[0].assignments.tolist() == [3], "nothing new is begun"
+    [told] = stage.scheduler.all(Draining)
+    assert (told.left_s, told.reason) == (30.0, "spot")
+
+
+@in_virtual_time
+async def test_what_the_scheduler_does_not_take_back_in_time_a_worker_hands_back_before_its_end(stage: Stage) -> None:
+    """The scheduler is silent, so it goes on until half of ``hand_over_s`` is left."""
+    await stage.start_worker()
+    stage.assign(1, tokens=500)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    began_s = asyncio.get_running_loop().time()
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="spot", notice=True))
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)))
+    left_s = 5.0 - (asyncio.get_running_loop().time() - began_s)
+    assert DEFAULT_LIMITS.hand_over_s / 2 - 2 * STEP_S < left_s <= DEFAULT_LIMITS.hand_over_s / 2
+    tokens, reason = stage.scheduler.samples()[1]
+    assert reason is FinishReason.ABORTED
+    assert len(tokens) == pytest.approx(3 + (5.0 - DEFAULT_LIMITS.hand_over_s / 2) / STEP_S, abs=2)
+
+
+async def noticed_while_it_runs(stage: Stage) -> None:
+    await stage.start_worker()
+    stage.assign(1, tokens=500)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=30.0, reason="spot", notice=True))
+    await asyncio.sleep(3 * STEP_S)
+
+
+async def goes_within(stage: Stage, seconds: float) -> None:
+    ended = await stage.host.wait_stopped("rollout-0", timeout_s=seconds)
+    assert (ended.reason, ended.error) == ("preempted", None)
+
+
+@in_virtual_time
+async def test_an_order_to_go_at_once_ends_a_notice(stage: Stage) -> None:
+    await noticed_while_it_runs(stage)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="again"))
+    await goes_within(stage, 3 * STEP_S)
+
+
+@in_virtual_time
+async def test_a_second_notice_without_any_time_ends_the_first(stage: Stage) -> None:
+    await noticed_while_it_runs(stage)
+    stage.worker_ref.tell(Drain(job=JOB, deadline_s=0.0, reason="again", notice=True))
+    await goes_within(stage, 3 * STEP_S)
+
+
+@in_virtual_time
+async def test_with_notice_and_without_a_scheduler_there_is_nobody_to_go_on_for(stage: Stage) -> None:
+    await noticed_while_it_runs(stage)
+    stage.network.break_link("head", "n.tale.rollout-0")
+    await goes_within(stage, 3.0)
 
 
 @in_virtual_time

@@ -111,6 +111,19 @@ def test_a_higher_target_takes_what_is_offered_at_once_and_a_lower_one_gives_the
     run(main())
 
 
+def test_machines_that_are_in_use_are_given_back_last() -> None:
+    async def main() -> None:
+        provider = Recorded()
+        replay = Replay(trace((0.0, "up", "a"), (0.0, "up", "b"), (0.0, "up", "c"), (50.0, "kill", "b")), provider)
+        task = asyncio.create_task(replay.run())
+        await asyncio.sleep(10)
+        replay.aim(1, keep=["b"])
+        await task
+        assert {row for row in provider.said[3:] if row[1] == "go"} == {(10, "go", "a"), (10, "go", "c")}
+
+    run(main())
+
+
 def test_a_machine_that_cannot_be_had_is_counted_and_the_replay_goes_on() -> None:
     async def main() -> None:
         provider = Recorded()
