@@ -1,0 +1,142 @@
+"""Real runs whose pool changes: samples move between healthy workers, the pool follows the gap between the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from headrace_run import SMALL_JOB, simulated_rollout
+
+from actors.rollout.engine import GenerationRequest
+from actors.rollout.engines.simulated_engine import whole_response
+from actors.rollout.messages import SamplingParams
+from actors.rollout.worker_spec import engine_spec
+from actors.scheduler import events as ev
+from supervisors.checkers.history import History
+from supervisors.checkers.replay import Name, Replay
+from supervisors.checkers.run_directory import read_history
+from supervisors.run_under_test import HeadraceRun
+
+StartRun = Callable[..., HeadraceRun]
+
+
+@dataclass
+class Told:
+    """What a journal tells of the samples that were handed out more than once, and of what workers have said."""
+
+    moved: dict[Name, list[int]] = field(default_factory=dict[Name, list[int]])
+    """Sample → the tokens with which it was handed out for the second time."""
+    samples: list[tuple[Name, list[int]]] = field(default_factory=list[tuple[Name, list[int]]])
+    said_tokens: int = 0
+    """In deltas, whether the ledger took them or not."""
+    sampling: SamplingParams | None = None
+
+    @classmethod
+    def by(cls, history: History) -> Told:
+        told, replay = cls(), Replay()
+        for event in history.ledger:
+            if isinstance(event, ev.Assigned):
+                rows = [replay.batches[event.step].samples[row] for row in event.rows.tolist()]
+                told.moved |= {s.name: list(s.tokens) for s in rows if s.workers and s.name not in told.moved}
+            elif isinstance(event, ev.TokensAppended):
+                told.said_tokens += len(event.tokens)
+            elif isinstance(event, ev.BatchIssued):
+                told.sampling = event.sampling
+            replay.fold(event)
+        told.samples = [(sample.name, sample.tokens) for sample in replay.samples]
+        return told
+
+
+def check_tokens(run: HeadraceRun) -> Told:
+    """Every sample has the tokens that it would have had in place, and none of them was generated twice."""
+    history = read_history(run.run_dir)
+    told, spec = Told.by(history), engine_spec(history.job, "")
+    assert told.sampling is not None and told.samples
+    for name, tokens in told.samples:
+        whole = GenerationRequest(
+            request=0, prompt=name.prompt, sibling=name.sibling, prompt_ids=np.ones(1, np.int32),
+            generated=np.empty(0, np.int32), sampling=told.sampling,
+        )  # fmt: skip
+        assert tokens == whole_response(whole, spec.options, spec.max_context_tokens), name
+    assert told.said_tokens == sum(len(tokens) for _, tokens in told.samples)
+    return told
+
+
+def simulated_job(model: Path, *, options: dict[str, float], rollout: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    plain = simulated_rollout(model)
+    engine = {"engine_options": plain["engine_options"] | options}
+    job = {"model": {"source": "hf", "path": str(model)}, "rollout": plain | engine | rollout}
+    return SMALL_JOB | job | {"checkpoint": {"every": 0}} | changes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["running", "pending"])
+def test_samples_move_to_a_worker_that_comes_in_the_middle_of_a_step(
+    what: str, headrace_run: StartRun, small_model: Path
+) -> None:
+    """Engines take 8 ms a sequence: beyond ten of them a batch gains next to nothing.
+
+    ``pending``: the cache of an engine holds a part of what it is given, and the rest waits there.
+    """
+    options = {"base_s": 0.004, "decode_s": 0.008, "mean_tokens": 60.0} | (
+        {"kv_tokens": 200.0} if what == "pending" else {}
+    )
+    rollout = {"workers": 1, "max_running": 40, "max_tokens": 64}
+    job = simulated_job(small_model, options=options, rollout=rollout, steps=3, scheduling={"policy": "rlboost"})
+    run = headrace_run(job)
+    run.wait_for_step(0)  # by then it is known from which batch on throughput hardly grows
+    run.call("scale", {"workers": 2})
+    summary = run.finish(timeout_s=120)
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+
+    told = check_tokens(run)
+    ordered = run.events("samples_balanced")
+    first = next(move for move in ordered if bool(move["running"]) == (what == "running"))
+    assert (first["worker"], first["target"]) == ("rollout-0", "rollout-1")
+    assert 0 < len(told.moved) <= sum(move["samples"] for move in ordered)
+    assert what == "pending" or any(told.moved.values()), "what had run goes on behind its tokens"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
+    headrace_run: StartRun, small_model: Path, tmp_path: Path
+) -> None:
+    """Of three machines two are taken. A slowed trainer has one of them given back, its recovery has the third taken.
+
+    Generation is the slower stage with three workers too, but not where the trainer takes fifty times as long.
+    """
+    trace = tmp_path / "three.csv"
+    trace.write_text("at_s,node,event,kind\n" + "\n".join(f"0,{name},up,spot" for name in "abc"))
+    job = simulated_job(
+        small_model,
+        options={"base_s": 0.006, "mean_tokens": 12.0},
+        rollout={"workers": 1, "max_running": 6, "max_tokens": 24},
+        steps=100_000,
+        algorithm={"group_size": 4, "prompts_per_step": 12},
+        sync={"mode": "async"},
+        scheduling={"policy": "rlboost", "workers_max": 3},
+        cluster={"place_rollout": "elastic"},
+        provider={"kind": "local", "trace": str(trace)},
+    )
+    run = headrace_run(job)
+    for machine in "ab":
+        run.wait_for_event("worker_began", worker=f"rollout-{machine}")
+    run.inject("slow", "trainer", factor=48, lasts_s=15.0)
+    run.wait_for_event("pool_resized", workers=3, wanted=2)
+    run.wait_for_event("node_left")
+    run.wait_for_event("worker_began", worker="rollout-c")
+    run.interrupt()
+    summary = run.finish(timeout_s=120, clean=False)
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    report = run.report()
+    assert report.clean, "\n".join(violation.what for violation in report.violations)
+    joined = [row["node"] for row in run.events("node_joined")]
+    assert (set(joined[:2]), joined[2]) == ({"a", "b"}, "c")
+    ways = [row["wanted"] > row["workers"] for row in run.events("pool_resized")]
+    assert ways == sorted(ways) and len(set(ways)) == 2, "first down, then up, without swinging"
