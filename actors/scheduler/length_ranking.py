@@ -104,13 +104,14 @@ class LengthRanking:
 
     def _view(self, batch: StepBatch, indices: np.ndarray) -> PromptsView:
         shape = (-1, batch.group_size)
-        finished = (batch.state >= SampleState.FINISHED) & (batch.state != SampleState.DROPPED)
+        states = batch.state.reshape(shape)[indices]  # before anything is computed: few are asked about, of very many
+        finished = (states >= SampleState.FINISHED) & (states != SampleState.DROPPED)
         keys = self._keys.get(batch.step)
         if keys is None:
             keys = prompt_keys(batch.prompt_ids)
             if not batch.committed:  # nothing is kept of a step that is over
                 self._keys[batch.step] = keys
-        return PromptsView(keys[indices], batch.length.reshape(shape)[indices], finished.reshape(shape)[indices])
+        return PromptsView(keys[indices], batch.length.reshape(shape)[indices], finished)
 
     # ------------------------------------------------------------ what came of it
 

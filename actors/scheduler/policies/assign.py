@@ -20,7 +20,6 @@ serves already, where there is one.
 
 from __future__ import annotations
 
-import dataclasses
 import heapq
 
 import numpy as np
@@ -93,7 +92,7 @@ def _place_lane(
             continue
         rows = (at_once if group.moved else anybody).place(group)
         if len(rows):
-            left.append(group if len(rows) == len(group.rows) else dataclasses.replace(group, rows=rows))
+            left.append(group if len(rows) == len(group.rows) else group.part(rows))
     return left
 
 
