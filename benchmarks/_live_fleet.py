@@ -1,0 +1,130 @@
+"""A real ledger of a fleet, in memory: what a live scheduler pays for a round, views of its ledger included.
+
+    BatchIssued ─▶ ledger ─▶ Dispatcher ─▶ Assigned ─▶ 20,000 samples with 1,000 workers ─▶ TokensAppended: some end
+                                                                                         └─▶ Balancing.look
+
+Links and the journal's disk are left out: orders are taken at once, and events are kept in a list.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from actors.rollout.messages import EngineStats, SamplingParams
+from actors.scheduler import events as ev
+from actors.scheduler.balancing import Balancing
+from actors.scheduler.books import Books
+from actors.scheduler.dispatch import Dispatcher
+from actors.scheduler.job_scope import JobScope
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.length_ranking import LengthRanking, make_predictor
+from actors.scheduler.long_lanes import LongLanes
+from actors.scheduler.memory_journal import MemoryJournal
+from actors.scheduler.messages import FinishReason, RegisterWorker
+from actors.scheduler.policies.latency_table import StepShape
+from actors.scheduler.workers import WorkerTable
+from configs.limits import DEFAULT_LIMITS
+from transport.address import ActorAddress, PeerId
+from transport.transport import SendOutcome
+
+JOB = "fleet"
+_CONTEXT_TOKENS = 400
+
+
+class LiveFleet:
+    """``steps`` batches of as many samples as all workers have places, the first of them handed out."""
+
+    def __init__(self, workers: int, places: int, group: int, *, ranking: str = "none") -> None:
+        self.ledger = Ledger()
+        self.books = Books(self.ledger, MemoryJournal(JOB))
+        self.workers = WorkerTable()
+        self._group, self._samples = group, workers * places
+        self.books.apply(ev.Opened(1))
+        for i in range(workers):
+            self._register(f"rollout-{i}", places)
+        self._issued = 0
+        self.issue()
+        limits = DEFAULT_LIMITS
+        self.ranking = LengthRanking(JOB, make_predictor(cast("Any", ranking), limits))
+        self.dispatcher = Dispatcher(
+            JOB, self.books, self.workers, 1, limits, lambda *_: SendOutcome.QUEUED, self.ranking
+        )
+        self.now = 0.0
+
+    def _register(self, name: str, places: int) -> None:
+        address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
+        offer = RegisterWorker(
+            job=JOB, worker=address, node="n", engine="simulated", slots=places, policy_version=0
+        )  # fmt: skip
+        worker = self.workers.add(offer, 0.0)
+        for sequences in (1, 2, 4, 8, 16, places):
+            shape = StepShape(sequences, sequences, sequences * _CONTEXT_TOKENS, prefilled=False)
+            worker.latency.add(0.01 + 0.0001 * sequences, shape, _CONTEXT_TOKENS)
+
+    def issue(self) -> None:
+        """Another step is queued."""
+        n = self._samples // self._group
+        first = self._issued * n
+        self.books.apply(
+            ev.BatchIssued(
+                step=self._issued, group_size=self._group, sampling=SamplingParams(max_tokens=1024),
+                prompts=np.arange(first, first + n), prompt_lengths=np.full(n, 4, np.int32),
+                prompt_ids=np.arange(4 * n, dtype=np.int32), contexts=[b""] * n,
+            )
+        )  # fmt: skip
+        self._issued += 1
+
+    def assign(self) -> int:
+        """A round: how many samples were handed out."""
+        return self.dispatcher.assign(self.now)
+
+    def say(self, ending: int) -> None:
+        """An engine step of every worker that holds something; ``ending`` samples in all have their last token."""
+        names = [name for name, worker in self.workers.by_name.items() if worker.in_flight]
+        held = [self.ledger.in_flight(name) for name in names]
+        every = np.concatenate(held)
+        steps = np.concatenate([np.full(len(numbers), i) for i, numbers in enumerate(held)])
+        offsets = np.zeros(len(every), np.int32)
+        for step, batch in self.ledger.batches.items():
+            at = np.searchsorted(every, batch.assignment)
+            at = np.minimum(at, len(every) - 1)
+            ours = every[at] == batch.assignment
+            offsets[at[ours]] = batch.length[ours]
+            assert step >= 0
+        finished = np.zeros(len(every), np.uint8)
+        finished[np.linspace(0, len(every) - 1, ending).astype(int)] = FinishReason.LENGTH
+        row_counts = np.bincount(steps, minlength=len(names)).astype(np.int32)
+        outcome = self.books.apply(
+            ev.TokensAppended(
+                workers=names, versions=np.zeros(len(names), np.int32), row_counts=row_counts, assignments=every,
+                offsets=offsets, counts=np.ones(len(every), np.int32), finished=finished,
+                tokens=np.ones(len(every), np.int32), logprobs=np.zeros(len(every), np.float32),
+            )
+        )  # fmt: skip
+        for name, ended in outcome.ended.items():
+            self.workers.by_name[name].in_flight -= ended
+
+    def balancing(self) -> Balancing:
+        """Over this ledger, with nobody at the other end."""
+        nobody = SimpleNamespace(tell=lambda _: SendOutcome.QUEUED)
+        ctx = SimpleNamespace(limits=DEFAULT_LIMITS, ref=lambda _: nobody)
+        job = SimpleNamespace(name=JOB)
+        scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
+        return Balancing(scope, LongLanes("none"))
+
+    def empty(self, workers: int) -> None:
+        """Take everything from so many workers, as if they had just come."""
+        for worker in list(self.workers.by_name.values())[:workers]:
+            numbers = self.ledger.in_flight(worker.name)
+            self.books.apply(ev.Returned(worker.name, numbers, "to have idle ones"))
+            worker.in_flight -= len(numbers)
+
+    def runs(self, sequences: int) -> None:
+        """Of what they hold all workers run so many, the rest waits there."""
+        for worker in self.workers.by_name.values():
+            if worker.in_flight:
+                worker.full_at = sequences
+            worker.stats = EngineStats(running=sequences)
