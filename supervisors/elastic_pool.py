@@ -141,7 +141,8 @@ class ElasticPool:
 
     async def _remove(self, worker: str, node: Node | None) -> None:
         if node is not None:
-            await self._drain(worker, node.leaves_s - self._now() if node.draining else 0.0)
+            left_s = node.leaves_s - self._now() if node.draining else 0.0
+            await self._drain(worker, left_s)
         else:
             await self._supervisor.remove_child(worker, cause=ExitCause.PREEMPTED)
         self.look()

@@ -29,6 +29,7 @@ def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_t
         rollout=simulated_rollout(small_model, workers=1),
         cluster={"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": 2.0}},
         provider={"kind": "local", "trace": str(TRACE)},
+        limits={"hand_over_s": 0.5},
     )
     worked = {"node_joined": set[str](), "node_left": set[str]()}
 
@@ -48,6 +49,11 @@ def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_t
     assert started & {"rollout-a", "rollout-b", "rollout-c", "rollout-d", "rollout-e"}, (
         "machines of the trace have worked"
     )
+    begun = {row["worker"]: row["time_s"] for row in reversed(run.events("worker_registered"))}
+    told = {row["worker"]: row for row in run.events("worker_draining")}
+    for row in run.events("node_draining"):
+        if begun.get(worker := f"rollout-{row['node']}", row["time_s"]) < row["time_s"]:
+            assert 0.5 < told[worker]["left_s"] <= 2.0, "its notice has reached the scheduler, with what is left of it"
     assert summary["cost"] > 0
     assert summary["cost_per_step"] == pytest.approx(summary["cost"] / summary["steps"])
     rows = run.steps()

@@ -74,7 +74,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/children.py", "_choose", "chosen"),
         ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
         ("supervisors/elastic_pool.py", "ElasticPool._later.run", "work"),
-        ("supervisors/elastic_pool.py", "ElasticPool._remove", "self._drain(worker)"),
+        ("supervisors/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
         ("supervisors/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
         ("supervisors/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from actors.scheduler.job_scope import JobScope
+from configs.limits import DEFAULT_LIMITS
 from configs.scenario import Scenario
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import ROOT, scenario
@@ -39,3 +41,47 @@ def test_machines_that_go_all_the_time_cost_no_sample_and_no_restart_budget(tmp_
 
 def told(outcome: Outcome) -> str:
     return "\n".join([*outcome.faults, *outcome.violations, outcome.report])
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the scheduler has recorded, each with its time."""
+    rows: list[dict[str, Any]] = []
+    record = JobScope.record
+
+    def noting(self: JobScope, name: str, **fields: Any) -> None:
+        rows.append(fields | {"event": name, "at_s": self.ctx.now()})
+        record(self, name, **fields)
+
+    monkeypatch.setattr(JobScope, "record", noting)
+    return rows
+
+
+def test_with_notice_a_machine_works_until_shortly_before_its_end_and_hands_over_in_time(
+    tmp_path: Path, recorded: list[dict[str, Any]]
+) -> None:
+    """Its responses take a minute, and its notice is twenty seconds long."""
+    path = tmp_path / "notice.csv"
+    path.write_text("at_s,node,event,kind\n0,n,up,spot\n20,n,notice,spot\n40,n,kill,spot\n")
+    job = JOB | {
+        "steps": 2,
+        "max_tokens": 128,
+        "mean_tokens": 500.0,
+        "max_running": 8,
+        "prompts_per_step": 8,
+        "group_size": 4,
+    }
+    slow = {"engine_step_s": 0.5, "micro_batch_s": 0.02, "train_step_s": 0.2, "load_s": 0.3}
+    outcome = simulate(scenario(jobs=[job], slots=1, spot={"trace": str(path)}, costs=slow), 3)
+    assert outcome.violations == [], told(outcome)
+    [draining] = [row for row in recorded if row["event"] == "worker_draining"]
+    [leaving] = [row for row in recorded if row["event"] == "worker_leaving"]
+    assert (draining["worker"], leaving["worker"]) == ("rollout-n", "rollout-n")
+    assert draining["samples"] > 0
+    hand_over_s = DEFAULT_LIMITS.hand_over_s
+    assert 20 - hand_over_s <= leaving["at_s"] - draining["at_s"] < 20
+    taken = [row for row in recorded if row["event"] == "samples_taken_back"]
+    assert taken and taken[-1]["left_s"] == pytest.approx(hand_over_s, abs=0.1)
+    assert not [row for row in recorded if row["event"] == "samples_returned" and row["worker"] == "rollout-n"], (
+        "it has handed everything back itself"
+    )
