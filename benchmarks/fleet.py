@@ -1,8 +1,9 @@
-"""A thousand workers in simulation: what a round of the scheduler's rule takes, and how long a simulated hour.
+"""A thousand workers: what a round of the scheduler takes, rules alone and live, and how long a simulated hour.
 
 1,000 workers with 20 places, 20,000 samples in flight, lengths of StreamRL's Fig. 7, 7B on H800
     ├─ policies.assign.decide: the round that fills them all, and a round that fills what a second has freed
-    ├─ policies.dispatch_long.decide for a step's 20,000 samples
+    ├─ policies.dispatch_long.decide for a step's 20,000 samples, policies.balance.decide, policies.offload.after_step
+    ├─ the live Dispatcher and Balancing over a real ledger of as many samples (_live_fleet.py), views of it included
     └─ cluster/fleet.py for a virtual hour, a round every two seconds
 """
 
@@ -15,11 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from actors.scheduler.policies import assign, dispatch_long
+from actors.scheduler.policies import assign, balance, dispatch_long, offload
+from actors.scheduler.policies.balance import QueueView
 from actors.scheduler.policies.generation_time import Instance
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 from benchmarks._command import Result, command_line, show
 from benchmarks._jobs import hardware
+from benchmarks._live_fleet import LiveFleet
 from configs.studies.hardware import DecodeCost
 from configs.studies.streamrl import H800, MODELS, LengthHistogram
 from supervisors.simulation.cluster.costs import decode_pace
@@ -28,7 +31,8 @@ from supervisors.simulation.cluster.lengths import draw_lengths
 
 PLACES: Final = 20
 GROUP: Final = 4
-GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0}
+LIVE: Final = ("live_usual_ms", "live_siblings_ms", "live_learned_ms", "live_balance_ms", "live_balance_half_idle_ms")
+GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0, "live_round_ms": 50.0}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--virtual-s", type=float, default=3600.0, help="how long the fleet is simulated")
     options = parser.parse_args(arguments)
-    figures = rounds(options.workers) | hour(options.workers, options.virtual_s)
+    figures = rounds(options.workers) | live(options.workers) | hour(options.workers, options.virtual_s)
     result: Result = {"benchmark": "fleet", "hardware": hardware(), "goals": GOALS} | figures
     show(result, options, lambda _: _print_table(figures))
     return 0
@@ -54,6 +58,10 @@ def rounds(workers: int) -> dict[str, float]:
     usual = _view(workers, in_flight=PLACES - 1, queued=max(GROUP, workers // 5))
     estimates = draw_lengths(LengthHistogram(), samples, np.random.default_rng(0)).astype(float)
     pool = [Instance(decode_pace(MODELS["7B"].transformer, H800, DecodeCost()), PLACES)] * workers
+    rules = offload.OffloadRules(local_engines=8)
+    report = offload.StepReport(
+        remote_mean=workers, remote_next=workers, train_idle_s=3.0, remote_idle_s=1.0, train_s=90.0, remote_s=80.0
+    )
     fill_ms = _best_ms(lambda: assign.decide(full, 0.0))
     usual_ms = _best_ms(lambda: assign.decide(usual, 0.0))
     return {
@@ -61,7 +69,49 @@ def rounds(workers: int) -> dict[str, float]:
         "fill_round_ms": fill_ms,
         "usual_round_ms": usual_ms,
         "dispatch_long_ms": _best_ms(lambda: dispatch_long.decide(estimates, pool, prompt_tokens=400)),
+        "balance_ms": _best_ms(lambda: balance.decide(_half_idle(workers))),
+        "offload_ms": _best_ms(lambda: offload.after_step(rules, offload.first(rules), report)),
     }
+
+
+def _half_idle(workers: int) -> list[QueueView]:
+    """Half of them hold everything, and the other half has just come."""
+    busy = [QueueView(f"b{i}", PLACES, PLACES, PLACES, PLACES // 2) for i in range(workers // 2)]
+    return busy + [QueueView(f"i{i}", 0, 0, PLACES) for i in range(workers - workers // 2)]
+
+
+def live(workers: int) -> dict[str, float]:
+    """Milliseconds of a live scheduler's rounds, orders and events of the ledger included.
+
+    A full step is with the workers and the next one is queued; then one sample in a hundred ends. ``live_round_ms`` is
+    the largest of the rounds that come again and again. ``live_fill_ms``: a whole step at once, at its beginning.
+    """
+    found: dict[str, float] = {}
+    for name, ranking in (("usual", "none"), ("siblings", "siblings"), ("learned", "learned")):
+        fleet = LiveFleet(workers, PLACES, GROUP, ranking=ranking)
+        fill_ms = _once_ms(fleet.assign)
+        found |= {} if found else {"live_fill_ms": fill_ms}
+        fleet.issue()
+        found[f"live_{name}_ms"] = statistics.median(_after_ends_ms(fleet) for _ in range(5))
+    fleet = LiveFleet(workers, PLACES, GROUP)
+    fleet.assign()
+    balancing = fleet.balancing()
+    found["live_balance_ms"] = _once_ms(lambda: balancing.look(1.0))
+    fleet.runs(PLACES // 2)
+    fleet.empty(workers // 2)
+    found["live_balance_half_idle_ms"] = _once_ms(lambda: balancing.look(2.0))
+    return found | {"live_round_ms": max(found[name] for name in LIVE)}
+
+
+def _after_ends_ms(fleet: LiveFleet) -> float:
+    fleet.say(ending=len(fleet.workers.by_name) * PLACES // 100)
+    return _once_ms(fleet.assign)
+
+
+def _once_ms(act: Callable[[], object]) -> float:
+    began_s = time.process_time()
+    act()
+    return 1e3 * (time.process_time() - began_s)
 
 
 def hour(workers: int, virtual_s: float) -> dict[str, float]:

@@ -84,7 +84,7 @@ class Dispatcher:
             return 0
         room = sum(max(0, w.slots - w.in_flight) for w in workers)
         if self._ranking.probes and sum(len(g.rows) for g in groups) > room:
-            groups = [part for group in groups for part in self._with_probes(group)]
+            groups = self._with_probes(groups, room)
         limits = self._limits
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
         return sum(self._send(decision, now) for decision in assign.decide(view, now))
@@ -129,12 +129,20 @@ class Dispatcher:
             held[name] = tuple(np.concatenate(parts).tolist()) if parts else ()
         return held
 
-    def _with_probes(self, group: GroupView) -> list[GroupView]:
-        """A group that nobody has begun, in two: those that go before everybody else, and the rest."""
-        n, whole = self._ranking.probes, self._books.ledger.batches[group.step].group_size
-        if len(group.rows) < whole or whole <= n or group.moved:
-            return [group]
-        return [group.part(group.rows[:n], math.inf), group.part(group.rows[n:])]
+    def _with_probes(self, groups: list[GroupView], room: int) -> list[GroupView]:
+        """Groups that nobody has begun, in two: those that go before everybody else, and the rest.
+
+        No more of them than there is room for their first ones: what stands behind those is not handed out now.
+        """
+        n, parts = self._ranking.probes, list[GroupView]()
+        for group in groups:
+            whole = self._books.ledger.batches[group.step].group_size
+            if room <= 0 or len(group.rows) < whole or whole <= n or group.moved:
+                parts.append(group)
+            else:
+                parts += [group.part(group.rows[:n], math.inf), group.part(group.rows[n:])]
+                room -= n
+        return parts
 
     def _queued(self, step: int) -> list[GroupView]:
         batch = self._books.ledger.batches[step]
