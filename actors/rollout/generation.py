@@ -137,6 +137,7 @@ class Generation:
             async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
                 await (self._engine.sleep(_SLEEP_LEVEL) if asleep else self._engine.wake())
             self._asleep = asleep
+            self._activity.begin("asleep" if asleep else "idle")
         if self._answers and asleep == self._to_sleep:
             self._answers = False
             self._reports.asleep(asleep)
