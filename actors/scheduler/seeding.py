@@ -92,7 +92,9 @@ class Seeding:
 
     @property
     def _remote(self) -> list[Worker]:
-        return [worker for worker in self._scope.workers.by_name.values() if not worker.beside_trainer]
+        """Those with notice get no work any more, so nobody waits for them either."""
+        there = self._scope.workers.by_name.values()
+        return [worker for worker in there if not worker.beside_trainer and not worker.leaving]
 
     @property
     def _rules(self) -> OffloadRules:

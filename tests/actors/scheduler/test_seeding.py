@@ -201,6 +201,22 @@ def test_when_all_remote_workers_are_lost_after_the_window_it_opens_again(events
     assert (first["why"], again["why"], again["step"]) == ("time", "generated", 0)
 
 
+def test_a_remote_worker_with_notice_is_not_waited_for(events: list[dict[str, Any]]) -> None:
+    """It is there for long, and takes nothing any more: what was handed over needs somebody."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1, local={"runs": 12})
+        await world.until(lambda: world.local.asleep)
+        news = m.Draining(job="j", worker="remote-0", left_s=1e4, reason="spot")
+        world.remote[0].ctx.ref(world.scheduler_at).tell(news)
+        await world.until(lambda: world.local.told[-1] is False)
+        assert not world.trained
+        await world.finished()
+
+    play(scenario, steps=2)
+    assert [window["why"] for window in windows(events)] == ["time", "generated", "generated"]
+
+
 def test_a_worker_that_comes_in_mid_step_ends_a_window_that_had_no_end(events: list[dict[str, Any]]) -> None:
     async def scenario(world: Seeded) -> None:
         await world.begin()
