@@ -46,7 +46,9 @@ class CombinedRankerSweep(Section):
     """Of the longest 20 %, above 0.2; after them comes a ranking by chance."""
     staleness: Staleness = 1
     draws: PositiveInt = 2
-    """Seeds, counted from the scenario's."""
+    """Seeds, counted from the scenario's, on StreamRL's set-up."""
+    hybrid_draws: PositiveInt = 6
+    """On RLBoost's, where a step has an eighth of the groups, and one draw is several percent off."""
     workload: Workload = Workload()
     setup: HybridSetup = HybridSetup(boot_s=1e-3, steps=8)
     """Machines that are there from the beginning."""

@@ -1,7 +1,7 @@
 """The picture of a sweep: a panel for each model and set-up, a line for each policy, its plain baseline at 1.
 
-The band around a line reaches from the lowest draw to the highest. Panels of one baseline stand in one row and share
-their scale.
+The band around a line reaches from the lowest draw to the highest. Panels of one baseline stand in rows of their own,
+at most three in each, which share their scale.
 """
 
 from __future__ import annotations
@@ -23,11 +23,16 @@ _STYLES: Final[tuple[_Style, ...]] = (
     ("#b8a088", "P", "--"),
 )  # fmt: skip
 _ROW_HEIGHT: Final = 2.9
+_COLUMNS: Final = 3
 
 
 def curves(sweep: Sweep) -> Figure:
     """All panels of ``sweep``."""
-    rows = [list(panels) for _, panels in itertools.groupby(sweep.panels, key=lambda panel: panel.over)]
+    rows = [
+        row
+        for _, panels in itertools.groupby(sweep.panels, key=lambda panel: panel.over)
+        for row in _in_threes(list(panels))
+    ]
     figure = Figure(figsize=(WIDTH, 0.5 + _ROW_HEIGHT * len(rows)), dpi=110, layout="constrained")
     grid = figure.subplots(len(rows), max(map(len, rows)), sharey="row", squeeze=False)
     policies = list(dict.fromkeys(policy for panel in sweep.panels for policy in panel.ratios))
@@ -44,6 +49,13 @@ def curves(sweep: Sweep) -> Figure:
     labels.append(Line2D([], [], color=INK, linewidth=1.0, linestyle=":", label="plain baseline"))
     figure.legend(handles=labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
     return figure
+
+
+def _in_threes(panels: list[Panel]) -> list[list[Panel]]:
+    """As even as they go: more in a row would have no room for their titles."""
+    rows = -(-len(panels) // _COLUMNS)
+    each = -(-len(panels) // rows)
+    return [panels[i : i + each] for i in range(0, len(panels), each)]
 
 
 def _draw(axes: Axes, panel: Panel, sweep: Sweep, styles: Mapping[str, _Style], *, first: bool) -> None:

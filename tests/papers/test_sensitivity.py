@@ -79,7 +79,7 @@ def test_dispatch_in_hindsight_keeps_its_gain_with_an_oracle_and_loses_nothing_b
 def test_the_combined_policy_is_compared_with_itself_without_ranking() -> None:
     study = CombinedRankerSweep(
         kind="sensitivity_ranker_combined", models=["7B"], variant="5K", hybrid=["8B"], workers=2, recalls=[1.0],
-        draws=1, workload=Workload(samples=128, iterations=4), setup=QUICK,
+        draws=1, hybrid_draws=1, workload=Workload(samples=128, iterations=4), setup=QUICK,
     )  # fmt: skip
     measures = combined_policy(study, 0).measures()
     assert {f"{at}.combined.{point}" for at in ("streamrl.7B", "rlboost.8B") for point in ("1", "chance", "least")} == {
@@ -192,7 +192,14 @@ def test_claims_of_a_scenario_are_about_measures_that_its_study_has(path: Path) 
     scenario = load_paper_scenario(path)
     shrunk = scenario.model_dump(mode="json")
     study = shrunk["study"]
-    for key, small in {"draws": 1, "recalls": [0.9], "slower": [1], "times": [1], "segment_s": 600}.items():
+    for key, small in {
+        "draws": 1,
+        "hybrid_draws": 1,
+        "recalls": [0.9],
+        "slower": [1],
+        "times": [1],
+        "segment_s": 600,
+    }.items():
         if key in study:
             study[key] = small
     for key, small in {"workload": {"samples": 32, "iterations": 4}, "setup": {"prompts": 4, "steps": 3}}.items():

@@ -73,7 +73,8 @@ def combined_policy(study: CombinedRankerSweep, seed: int) -> Sweep:
         cluster = HybridCluster(HYBRID[name], study.setup, Options(), seed=seed)
         lengths = np.array([s.length for _ in range(8) for s in cluster.draw()])
         rankers = [Ranker(knows="nothing"), *_rankers(lengths, study.recalls, seed)]
-        rates = [[_hybrid_rate(study, name, ranker, seed + i) for i in range(study.draws)] for ranker in rankers]
+        draws = range(seed, seed + study.hybrid_draws)
+        rates = [[_hybrid_rate(study, name, ranker, one) for one in draws] for ranker in rankers]
         panels.append(_panel(f"rlboost.{name}", f"RLBoost's set-up, {name}, {study.workers} workers", rates))
     return Sweep(_PARAMETER, _points(study.recalls), panels)
 

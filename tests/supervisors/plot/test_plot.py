@@ -18,6 +18,7 @@ from supervisors.plot.figures import FIGURES, lengths, occupancy, reward, throug
 from supervisors.plot.result_data import read_result
 from supervisors.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
 from supervisors.plot.sweep_figures import curves
+from supervisors.simulation.sweep import Panel, Sweep
 
 
 def spans(*bars: tuple[str, float, float]) -> list[Span]:
@@ -180,3 +181,11 @@ def test_a_result_that_cannot_be_drawn_is_told_with_what_to_do(
 ) -> None:
     result = invoke(str(result_dir(tmp_path / "r", **changes)))
     assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+def test_more_than_three_panels_take_another_row() -> None:
+    panels = [Panel(f"{i}", f"a rather long title {i}", "plain", {"sync": np.ones((2, 1))}) for i in range(5)]
+    figure = curves(Sweep("recall", ["1", "chance"], panels))
+    shown = [axes.get_subplotspec() for axes in figure.axes if axes.get_visible()]
+    places = [(spec.rowspan.start, spec.colspan.start) for spec in shown if spec is not None]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
