@@ -35,6 +35,11 @@ def add_job_options(parser: argparse.ArgumentParser, job: Path) -> None:
     parser.add_argument("--model", type=Path, help="take this model instead of making one")
 
 
+def add_check_option(parser: argparse.ArgumentParser) -> None:
+    """``--check``, of benchmarks whose result has ``missed``: what of its goals it has not reached."""
+    parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
+
+
 def measured(measure: Callable[[argparse.Namespace, Path], Result], options: argparse.Namespace) -> Result:
     """What ``measure`` finds in a directory of its own, with a note if others kept the machine busy."""
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
@@ -59,3 +64,11 @@ def show(result: Result, options: argparse.Namespace, print_table: Callable[[Res
     print_table(result)
     if note := result.get("note"):
         print(f"  {note}")
+
+
+def show_and_check(
+    result: Result, options: argparse.Namespace, print_table: Callable[[Result], None] = print_figures
+) -> int:
+    """``show``; 1 if goals are missed and ``--check`` asks for that."""
+    show(result, options, print_table)
+    return 1 if options.check and result["missed"] else 0

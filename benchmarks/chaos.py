@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks._command import Result, add_job_options, command_line, measured, show
+from benchmarks._command import Result, add_check_option, add_job_options, command_line, measured, show_and_check
 from benchmarks._harm import Harm, HarmedRun, Row, with_vocabulary
 from benchmarks._jobs import (
     BenchmarkFailed,
@@ -156,16 +156,14 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     add_job_options(parser, ROOT / "benchmarks" / "chaos.yaml")
     parser.add_argument("--every-s", type=float, default=20.0, help="seconds between two kills")
     parser.add_argument("--skip", type=int, default=3, help="first steps that do not count")
-    parser.add_argument("--check", action="store_true", help="exit 1 if the goal is missed")
+    add_check_option(parser)
     return parser.parse_args(args)
 
 
 def main(args: list[str]) -> int:
     """Measure and print; with ``--check`` hold the figure against its goal."""
     options = parse(args)
-    result = measured(measure, options)
-    show(result, options, _print_table)
-    return 1 if options.check and result["missed"] else 0
+    return show_and_check(measured(measure, options), options, _print_table)
 
 
 def _print_table(result: Result) -> None:

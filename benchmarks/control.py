@@ -33,7 +33,7 @@ from actors.core.stalls import Lag
 from actors.scheduler.messages import Acknowledged, SetPaused
 from actors.scheduler.scheduler import Scheduler
 from actors.scheduler.service_messages import LookupService, ServiceFound
-from benchmarks._command import Result, command_line, measured, show
+from benchmarks._command import Result, add_check_option, command_line, measured, show_and_check
 from benchmarks._harm import percentile
 from benchmarks._jobs import BenchmarkFailed, hardware
 from benchmarks._processes import beside, on_uvloop
@@ -294,11 +294,9 @@ def main(args: list[str]) -> int:
     parser.add_argument("--bytes", type=int, default=600_000_000, help="size of the model's weights")
     parser.add_argument("--pullers", type=int, default=1, help="that take the weights over TCP, again and again")
     parser.add_argument("--every-ms", type=float, default=20.0, help="pause of the client between two questions")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
+    add_check_option(parser)
     options = parser.parse_args(args)
-    result = measured(measure, options)
-    show(result, options)
-    return 1 if options.check and result["missed"] else 0
+    return show_and_check(measured(measure, options), options)
 
 
 if __name__ == "__main__":

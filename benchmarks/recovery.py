@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks._command import Result, add_job_options, command_line, measured, show
+from benchmarks._command import Result, add_check_option, add_job_options, command_line, measured, show_and_check
 from benchmarks._harm import Harm, HarmedRun, Row, percentile, with_vocabulary
 from benchmarks._jobs import (
     BenchmarkFailed,
@@ -167,16 +167,14 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--trainers", type=int, default=3, help="deaths of the trainer")
     parser.add_argument("--heads", type=int, default=3, help="deaths of the head")
     parser.add_argument("--seed", type=int, default=0, help="who is hit, and when")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
+    add_check_option(parser)
     return parser.parse_args(args)
 
 
 def main(args: list[str]) -> int:
     """Measure and print; with ``--check`` hold the figures against their goals."""
     options = parse(args)
-    result = measured(measure, options)
-    show(result, options, _print_table)
-    return 1 if options.check and result["missed"] else 0
+    return show_and_check(measured(measure, options), options, _print_table)
 
 
 def _print_table(result: Result) -> None:

@@ -27,7 +27,7 @@ from typing import Any, Final
 
 from actors.control.errors import ControlError
 from actors.weights.segments import run_id, segment_directory
-from benchmarks._command import Result, add_job_options, command_line, measured, show
+from benchmarks._command import Result, add_check_option, add_job_options, command_line, measured, show_and_check
 from benchmarks._harm import HarmedRun, with_vocabulary
 from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, use_cores
 from benchmarks._processes import ROOT, beside
@@ -225,11 +225,9 @@ def main(args: list[str]) -> int:
     parser.add_argument("--warm-s", type=float, default=240.0, help="of each life, that do not count")
     parser.add_argument("--life-s", type=float, default=300.0, help="that a life must last beyond, to be told of")
     parser.add_argument("--seed", type=int, default=0, help="who is hit")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
+    add_check_option(parser)
     options = parser.parse_args(args)
-    result = measured(measure, options)
-    show(result, options)
-    return 1 if options.check and result["missed"] else 0
+    return show_and_check(measured(measure, options), options)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks._command import Result, add_job_options, command_line, measured, show
+from benchmarks._command import Result, add_check_option, add_job_options, command_line, measured, show_and_check
 from benchmarks._harm import HarmedRun, Row, with_vocabulary
 from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, use_cores
 from benchmarks._processes import ROOT
@@ -172,16 +172,14 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--part", type=float, default=0.15, help="of the trace's machines that are taken")
     parser.add_argument("--notice-s", type=float, default=5.0, help="before the end of every second machine")
     parser.add_argument("--seed", type=int, default=0, help="which machines are taken")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a goal is missed")
+    add_check_option(parser)
     return parser.parse_args(args)
 
 
 def main(args: list[str]) -> int:
     """Measure and print; with ``--check`` hold the figures against their goals."""
     options = parse(args)
-    result = measured(measure, options)
-    show(result, options, _print_table)
-    return 1 if options.check and result["missed"] else 0
+    return show_and_check(measured(measure, options), options, _print_table)
 
 
 def _print_table(result: Result) -> None:

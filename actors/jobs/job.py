@@ -33,6 +33,7 @@ from actors.metrics.messages import Event, Flush, Flushed, StepRow
 from actors.rewards.messages import PromptsRead, ReadPrompts
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import messages as sm
+from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from configs.schema import JobConfig
 from transport.address import ActorAddress
@@ -164,8 +165,8 @@ class Job(Actor):
 
     # ------------------------------------------------------------ prompts
 
-    @handles(sm.NeedBatch)
-    async def need_batch(self, order: sm.NeedBatch) -> None:
+    @handles(NeedBatch)
+    async def need_batch(self, order: NeedBatch) -> None:
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
         if order.step in self._issuing:
@@ -238,8 +239,8 @@ class Job(Actor):
 
     # ------------------------------------------------------------ the record
 
-    @handles(sm.StepCommitted)
-    async def step_committed(self, news: sm.StepCommitted) -> None:
+    @handles(StepCommitted)
+    async def step_committed(self, news: StepCommitted) -> None:
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
         if news.replay:
@@ -259,8 +260,8 @@ class Job(Actor):
             self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))
         self._publish("step", row)
 
-    @handles(sm.CheckpointStored)
-    async def checkpoint_stored(self, news: sm.CheckpointStored) -> None:
+    @handles(CheckpointStored)
+    async def checkpoint_stored(self, news: CheckpointStored) -> None:
         self._checkpoint = news.path
         report = jm.CheckpointReport(step=news.step, path=news.path)
         waiters, self._checkpoint_waiters = self._checkpoint_waiters, []

@@ -19,6 +19,7 @@ from actors.scheduler import events as ev
 from actors.scheduler import messages as m
 from actors.scheduler.batch import StepBatch
 from actors.scheduler.errors import IllegalTransition, NotAccepted
+from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.journal import Journal
 from actors.scheduler.leases import Leases
@@ -61,7 +62,7 @@ class Steps:
         self._asked_batch = (-1, 0.0)
         self._told_step = -1
         """The newest committed step whose row this life has told the job."""
-        self._untold: list[m.StepCommitted] = []
+        self._untold: list[StepCommitted] = []
         """What the job is told as soon as it has registered."""
         self.prompt_tokens = 0.0
         """Mean length of the prompts of the batch that was issued last."""
@@ -103,7 +104,7 @@ class Steps:
         asked, at_s = self._asked_batch
         if step != asked or now - at_s > self._scope.limits.ask_timeout_s:
             self._asked_batch = (step, now)
-            self._scope.tell(job, m.NeedBatch(job=self._scope.name, step=step))
+            self._scope.tell(job, NeedBatch(job=self._scope.name, step=step))
 
     def data_ended(self, step: int) -> None:
         """There is no batch for ``step``."""
@@ -202,7 +203,7 @@ class Steps:
         metrics |= self._recoveries.metrics()
         if self._seeding is not None and not replay:
             metrics |= self._seeding.committed(batch.step, commit.metrics)
-        news = m.StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
+        news = StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
         self._told_step = max(self._told_step, batch.step)
         if (job := self._scope.services.get("job")) is not None:
             self._scope.tell(job, news)
@@ -244,7 +245,7 @@ class Steps:
         final = self._stop_requested or news.step >= self.count
         scope.event("checkpoint_stored", step=news.step, path=news.path)
         if (job := scope.services.get("job")) is not None:
-            scope.tell(job, m.CheckpointStored(job=scope.name, step=news.step, path=news.path, final=final))
+            scope.tell(job, CheckpointStored(job=scope.name, step=news.step, path=news.path, final=final))
 
 
 def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:

@@ -20,6 +20,7 @@ from actors.jobs.summary import Summary, read_rows, row_of
 from actors.metrics.recorder import Metrics
 from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.scheduler import messages as m
+from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from configs.schema import JobConfig, MetricsConfig
 from transport.address import ActorAddress, PeerId
@@ -96,7 +97,7 @@ class Stage:
     def commit(self, step: int, reward: float = 0.5, replay: bool = False) -> None:
         metrics = {"step": step, "reward_mean": reward, "samples": 6, "tokens_generated": 40, "prompts_lost": 0}
         self.ref.tell(
-            m.StepCommitted(job="j", step=step, replay=replay, metrics={k: float(v) for k, v in metrics.items()})
+            StepCommitted(job="j", step=step, replay=replay, metrics={k: float(v) for k, v in metrics.items()})
         )
 
     async def order(self, order: object) -> jm.JobReport:
@@ -119,8 +120,8 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
 
 async def test_a_batch_is_read_by_ordinal_and_issued_once_prompts_are_to_be_had(stage: Stage) -> None:
     await stage.start()
-    stage.ref.tell(m.NeedBatch(job="j", step=2))
-    stage.ref.tell(m.NeedBatch(job="j", step=2))
+    stage.ref.tell(NeedBatch(job="j", step=2))
+    stage.ref.tell(NeedBatch(job="j", step=2))
     assert (await stage.order(jm.JobStatus(job="j"))).state == "running"
     stage.scheduler.ready.set()
     await stage.until_heard(1)
@@ -134,7 +135,7 @@ async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
     await stage.start()
     for step, replay in ((0, False), (1, False), (0, True), (1, True), (2, False)):
         stage.commit(step, replay=replay)
-    stage.ref.tell(m.CheckpointStored(job="j", step=6, path="p", final=True))
+    stage.ref.tell(CheckpointStored(job="j", step=6, path="p", final=True))
     assert await stage.job.wait_over(10) == "finished"
     rows = [json.loads(line) for line in (stage.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in rows] == [0, 1, 2] and isinstance(rows[0]["samples"], int)
@@ -166,7 +167,7 @@ async def test_pause_resume_and_cancel_reach_the_scheduler(stage: Stage) -> None
     orders = stage.scheduler.heard
     assert [o.paused for o in orders if isinstance(o, m.SetPaused)] == [True, False, True, False]
     assert [o.stop for o in orders if isinstance(o, m.RequestCheckpoint)] == [True]
-    stage.ref.tell(m.CheckpointStored(job="j", step=1, path="p", final=True))
+    stage.ref.tell(CheckpointStored(job="j", step=1, path="p", final=True))
     assert await stage.job.wait_over(10) == "interrupted"
     with pytest.raises(RemoteError, match="interrupted cannot resume"):
         await stage.order(jm.ResumeJob(job="j"))
@@ -178,7 +179,7 @@ async def test_a_checkpoint_on_request_answers_once_it_is_durable(stage: Stage) 
     asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
     await stage.until_heard(1)
     assert not asked.done()
-    stage.ref.tell(m.CheckpointStored(job="j", step=1, path="somewhere", final=False))
+    stage.ref.tell(CheckpointStored(job="j", step=1, path="somewhere", final=False))
     assert await asked == jm.CheckpointReport(step=1, path="somewhere")
 
 
@@ -202,7 +203,7 @@ async def test_a_watcher_sees_the_state_then_steps_then_the_end(stage: Stage) ->
             seen.append((event.kind, event.fields.get("step", event.fields.get("state"))))
             if len(seen) == 1:
                 stage.commit(0)
-                stage.ref.tell(m.CheckpointStored(job="j", step=6, path="p", final=True))
+                stage.ref.tell(CheckpointStored(job="j", step=6, path="p", final=True))
     assert seen == [("state", "submitted"), ("state", "running"), ("step", 0), ("checkpoint", 6), ("state", "finished")]
 
 
