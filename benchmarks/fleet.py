@@ -16,8 +16,10 @@ from typing import Final
 
 import numpy as np
 
+from actors.scheduler.length_ranking import REMEMBERED
 from actors.scheduler.policies import assign, balance, dispatch_long, offload
 from actors.scheduler.policies.balance import QueueView
+from actors.scheduler.policies.dispatch_long import Past
 from actors.scheduler.policies.generation_time import Instance
 from actors.scheduler.view import AssignView, GroupView, WorkerView
 from benchmarks._command import Result, command_line, show
@@ -57,6 +59,7 @@ def rounds(workers: int) -> dict[str, float]:
     full = _view(workers, in_flight=0, queued=samples)
     usual = _view(workers, in_flight=PLACES - 1, queued=max(GROUP, workers // 5))
     estimates = draw_lengths(LengthHistogram(), samples, np.random.default_rng(0)).astype(float)
+    past = [_past_step(samples, seed) for seed in range(1, 1 + REMEMBERED)]
     pool = [Instance(decode_pace(MODELS["7B"].transformer, H800, DecodeCost()), PLACES)] * workers
     rules = offload.OffloadRules(local_engines=8)
     report = offload.StepReport(
@@ -68,10 +71,17 @@ def rounds(workers: int) -> dict[str, float]:
         "round_ms": max(fill_ms, usual_ms),
         "fill_round_ms": fill_ms,
         "usual_round_ms": usual_ms,
-        "dispatch_long_ms": _best_ms(lambda: dispatch_long.decide(estimates, pool, prompt_tokens=400)),
+        "dispatch_long_ms": _best_ms(lambda: dispatch_long.decide(estimates, pool, prompt_tokens=400, past=past)),
         "balance_ms": _best_ms(lambda: balance.decide(_half_idle(workers))),
         "offload_ms": _best_ms(lambda: offload.after_step(rules, offload.first(rules), report)),
     }
+
+
+def _past_step(samples: int, seed: int) -> Past:
+    """Lengths as in the paper, that were expected to within a third or so."""
+    draws = np.random.default_rng(seed)
+    lengths = draw_lengths(LengthHistogram(), samples, draws).astype(float)
+    return Past(lengths * draws.lognormal(0.0, 0.3, samples), lengths)
 
 
 def _half_idle(workers: int) -> list[QueueView]:

@@ -2,8 +2,8 @@
 
 ledger's queued rows ─┬▶ GroupView ─┐
 length ranking ───────┘             │
-worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ Assign ──▶ worker
-                                                             └──▶ Assigned ─▶ ledger, journal
+worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ an Assign a worker
+                                                             └──▶ an Assigned a step ─▶ ledger, journal
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ class Dispatcher:
             groups = self._with_probes(groups, room)
         limits = self._limits
         view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
-        return sum(self._send(decision, now) for decision in assign.decide(view, now))
+        decisions = assign.decide(view, now)
+        return sum(self._hand_out(step, list(of_step), now) for step, of_step in itertools.groupby(decisions, _step))
 
     def overdue(self, now: float) -> dict[str, np.ndarray]:
         """Worker → assignments that it got ahead of a version which it still has not loaded: others may be able to."""
@@ -172,27 +173,45 @@ class Dispatcher:
             for i, part, tokens in zip(index[bounds[:-1]].tolist(), parts, expected.tolist(), strict=True)
         ]
 
-    def _send(self, decision: AssignSamples, now: float) -> int:
-        """Send, then write: what could not be sent was never assigned."""
-        ledger = self._books.ledger
-        worker, batch = self._workers.by_name[decision.worker], ledger.batches[decision.step]
+    def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
+        """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
+        ledger, batch = self._books.ledger, self._books.ledger.batches[step]
         first = ledger.next_assignment
+        sent: list[AssignSamples] = []
+        handed_out = 0
+        for decision in decisions:
+            if self._send(decision, batch, first + handed_out, now):
+                sent.append(decision)
+                handed_out += len(decision.rows)
+        if not sent:
+            return 0
+        rows = np.concatenate([decision.rows for decision in sent])
+        counts = np.array([len(decision.rows) for decision in sent], np.int32)
+        self._ranking.note(batch, rows)
+        self._books.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
+        return handed_out
+
+    def _send(self, decision: AssignSamples, batch: StepBatch, first: int, now: float) -> bool:
+        """Its rows to its worker, numbered from ``first`` on."""
+        worker = self._workers.by_name[decision.worker]
         message = Assign(
             job=self._job,
-            epoch=ledger.epoch,
-            min_policy_version=max(decision.step - self._max_staleness, 0),
+            epoch=self._books.ledger.epoch,
+            min_policy_version=max(batch.step - self._max_staleness, 0),
             sampling=batch.sampling,
             work=_work(batch, decision.rows, first),
         )
         if self._tell(worker.address, message) is not SendOutcome.QUEUED:
             worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
-            return 0
-        self._ranking.note(batch, decision.rows)
-        self._books.apply(ev.Assigned(worker.name, decision.step, first, decision.rows))
+            return False
         if not worker.in_flight:
             worker.heard_s = now
         worker.in_flight += len(decision.rows)
-        return len(decision.rows)
+        return True
+
+
+def _step(decision: AssignSamples) -> int:
+    return decision.step
 
 
 def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:

@@ -40,14 +40,23 @@ class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
 
 
 class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
-    """``rows[i]`` of ``step`` is handed to ``worker`` under assignment number ``first + i``."""
+    """``rows[i]`` of ``step`` is handed out under assignment number ``first + i``.
 
-    worker: str
+    ``workers[w]`` gets the next ``counts[w]`` of them.
+    """
+
     step: int
     first: int
-    rows: np.ndarray  # int32[n]
+    workers: list[str]
+    counts: np.ndarray  # int32[w]
+    rows: np.ndarray  # int32[sum(counts)]
     again: bool = False
-    """It has them already, from a former life of the scheduler, and goes on."""
+    """They have them already, from a former life of the scheduler, and go on."""
+
+    @classmethod
+    def to_one(cls, worker: str, step: int, first: int, rows: np.ndarray, *, again: bool = False) -> Assigned:
+        """All rows to one worker."""
+        return cls(step, first, [worker], np.array([len(rows)], np.int32), rows, again)
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):

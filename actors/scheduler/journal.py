@@ -29,7 +29,7 @@ from actors.scheduler.committed import CommittedSample, committed_rows
 from actors.scheduler.errors import JournalFailed, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS, Limits
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _PAGE_BYTES = 16384
 """Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
 _SCHEMA = """

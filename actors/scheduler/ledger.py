@@ -108,12 +108,15 @@ class Ledger(LedgerState):
             return Outcome()
         batch = self._batch(event.step)
         batch.require(event.rows, (S.QUEUED,), "assign")
+        if len(event.workers) != len(event.counts) or (event.counts < 0).any() or event.counts.sum() != len(event.rows):
+            told = f"{len(event.workers)} workers with the counts {event.counts.tolist()}"
+            raise IllegalTransition(f"{len(event.rows)} rows are handed to {told}")
         if event.first < self._slots.next:
             raise IllegalTransition(f"assignment {event.first} has been given: the next one is {self._slots.next}")
         self._slots.skip_to(event.first)
-        worker = self._workers.setdefault(event.worker, len(self._workers))
+        workers = [self._workers.setdefault(name, len(self._workers)) for name in event.workers]
         batch.assignment[event.rows] = event.first + np.arange(len(event.rows))
-        self._slots.give(event.step, event.rows, worker)
+        self._slots.give(event.step, event.rows, np.repeat(np.array(workers, np.int32), event.counts))
         batch.state[event.rows] = S.ASSIGNED
         batch.former[event.rows] = -1
         if not event.again:

@@ -70,7 +70,7 @@ class Reattachment:
                 continue
             assert (batch.state[rows] == SampleState.QUEUED).all(), "nobody has had them since"
             first, former = ledger.next_assignment, batch.former[rows].tolist()
-            self._books.apply(ev.Assigned(name, step, first, rows, again=True))
+            self._books.apply(ev.Assigned.to_one(name, step, first, rows, again=True))
             taken.former += former
             taken.numbers += range(first, first + len(rows))
             taken.lengths += batch.length[rows].tolist()

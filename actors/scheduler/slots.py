@@ -32,8 +32,8 @@ class Slots:
         if first > self.next:
             self.give(-1, np.full(first - self.next, -1, np.int32), -1)
 
-    def give(self, step: int, rows: np.ndarray, worker: int) -> None:
-        """Number ``rows`` from ``next`` on."""
+    def give(self, step: int, rows: np.ndarray, workers: np.ndarray | int) -> None:
+        """Number ``rows`` from ``next`` on; ``workers``: int32[n], or one for all."""
         start, end = self.next - self._base, self.next - self._base + len(rows)
         if end > len(self._rows):
             size = max(end, 2 * len(self._rows))
@@ -42,7 +42,7 @@ class Slots:
             )
         self._steps[start:end] = step
         self._rows[start:end] = rows
-        self._workers[start:end] = worker
+        self._workers[start:end] = workers
         self.next += len(rows)
 
     def find(self, assignments: np.ndarray, worker: np.ndarray | int) -> tuple[np.ndarray, np.ndarray]:

@@ -206,31 +206,37 @@ class Replay:
         )
 
     def _assigned(self, event: ev.Assigned) -> None:
-        samples = self._rows(event.step, event.rows.tolist(), f"a hand-out to {event.worker}")
         if event.first < self._next_assignment:
-            what = f"assignment {event.first} was given to {event.worker}, but numbers below {self._next_assignment}"
-            self._complain(Topic.ASSIGNMENT, f"{what} had been given before", worker=event.worker)
+            what = f"assignment {event.first} was given to {event.workers}, but numbers below {self._next_assignment}"
+            self._complain(Topic.ASSIGNMENT, f"{what} had been given before", worker=event.workers[0])
         self._next_assignment = max(self._next_assignment, event.first + len(event.rows))
-        for number, sample in enumerate(samples, event.first):
-            if sample.assignment >= 0:
-                holder = self._live.get(sample.assignment, (sample, "nobody"))[1]
-                what = f"{sample.name} was handed to {event.worker} while {holder} had it"
-                self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=event.worker)
-                self._live.pop(sample.assignment, None)
-            else:
-                self._move(sample, (QUEUED,), IN_FLIGHT, f"{event.worker} was handed")
-            sample.state, sample.assignment = IN_FLIGHT, number
-            if event.again and sample.workers[-1:] != [event.worker]:
-                before = sample.workers[-1] if sample.workers else "nobody"
-                what = f"{event.worker} went on with {sample.name}, which {before} had last"
-                self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=event.worker)
-            if not event.again:
-                sample.workers.append(event.worker)
-            self._live[number] = (sample, event.worker)
-            held = self.workers.setdefault(event.worker, Held())
-            held.now += 1
-            if held.now > held.most:
-                held.most, held.most_at = held.now, self.events
+        samples = self._rows(event.step, event.rows.tolist(), f"a hand-out to {event.workers}")
+        if len(samples) != len(event.rows):  # pruned, or told above
+            return
+        workers = [worker for worker, n in zip(event.workers, event.counts.tolist(), strict=True) for _ in range(n)]
+        for number, (sample, worker) in enumerate(zip(samples, workers, strict=True), event.first):
+            self._handed_out(sample, number, worker, again=event.again)
+
+    def _handed_out(self, sample: Sample, number: int, worker: str, *, again: bool) -> None:
+        if sample.assignment >= 0:
+            holder = self._live.get(sample.assignment, (sample, "nobody"))[1]
+            what = f"{sample.name} was handed to {worker} while {holder} had it"
+            self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=worker)
+            self._live.pop(sample.assignment, None)
+        else:
+            self._move(sample, (QUEUED,), IN_FLIGHT, f"{worker} was handed")
+        sample.state, sample.assignment = IN_FLIGHT, number
+        if again and sample.workers[-1:] != [worker]:
+            before = sample.workers[-1] if sample.workers else "nobody"
+            what = f"{worker} went on with {sample.name}, which {before} had last"
+            self._complain(Topic.ASSIGNMENT, what, sample=sample, worker=worker)
+        if not again:
+            sample.workers.append(worker)
+        self._live[number] = (sample, worker)
+        held = self.workers.setdefault(worker, Held())
+        held.now += 1
+        if held.now > held.most:
+            held.most, held.most_at = held.now, self.events
 
     def _appended(self, event: ev.TokensAppended) -> None:
         for delta in event.split():

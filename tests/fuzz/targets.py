@@ -175,7 +175,7 @@ def _ledger() -> Ledger:
             0, 2, SamplingParams(max_tokens=8), np.arange(2), np.zeros(2, np.int32), np.zeros(0, np.int32), [b""] * 2
         )
     )
-    ledger.apply(ev.Assigned(worker="w", step=0, first=FIRST, rows=np.arange(_SAMPLES, dtype=np.int32)))
+    ledger.apply(ev.Assigned.to_one("w", 0, FIRST, np.arange(_SAMPLES, dtype=np.int32)))
     return ledger
 
 

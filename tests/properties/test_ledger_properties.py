@@ -86,7 +86,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 first = self.ledger.next_assignment
                 for i, row in enumerate(rows.tolist()):
                     self.fleet.live[worker][first + i] = Held(step, row, int(batch.length[row]))
-                self.do(ev.Assigned(worker, step, first, rows))
+                self.do(ev.Assigned.to_one(worker, step, first, rows))
                 return
 
     def delta(self, worker: str, rows: list[tuple[int, Held, int, int]]) -> ev.TokensAppended:
@@ -197,7 +197,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.finish(next(w for w in WORKERS if self.fleet.live[w] is held), number, h)
         for row in np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32):
             number = self.ledger.next_assignment
-            self.do(ev.Assigned(worker, batch.step, number, np.array([row], np.int32)))
+            self.do(ev.Assigned.to_one(worker, batch.step, number, np.array([row], np.int32)))
             self.finish(worker, number, Held(batch.step, int(row), int(batch.length[row])))
         finished = np.nonzero(batch.state == SampleState.FINISHED)[0].astype(np.int32)
         if len(finished):

@@ -129,11 +129,11 @@ def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prom
     """The number of dedicated workers whose replay ends first, in all of these batches together."""
     stride = math.ceil(len(pool) / _SEARCHED)
     workers = pool[::stride]
+    ranked = [(one, longest_first(one.estimates)[stride // 2 :: stride]) for one in past]
 
     def ends_s(count: int, *, all_of_them: bool) -> float:
         total_s = 0.0
-        for one in past:
-            few = longest_first(one.estimates)[stride // 2 :: stride]
+        for one, few in ranked:
             hands = _in_groups(few, one.estimates, workers, count, math.ceil(alpha * len(few)))
             who = range(len(workers)) if all_of_them else _likely_last(hands, one.lengths, workers)
             total_s += _makespan_s(hands, one.lengths, workers, who, prompt_tokens)

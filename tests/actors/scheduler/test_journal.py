@@ -37,7 +37,7 @@ def run_step(ledger: Ledger, step: int) -> list[ev.Event]:
     )  # fmt: skip
     prompts = np.repeat(np.arange(step * 2, step * 2 + 2), 2)
     todo: list[ev.Event] = [
-        issue(step), ev.Assigned("w", step, first, rows), delta, ev.Scored(step, rows, np.arange(4) / 4),
+        issue(step), ev.Assigned.to_one("w", step, first, rows), delta, ev.Scored(step, rows, np.arange(4) / 4),
         ev.Leased(step, rows), ev.Committed(step, prompts, np.array([0, 1, 0, 1], np.int32), step + 1),
     ]  # fmt: skip
     for event in todo:

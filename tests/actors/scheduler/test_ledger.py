@@ -44,7 +44,7 @@ def deliver(
 
 def scored() -> Ledger:
     ledger = fresh()
-    ledger.apply(ev.Assigned("w", 0, ledger.next_assignment, ROWS))
+    ledger.apply(ev.Assigned.to_one("w", 0, ledger.next_assignment, ROWS))
     deliver(ledger, [0, 1, 2, 3], [5, 9], finish=1)
     ledger.apply(ev.Scored(0, ROWS, np.ones(4)))
     return ledger
@@ -56,7 +56,7 @@ def commit(rows: list[int]) -> ev.Committed:
 
 def test_a_stop_token_that_is_held_is_honoured_when_the_worker_dies() -> None:
     ledger = fresh()
-    ledger.apply(ev.Assigned("w", 0, ledger.next_assignment, ROWS))
+    ledger.apply(ev.Assigned.to_one("w", 0, ledger.next_assignment, ROWS))
     deliver(ledger, [0], [5, 9])
     deliver(ledger, [1], [5, 6, 7, 8])
     deliver(ledger, [2], [5])
@@ -67,7 +67,7 @@ def test_a_stop_token_that_is_held_is_honoured_when_the_worker_dies() -> None:
 
 def test_a_new_epoch_numbers_anew_and_knows_no_older_hand_out() -> None:
     ledger = fresh()
-    ledger.apply(ev.Assigned("w", 0, ledger.next_assignment, ROWS))
+    ledger.apply(ev.Assigned.to_one("w", 0, ledger.next_assignment, ROWS))
     late = ledger.batches[0].assignment.copy()
     ledger.apply(ev.Opened(2))
     assert ledger.next_assignment == 2 * EPOCH_STRIDE
@@ -114,10 +114,13 @@ def test_a_gap_in_the_prompt_stream_is_counted_as_lost_prompts() -> None:
     [
         (issued(), "issued already"),
         (issued(1, first_prompt=1), "belongs to an earlier step"),
-        (ev.Assigned("w", 0, EPOCH_STRIDE, np.array([0, 0], np.int32)), "named twice"),
-        (ev.Assigned("w", 0, EPOCH_STRIDE, np.array([4], np.int32)), "outside"),
-        (ev.Assigned("w", 0, 3, ROWS), "has been given"),
-        (ev.Assigned("w", 7, EPOCH_STRIDE, ROWS), "no batch"),
+        (ev.Assigned.to_one("w", 0, EPOCH_STRIDE, np.array([0, 0], np.int32)), "named twice"),
+        (ev.Assigned.to_one("w", 0, EPOCH_STRIDE, np.array([4], np.int32)), "outside"),
+        (ev.Assigned.to_one("w", 0, 3, ROWS), "has been given"),
+        (ev.Assigned.to_one("w", 7, EPOCH_STRIDE, ROWS), "no batch"),
+        (ev.Assigned(0, EPOCH_STRIDE, ["v", "w"], np.array([1, 1], np.int32), ROWS), "4 rows are handed to 2 workers"),
+        (ev.Assigned(0, EPOCH_STRIDE, ["v", "w"], np.array([5, -1], np.int32), ROWS), "with the counts"),
+        (ev.Assigned(0, EPOCH_STRIDE, ["v"], np.array([3, 1], np.int32), ROWS), "handed to 1 workers"),
         (ev.Scored(0, ROWS, np.ones(4)), "queued, not finished"),
         (ev.Leased(0, ROWS), "queued, not scored"),
         (commit([0, 1, 2, 3]), "queued, not leased"),
@@ -137,7 +140,7 @@ def test_an_illegal_event_is_refused_and_changes_nothing(event: ev.Event, why: s
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
     ledger = fresh()
-    ledger.apply(ev.Assigned("w", 0, ledger.next_assignment, ROWS))
+    ledger.apply(ev.Assigned.to_one("w", 0, ledger.next_assignment, ROWS))
     deliver(ledger, [0, 1, 2, 3], [9], finish=1)
     with pytest.raises(IllegalTransition, match="finite"):
         ledger.apply(ev.Scored(0, ROWS, np.array([1, 1, 1, reward])))
@@ -215,7 +218,7 @@ def test_steps_are_leased_and_committed_one_after_the_other() -> None:
     """A step that is scored early waits for its turn, and one that is committed is not committed anew."""
     ledger = scored()
     ledger.apply(issued(1))
-    ledger.apply(ev.Assigned("w", 1, ledger.next_assignment, ROWS))
+    ledger.apply(ev.Assigned.to_one("w", 1, ledger.next_assignment, ROWS))
     event = ev.TokensAppended.one(
         "w", 0, ledger.batches[1].assignment.copy(), np.zeros(4, np.int32), np.ones(4, np.int32),
         np.ones(4, np.uint8), np.full(4, 9, np.int32), np.zeros(4, np.float32),

@@ -28,7 +28,7 @@ def handed_out() -> Ledger:
         ledger.apply(ev.BatchIssued(step, 2, sampling, prompts, lengths, lengths, [b"", b""]))
         for i, worker in enumerate(WORKERS):
             rows = np.arange(2 * i, 2 * i + 2, dtype=np.int32)
-            ledger.apply(ev.Assigned(worker, step, ledger.next_assignment, rows))
+            ledger.apply(ev.Assigned.to_one(worker, step, ledger.next_assignment, rows))
     return ledger
 
 

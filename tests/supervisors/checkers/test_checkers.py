@@ -247,7 +247,7 @@ def handed_out_twice(history: History) -> None:
     at = find(history, ev.Assigned)
     first = history.ledger[at]
     assert isinstance(first, ev.Assigned)
-    again = msgspec.structs.replace(first, worker="rollout-9", first=first.first + 1000)
+    again = msgspec.structs.replace(first, workers=["rollout-9"] * len(first.workers), first=first.first + 1000)
     history.ledger.insert(at + 1, again)
 
 
