@@ -110,8 +110,8 @@ class LiveFleet:
     def balancing(self) -> Balancing:
         """Over this ledger, with nobody at the other end."""
         nobody = SimpleNamespace(tell=lambda _: SendOutcome.QUEUED)
-        ctx = SimpleNamespace(limits=DEFAULT_LIMITS, ref=lambda _: nobody)
-        job = SimpleNamespace(name=JOB)
+        ctx = SimpleNamespace(ref=lambda _: nobody)
+        job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
         scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
         return Balancing(scope, LongLanes("none"))
 

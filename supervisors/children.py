@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from actors.core.errors import AskError
 from actors.core.ref import ActorRef
 from actors.roles import RoleArgs
+from configs.limits import Limits
 from supervisors.errors import ChildStartFailed
 from supervisors.messages import SpawnProcess, SpawnReply, StopProcess, StopReply
 from supervisors.restart_budget import ExitCause, RestartPolicy
@@ -92,6 +93,7 @@ def process_child(
     ready_s: float = 180.0,
     beacon_budget_s: float | None = None,
     env: dict[str, str] | None = None,
+    limits: Limits | None = None,
     on_ready: Callable[[Running], None] | None = None,
 ) -> ChildSpec:
     """A role process that a node agent, of this or another machine, starts and watches.
@@ -101,6 +103,7 @@ def process_child(
         job: the job's name; the process is called ``<job>.<args.name>`` at its agent.
         beacon_budget_s: how long its event loop may be silent; default: ``limits.beacon_budget_s``.
         env: added to the process's environment.
+        limits: of the process; default: those of its node agent.
         on_ready: told of each start's addresses.
     """
     process = f"{job}.{args.name}"
@@ -113,6 +116,7 @@ def process_child(
             ready_timeout_s=ready_s,
             beacon_budget_s=beacon_budget_s or context.limits.beacon_budget_s,
             env=env or {},
+            limits=limits.model_dump_json() if limits else "",
         )
         running = await _start_process(context, chosen, order)
         if on_ready is not None:

@@ -198,7 +198,8 @@ class JobTree:
                     return running
             node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
             agent: ActorRef = context.ref(node.agent)
-            return await process_child(args, agent, job=self._job.name, ready_s=limits.ready_timeout_s).start(context)
+            child = process_child(args, agent, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits)
+            return await child.start(context)
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
         return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)

@@ -52,6 +52,8 @@ class SpawnProcess(Message):
     beacon_budget_s: float
     """How long its event loop may be silent while its link lives, before it counts as hung."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    limits: str = ""
+    """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
 
 
 @message("node.spawn_reply")

@@ -162,7 +162,7 @@ class NodeProcess:
         if self._membership is not None and "membership" in self.system.actors():
             known = await self._membership.leave(self._notice_s)
             if known and self._notice_s > 0:
-                await self._agent.wait_empty(self._notice_s - self._limits.hand_over_s / 2)
+                await self._agent.wait_empty(self._notice_s - self._limits.end_news_s)  # its workers know their jobs
         await self.system.stop()
 
 

@@ -154,7 +154,7 @@ class NodeAgent(Actor):
             agent=self.ctx.self_address,
             cluster=self._options.cluster,
             listen=self._listen(order.name),
-            limits=limits.model_dump_json(),
+            limits=order.limits or limits.model_dump_json(),
             seed=self._options.seed,
             keys=self._options.keys,
         )

@@ -66,7 +66,7 @@ class JobScope:
 
     @property
     def limits(self) -> Limits:
-        return self.ctx.limits
+        return self.job.limits
 
     @property
     def ledger(self) -> Ledger:

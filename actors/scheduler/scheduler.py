@@ -107,7 +107,7 @@ class Scheduler(Actor):
         journal = self._given_journal
         if journal is None:
             path = self._run_dir / "journal.db"
-            journal = await self.ctx.run_blocking(SqliteJournal, path, self._job.name, self.ctx.limits)
+            journal = await self.ctx.run_blocking(SqliteJournal, path, self._job.name, self._job.limits)
         floor, events = await self.ctx.run_blocking(journal.read)
         self._journal = journal
         self._ledger = ledger = Ledger(floor)
@@ -121,12 +121,12 @@ class Scheduler(Actor):
         self._make_parts(journal)
         self._scoring.add(restored(self._books))
         self._scope.event("scheduler_opened", epoch=ledger.epoch, committed_steps=ledger.committed_steps)
-        self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
+        self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
         if self._reattachment.awaited:
-            self.ctx.send_after(self.ctx.limits.reattach_s, EndOfGrace())
+            self.ctx.send_after(self._job.limits.reattach_s, EndOfGrace())
 
     def _make_parts(self, journal: Journal) -> None:
-        job, ledger, books, limits = self._job, self._ledger, self._books, self.ctx.limits
+        job, ledger, books, limits = self._job, self._ledger, self._books, self._job.limits
         self._scope = scope = JobScope(self.ctx, job, books, self._workers, self._services, self._metrics, self)
         self._meter = StepMeter(ledger, self._workers, self.ctx.now())
         self._versions = Versions(scope, journal)
@@ -167,7 +167,7 @@ class Scheduler(Actor):
     async def tick(self, _: Tick) -> None:
         """Retry what was refused for lack of room, and what depends on time alone."""
         now = self.ctx.now()
-        self.ctx.send_after(self.ctx.limits.scheduler_tick_s, Tick())
+        self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
         self._progress.look()
         self._enrolment.end_lapsed(now)
         self._versions.tell_again(now)

@@ -140,3 +140,39 @@ def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
     assert (set(joined[:2]), joined[2]) == ({"a", "b"}, "c")
     ways = [row["wanted"] > row["workers"] for row in run.events("pool_resized")]
     assert ways == sorted(ways) and len(set(ways)) == 2, "first down, then up, without swinging"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_what_a_noticed_machine_cannot_finish_is_handed_over_shortly_before_its_end_with_its_tokens(
+    headrace_run: StartRun, small_model: Path, tmp_path: Path
+) -> None:
+    """Answers take up to twelve seconds, the notice is of three: until half a second before its end they run there."""
+    trace = tmp_path / "one.csv"
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n25,a,notice,spot\n28,a,kill,spot\n")
+    job = simulated_job(
+        small_model,
+        options={"base_s": 0.03, "mean_tokens": 150.0},
+        rollout={"workers": 1, "max_running": 8, "max_tokens": 400},
+        steps=100_000,
+        sync={"mode": "async"},
+        cluster={"place_rollout": "elastic"},
+        provider={"kind": "local", "trace": str(trace)},
+        limits={"hand_over_s": 0.5},
+    )
+    run = headrace_run(job)
+    run.wait_for_event("samples_taken_back", worker="rollout-a")
+    run.wait_for_event("node_left", node="a")
+    taken = run.events("samples_taken_back")
+    last_step = max((row["step"] for row in run.rows()), default=-1)
+    run.wait_for_step(last_step + 2)  # by then what was moved has ended elsewhere
+    run.interrupt()
+    summary = run.finish(timeout_s=120, clean=False)
+    assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
+    report = run.report()
+    assert report.clean, "\n".join(violation.what for violation in report.violations)
+
+    in_time = [row for row in taken if row["left_s"] <= 0.6]
+    assert in_time and all(row["worker"] == "rollout-a" for row in taken)
+    said_by_then = [len(tokens) for tokens in Told.by(read_history(run.run_dir)).moved.values()]
+    assert sum(1 for tokens in said_by_then if tokens) >= sum(row["samples"] for row in in_time) > 0

@@ -68,8 +68,8 @@ class PretendAgent(Actor):
 class Cluster:
     """A head with a supervisor and two nodes with pretended agents, in one process."""
 
-    def __init__(self, *, exits_early: bool = False) -> None:
-        self.network = MemoryNetwork()
+    def __init__(self, *, exits_early: bool = False, limits: Limits | None = None) -> None:
+        self.network, self.limits = MemoryNetwork(), limits
         self.agents = {name: PretendAgent(name, exits_early=exits_early) for name in ("n1", "n2")}
         self.systems: dict[str, ActorSystem] = {}
         self.addresses: dict[str, ActorAddress] = {}
@@ -84,7 +84,7 @@ class Cluster:
             await self.systems[name].start()
         for name, agent in self.agents.items():
             self.addresses[name] = (await self.systems[name].spawn("agent", agent)).address
-        specs = [process_child(self._args(n), self._choose, job="j") for n in ("w0", "w1", "w2")]
+        specs = [process_child(self._args(n), self._choose, job="j", limits=self.limits) for n in ("w0", "w1", "w2")]
         self.supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, specs, on_event=self._on_event)
         await self.systems["head"].spawn("fleet", self.supervisor)
         await self.supervisor.ready(5)
@@ -148,3 +148,19 @@ async def test_an_exit_that_overtakes_the_answer_to_its_start_is_not_lost():
         exits = await cluster.until("exited", 1)
         assert (exits[0].cause, exits[0].detail) == (ExitCause.KILLED, "early")
         await cluster.until("started", 4)
+
+
+async def test_a_process_is_told_its_jobs_limits_on_whichever_machine_it_starts():
+    """Its node agent's own are of the machine that the node was started on, and know nothing of the job file."""
+    orders: list[SpawnProcess] = []
+
+    class Recording(PretendAgent):
+        @handles(SpawnProcess)
+        async def spawn(self, message: SpawnProcess) -> SpawnReply:
+            orders.append(message)
+            return await super().spawn(message)
+
+    cluster = Cluster(limits=Limits(hand_over_s=0.7))
+    cluster.agents["n1"] = Recording("n1")
+    async with cluster:
+        assert [Limits.model_validate_json(order.limits).hand_over_s for order in orders] == [0.7] * 3
