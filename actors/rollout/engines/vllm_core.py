@@ -50,13 +50,14 @@ def noise_seeds(streams: Sequence[int], positions: Sequence[int]) -> list[int]:
 
 
 @dataclasses.dataclass(slots=True)
-class CoreRow:
-    """What one engine step produced for one request. ``reason``: vLLM's finish reason ("stop", "length") or None."""
+class CoreRows:
+    """What one engine step produced, in columns: a request each, and its tokens."""
 
-    core_id: str
-    tokens: list[int]
-    logprobs: np.ndarray  # float32[len(tokens)]
-    reason: str | None
+    core_ids: list[str]
+    tokens: list[list[int]]
+    logprobs: np.ndarray  # float32[all tokens], end to end
+    ended: dict[str, str]
+    """Core id → vLLM's finish reason ("stop", "length"), of those that have ended."""
 
 
 class VllmCore:
@@ -80,8 +81,8 @@ class VllmCore:
             shutil.rmtree(self._scratch, ignore_errors=True)
         VllmCore._live = self
         self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
-        self._positions: dict[str, tuple[int, int]] = {}
-        """Core id → (noise stream, position of the next token)."""
+        self._draws: dict[str, tuple[int, int]] = {}
+        """Core id → (noise stream, position of the next token), of requests that are sampled by runner V1."""
         self.vocabulary: int = self.model_config.get_vocab_size()
         self.context_tokens: int = self.model_config.max_model_len
         """Prompt plus response; less than the spec's where the model knows fewer positions."""
@@ -152,7 +153,8 @@ class VllmCore:
             cache_salt=salt,
             data_parallel_rank=None,
         )
-        self._positions[core_id] = (stream, start)
+        if temperature and self._seeds_positions:
+            self._draws[core_id] = (stream, start)
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     def drop(self, core_ids: Iterable[str]) -> None:
@@ -160,7 +162,7 @@ class VllmCore:
         core_ids = list(core_ids)
         self._core.abort_requests(core_ids)
         for core_id in core_ids:
-            self._positions.pop(core_id, None)
+            self._draws.pop(core_id, None)
 
     def not_begun(self, core_id: str) -> bool:
         """Whether vLLM has computed nothing for this request yet, not even its prefix."""
@@ -169,29 +171,38 @@ class VllmCore:
         request = self._core.scheduler.requests.get(core_id)
         return request is not None and request.status == RequestStatus.WAITING
 
-    def step(self) -> list[CoreRow]:
+    def step(self) -> CoreRows:
         """One engine step: schedule, run the model, sample."""
-        self._seed_positions()
+        if self._draws:
+            self._seed_positions()
         outputs, executed = self._core.step_fn()
         self._core.post_step(model_executed=executed)
-        rows = [_row(output) for batch in (outputs or {}).values() for output in batch.outputs]
-        for row in rows:
-            stream, position = self._positions[row.core_id]
-            self._positions[row.core_id] = (stream, position + len(row.tokens))
-            if row.reason is not None:
-                del self._positions[row.core_id]
+        rows = rows_of([output for batch in (outputs or {}).values() for output in batch.outputs])
+        if self._draws:
+            self._move_on(rows)
         return rows
 
+    @property
+    def _seeds_positions(self) -> bool:
+        """Runner V1 keeps a generator per request, for us to seed; runner V2 draws by (seed, position) itself."""
+        return isinstance(getattr(self._runner, "requests", None), dict)
+
     def _seed_positions(self) -> None:
-        """Runner V1 keeps a generator per request; seed each for the position that it draws next."""
-        states = getattr(self._runner, "requests", None)
-        if not isinstance(states, dict) or not self._positions:
-            return
-        streams, positions = zip(*self._positions.values(), strict=True)
-        for core_id, seed in zip(self._positions, noise_seeds(streams, positions), strict=True):
+        """Seed each request's generator for the position that it draws next."""
+        states = self._runner.requests
+        streams, positions = zip(*self._draws.values(), strict=True)
+        for core_id, seed in zip(self._draws, noise_seeds(streams, positions), strict=True):
             state = states.get(core_id)
             if state is not None and state.generator is not None:
                 state.generator.manual_seed(seed)
+
+    def _move_on(self, rows: CoreRows) -> None:
+        """What has been drawn is behind us."""
+        for core_id, tokens in zip(rows.core_ids, rows.tokens, strict=True):
+            if (draw := self._draws.get(core_id)) is not None:
+                self._draws[core_id] = (draw[0], draw[1] + len(tokens))
+        for core_id in rows.ended:
+            self._draws.pop(core_id, None)
 
     # ------------------------------------------------------------ the model
 
@@ -241,11 +252,16 @@ class VllmCore:
         gc.collect()
 
 
-def _row(output: Any) -> CoreRow:
-    if output.finish_reason is not None and str(output.finish_reason) not in ("stop", "length"):
-        raise EngineError(f"vLLM ended request {output.request_id} with {str(output.finish_reason)!r}")
-    logprobs = (
-        np.zeros(0, np.float32) if output.new_logprobs is None else np.asarray(output.new_logprobs.logprobs)[:, 0]
+def rows_of(outputs: list[Any]) -> CoreRows:
+    """vLLM's outputs of a step; their log-probabilities are views of one array, and are joined as such."""
+    ended = {output.request_id: str(output.finish_reason) for output in outputs if output.finish_reason is not None}
+    for core_id, reason in ended.items():
+        if reason not in ("stop", "length"):
+            raise EngineError(f"vLLM ended request {core_id} with {reason!r}")
+    scores = [output.new_logprobs.logprobs for output in outputs if output.new_logprobs is not None]
+    return CoreRows(
+        core_ids=[output.request_id for output in outputs],
+        tokens=[output.new_token_ids for output in outputs],
+        logprobs=np.concatenate(scores)[:, 0].astype(np.float32) if scores else np.zeros(0, np.float32),
+        ended=ended,
     )
-    reason = None if output.finish_reason is None else str(output.finish_reason)
-    return CoreRow(output.request_id, output.new_token_ids, logprobs.astype(np.float32), reason)

@@ -30,13 +30,15 @@ from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
 from actors.rollout.messages import EngineStats
 
 if TYPE_CHECKING:
-    from actors.rollout.engines.vllm_core import CoreRow, VllmCore
+    from actors.rollout.engines.vllm_core import CoreRows, VllmCore
     from actors.rollout.engines.vllm_weights import Expected
 
 T = TypeVar("T")
 
 RUNNING, STOP, LENGTH, ABORTED = range(4)
 """``scheduler.messages.FinishReason``; a role imports only messages, and these codes are the wire's."""
+_FINISHED = {None: RUNNING, "stop": STOP, "length": LENGTH}
+"""By vLLM's finish reason."""
 
 
 @dataclass(slots=True)
@@ -45,11 +47,12 @@ class _Sequence:
 
     request: GenerationRequest
     tokens: list[int]
+    prompt_tokens: int
     core_id: str = ""
 
     @property
     def produced(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_ids)
+        return len(self.tokens) - self.prompt_tokens
 
 
 @dataclass(slots=True)
@@ -63,16 +66,12 @@ class _Rows:
     tokens: list[int] = field(default_factory=list[int])
     logprobs: list[np.ndarray] = field(default_factory=list[np.ndarray])
 
-    def add(
-        self, request: int, offset: int, finished: int, tokens: Sequence[int] = (), logprobs: np.ndarray | None = None
-    ) -> None:
+    def end(self, request: int, offset: int, finished: int) -> None:
+        """A sequence that ended without a token."""
         self.requests.append(request)
         self.offsets.append(offset)
-        self.counts.append(len(tokens))
+        self.counts.append(0)
         self.finished.append(finished)
-        self.tokens.extend(tokens)
-        if logprobs is not None:
-            self.logprobs.append(logprobs)
 
     def output(self, policy_version: int, step_s: float) -> StepOutput:
         return StepOutput(
@@ -160,12 +159,13 @@ class VllmEngine:
         return ""
 
     def _add(self, request: GenerationRequest) -> None:
-        sequence = _Sequence(request, [*request.prompt_ids.tolist(), *request.generated.tolist()])
+        tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
+        sequence = _Sequence(request, tokens, len(request.prompt_ids))
         generated = len(request.generated)
         if generated and sequence.tokens[-1] in request.sampling.stop_token_ids:
-            self._ended.add(request.request, generated, STOP)
+            self._ended.end(request.request, generated, STOP)
         elif self._budget(sequence) <= 0:
-            self._ended.add(request.request, generated, LENGTH)
+            self._ended.end(request.request, generated, LENGTH)
         else:
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
@@ -186,7 +186,7 @@ class VllmEngine:
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
     def _end_aborted(self, sequence: _Sequence) -> bool:
-        self._ended.add(sequence.request.request, sequence.produced, ABORTED)
+        self._ended.end(sequence.request.request, sequence.produced, ABORTED)
         if sequence.core_id:
             self._dropped.append(sequence.core_id)
             del self._by_core_id[sequence.core_id]
@@ -208,14 +208,14 @@ class VllmEngine:
         began = loop.time()
         produced = await self._run(self._step_on_thread)
         ended = loop.time()
-        for row in produced:
-            self._take(row, rows)
+        if produced is not None:
+            self._take(produced, rows)
         self._count(began, ended, len(rows.tokens))
         return rows.output(self._version, ended - began)
 
-    def _step_on_thread(self) -> list[CoreRow]:
+    def _step_on_thread(self) -> CoreRows | None:
         self._sync_core()
-        return self._live_core.step() if self._by_core_id else []
+        return self._live_core.step() if self._by_core_id else None
 
     def _sync_core(self) -> None:
         """Bring vLLM's queue up to date with what add and abort have noted."""
@@ -241,13 +241,18 @@ class VllmEngine:
             salt=f"{self._version}.{self._loads}",
         )
 
-    def _take(self, row: CoreRow, rows: _Rows) -> None:
-        sequence = self._by_core_id[row.core_id]
-        finished = RUNNING if row.reason is None else STOP if row.reason == "stop" else LENGTH
-        rows.add(sequence.request.request, sequence.produced, finished, row.tokens, row.logprobs)
-        sequence.tokens.extend(row.tokens)
-        if finished != RUNNING:
-            del self._by_core_id[row.core_id], self._sequences[sequence.request.request]
+    def _take(self, produced: CoreRows, rows: _Rows) -> None:
+        sequences = [self._by_core_id[core_id] for core_id in produced.core_ids]
+        rows.requests += [sequence.request.request for sequence in sequences]
+        rows.offsets += [len(sequence.tokens) - sequence.prompt_tokens for sequence in sequences]
+        rows.counts += map(len, produced.tokens)
+        rows.finished += [_FINISHED[produced.ended.get(core_id)] for core_id in produced.core_ids]
+        rows.logprobs.append(produced.logprobs)
+        for sequence, tokens in zip(sequences, produced.tokens, strict=True):
+            sequence.tokens += tokens
+            rows.tokens += tokens
+        for core_id in produced.ended:
+            del self._sequences[self._by_core_id.pop(core_id).request.request]
 
     def _count(self, began: float, ended: float, tokens: int) -> None:
         running, queued, used = self._live_core.gauges()

@@ -1,0 +1,89 @@
+"""What the vLLM engine makes of vLLM's outputs; needs no vLLM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.rollout.engine import EngineSpec, GenerationRequest
+from actors.rollout.engines import vllm_engine
+from actors.rollout.engines.vllm_core import CoreRows, rows_of
+from actors.rollout.engines.vllm_engine import LENGTH, RUNNING, STOP, VllmEngine
+from actors.rollout.errors import EngineError
+from actors.rollout.messages import SamplingParams
+
+
+def output(core_id: str, tokens: list[int], logprobs: list[float], reason: str | None = None) -> Any:
+    """As vLLM's EngineCoreOutput; beside the drawn token's log-probability stands that of another one."""
+    scores = None if not tokens else SimpleNamespace(logprobs=np.array([[p, -9.0] for p in logprobs], np.float32))
+    return SimpleNamespace(request_id=core_id, new_token_ids=tokens, new_logprobs=scores, finish_reason=reason)
+
+
+def test_a_step_is_columns_whatever_number_of_tokens_each_request_has_gained() -> None:
+    rows = rows_of([output("a", [1, 2], [-0.5, -1]), output("b", [], [], "length"), output("c", [3], [-2], "stop")])
+    assert rows.core_ids == ["a", "b", "c"]
+    assert rows.tokens == [[1, 2], [], [3]]
+    assert rows.logprobs.tolist() == [-0.5, -1.0, -2.0] and rows.logprobs.dtype == np.float32
+    assert rows.ended == {"b": "length", "c": "stop"}
+
+
+def test_a_step_without_outputs_has_no_rows() -> None:
+    rows = rows_of([])
+    assert (rows.core_ids, rows.tokens, rows.ended, len(rows.logprobs)) == ([], [], {}, 0)
+
+
+def test_an_end_that_nobody_asked_for_is_an_error_that_names_the_request() -> None:
+    with pytest.raises(EngineError, match="request b with 'error'"):
+        rows_of([output("a", [1], [-1]), output("b", [2], [-1], "error")])
+
+
+class Scripted:
+    """In the place of vLLM: a core whose steps are given."""
+
+    vocabulary, context_tokens = 100, 64
+
+    def __init__(self, *steps: CoreRows) -> None:
+        self._steps = list(steps)
+
+    def submit(self, core_id: str, *_: Any, **__: Any) -> None: ...
+
+    def step(self) -> CoreRows:
+        return self._steps.pop(0)
+
+    def gauges(self) -> tuple[int, int, float]:
+        return 0, 0, 0.0
+
+    def close(self) -> None: ...
+
+
+def request(number: int, prompt: list[int], generated: list[int]) -> GenerationRequest:
+    return GenerationRequest(
+        request=number, prompt=0, sibling=0, prompt_ids=np.array(prompt, np.int32),
+        generated=np.array(generated, np.int32), sampling=SamplingParams(max_tokens=16),
+    )  # fmt: skip
+
+
+async def test_rows_of_a_step_go_on_where_their_sequences_end_and_what_has_ended_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Scripted(
+        CoreRows(["7.1", "9.2"], [[1, 2], [3]], np.array([-1, -2, -3], np.float32), {}),
+        CoreRows(["9.2", "7.1"], [[4], [5]], np.array([-4, -5], np.float32), {"9.2": "stop", "7.1": "length"}),
+    )
+    monkeypatch.setattr(vllm_engine, "_build", lambda _: (core, None))
+    engine = VllmEngine()
+    await engine.start(EngineSpec(model_path=Path("unused")))
+    engine.add([request(7, [5, 6], [8]), request(9, [5], [])])
+    first, second = await engine.step(), await engine.step()
+    assert first.requests.tolist() == [7, 9]
+    assert (first.offsets.tolist(), first.counts.tolist()) == ([1, 0], [2, 1])
+    assert first.finished.tolist() == [RUNNING, RUNNING]
+    assert (first.tokens.tolist(), first.logprobs.tolist()) == ([1, 2, 3], [-1, -2, -3])
+    assert (second.requests.tolist(), second.offsets.tolist()) == ([9, 7], [1, 3])
+    assert second.finished.tolist() == [STOP, LENGTH]
+    assert not engine.has_work
+    await engine.close()
