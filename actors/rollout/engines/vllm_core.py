@@ -30,6 +30,7 @@ from actors.rollout.engines.vllm_setup import (
     brief,
     engine_config,
     forget_failed_core,
+    groups_without_threads,
     is_about_memory,
     prepare_process,
     resolved_device,
@@ -101,7 +102,7 @@ class VllmCore:
                 return rendezvous, rank, local_rank
 
         config = engine_config(spec)
-        with thread_setting_kept(spec.threads):
+        with thread_setting_kept(spec.threads), groups_without_threads():
             try:
                 return EngineCore(config, InProcessExecutor, log_stats=False)
             except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:

@@ -14,7 +14,7 @@ import gc
 import importlib.metadata
 import importlib.util
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from actors.core.import_guard import hide_broken_optionals
@@ -228,6 +228,29 @@ def thread_setting_kept(threads: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads = setter
+
+
+@contextlib.contextmanager
+def groups_without_threads() -> Iterator[None]:
+    """Let torch.distributed make groups of one member without a transport, and without its thread.
+
+    vLLM makes a dozen gloo groups, of which each has a thread that wakes a hundred times a second; all together they
+    took three percent of a core. One device has nobody to talk to, and the group that is called fake does just that.
+    """
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401 - makes it known to torch
+    from torch import distributed
+
+    new_group: Callable[..., Any] = distributed.new_group
+
+    def without_thread(ranks: Any = None, *args: Any, backend: str | None = None, **rest: Any) -> Any:
+        alone = backend == "gloo" and distributed.get_world_size() == 1
+        return new_group(ranks, *args, backend="fake" if alone else backend, **rest)
+
+    distributed.new_group = without_thread
+    try:
+        yield
+    finally:
+        distributed.new_group = new_group
 
 
 def forget_failed_core() -> None:

@@ -462,6 +462,12 @@ def test_a_second_engine_in_one_process_is_refused(served: Harness, checkpoint: 
         served.do(VllmEngine().start(EngineSpec(model_path=checkpoint)))
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
+def test_of_the_groups_that_vllm_makes_only_the_world_has_threads(served: Harness) -> None:
+    listening = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "gloo_tcp_loop\n"]
+    assert len(listening) <= 1
+
+
 def test_nothing_is_left_in_the_temporary_directory(served: Harness, files_before: set[str]) -> None:
     left = {name for name in set(os.listdir(tempfile.gettempdir())) - files_before if "vllm" in name}
     assert left == set()

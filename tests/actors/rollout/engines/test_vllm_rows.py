@@ -1,7 +1,8 @@
-"""What the vLLM engine makes of vLLM's outputs; needs no vLLM."""
+"""What the vLLM engine makes of vLLM's outputs, and of its process groups; needs no vLLM."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.engines import vllm_engine
 from actors.rollout.engines.vllm_core import CoreRows, rows_of
 from actors.rollout.engines.vllm_engine import LENGTH, RUNNING, STOP, VllmEngine
+from actors.rollout.engines.vllm_setup import groups_without_threads
 from actors.rollout.errors import EngineError
 from actors.rollout.messages import SamplingParams
 
@@ -87,3 +89,26 @@ async def test_rows_of_a_step_go_on_where_their_sequences_end_and_what_has_ended
     assert second.finished.tolist() == [STOP, LENGTH]
     assert not engine.has_work
     await engine.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
+def test_groups_of_one_member_have_no_threads_and_only_while_they_are_asked_for(tmp_path: Path) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    usual, before = distributed.new_group, threads()
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        world = threads()
+        with groups_without_threads():
+            group = distributed.new_group([0], backend="gloo")
+            assert distributed.get_world_size(group) == 1
+            assert threads() == world > before
+        assert distributed.new_group is usual
+        distributed.new_group([0], backend="gloo")
+        assert threads() > world
+    finally:
+        distributed.destroy_process_group()
+
+
+def threads() -> int:
+    """Of this process, all of them: a thread of gloo has its name only a moment after it is there."""
+    return len(list(Path("/proc/self/task").iterdir()))
