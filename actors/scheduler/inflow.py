@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import cast
 
 import numpy as np
@@ -96,19 +97,17 @@ def joined(deltas: Sequence[TokenDelta]) -> ev.TokensAppended:
         IllegalTransition: the bytes of one of them are not what they should be.
     """
     row_bytes, token_bytes = [delta.row_bytes for delta in deltas], [delta.token_bytes for delta in deltas]
-    row_counts = np.array([len(part) for part in row_bytes], np.int32)
-    token_counts = np.array([len(part) for part in token_bytes], np.int32)
-    if np.any(row_counts % ROW.itemsize) or np.any(token_counts % TOKEN.itemsize) or not row_counts.all():
+    row_counts, token_counts = _whole(row_bytes, ROW.itemsize), _whole(token_bytes, TOKEN.itemsize)
+    if row_counts is None or token_counts is None or 0 in row_counts:
         raise IllegalTransition("a delta has a part of a row, a part of a token, or no row")
-    row_counts //= ROW.itemsize
     rows, tokens = np.frombuffer(b"".join(row_bytes), ROW), np.frombuffer(b"".join(token_bytes), TOKEN)
-    counts = rows["count"].copy()
-    if np.any(np.add.reduceat(counts, np.cumsum(row_counts) - row_counts) != token_counts // TOKEN.itemsize):
+    counts, starts = rows["count"].copy(), [0, *accumulate(row_counts[:-1])]
+    if np.add.reduceat(counts, starts).tolist() != token_counts:
         raise IllegalTransition("the rows of a delta do not count its tokens")
     return ev.TokensAppended(
         workers=[delta.worker for delta in deltas],
         versions=np.array([delta.policy_version for delta in deltas], np.int32),
-        row_counts=row_counts,
+        row_counts=np.array(row_counts, np.int32),
         assignments=rows["assignment"].copy(),
         offsets=rows["offset"].copy(),
         counts=counts,
@@ -116,3 +115,9 @@ def joined(deltas: Sequence[TokenDelta]) -> ev.TokensAppended:
         tokens=tokens["id"].copy(),
         logprobs=tokens["logprob"].copy(),
     )
+
+
+def _whole(parts: list[bytes], size: int) -> list[int] | None:
+    """How many records of that size each part has; None if one has a part of a record."""
+    counts = [len(part) // size for part in parts]
+    return counts if sum(counts) * size == sum(map(len, parts)) else None

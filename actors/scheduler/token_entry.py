@@ -163,15 +163,18 @@ class TokenEntry:
 
 def _check_columns(event: TokensAppended) -> None:
     n, total = len(event.assignments), len(event.tokens)
-    who = ", ".join(sorted(set(event.workers)))
     deltas_fit = len(event.workers) == len(event.versions) == len(event.row_counts)
-    if not deltas_fit or int(event.row_counts.sum()) != n or np.any(event.row_counts < 0):
-        raise IllegalTransition(f"deltas of {who} have {n} rows, not those that they are said to have")
+    if not deltas_fit or event.row_counts.sum() != n or (event.row_counts < 0).any():
+        raise IllegalTransition(f"deltas of {_who(event)} have {n} rows, not those that they are said to have")
     columns = (event.offsets, event.counts, event.finished)
-    if any(len(c) != n for c in columns) or np.any(event.counts < 0) or int(event.counts.sum()) != total:
-        raise IllegalTransition(f"a delta of {who} has columns that do not fit each other")
+    if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
+        raise IllegalTransition(f"a delta of {_who(event)} has columns that do not fit each other")
     if len(event.logprobs) != total:
-        raise IllegalTransition(f"a delta of {who} has {total} tokens and {len(event.logprobs)} logprobs")
+        raise IllegalTransition(f"a delta of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
+
+
+def _who(event: TokensAppended) -> str:
+    return ", ".join(sorted(set(event.workers)))
 
 
 def _version_of_rows(event: TokensAppended) -> np.ndarray | int:
