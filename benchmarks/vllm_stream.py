@@ -28,6 +28,7 @@ import numpy as np
 import structlog
 
 from actors.core.actor import Actor, handles
+from actors.core.delivery import Delivery
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from actors.metrics.messages import Event, Spans
@@ -59,8 +60,6 @@ from configs.schema import JobConfig
 
 JOB: Final = "bench"
 ROUNDS: Final = 5
-_LOOK_S: Final = 0.02
-"""Seldom enough not to count as a cost of the collector."""
 Samples = list[list[int]]
 """Token ids of each sample of a round, siblings together."""
 
@@ -100,10 +99,32 @@ class Unread(Actor):
     async def event(self, message: Event) -> None: ...
 
 
+class Awaited(Scheduler):
+    """Tells when the ledger holds so many tokens: looking again and again would be a cost, and come late."""
+
+    expected = 0
+
+    def __init__(self, job: JobConfig, run_dir: Path) -> None:
+        super().__init__(job, run_dir)
+        self._entered = asyncio.Event()
+
+    async def token_delta(self, batch: list[Delivery]) -> None:
+        await super().token_delta(batch)
+        if self.counters.tokens >= self.expected:
+            self._entered.set()
+
+    async def entered(self, tokens: int) -> None:
+        """Until there are so many, of all rounds."""
+        self.expected = tokens
+        self._entered.clear()
+        if self.counters.tokens < tokens:
+            await self._entered.wait()
+
+
 class Ours:
     """A scheduler here, and a vLLM worker in a process of its own."""
 
-    def __init__(self, work: Work, system: ActorSystem, scheduler: Scheduler, meter: ActorRef) -> None:
+    def __init__(self, work: Work, system: ActorSystem, scheduler: Awaited, meter: ActorRef) -> None:
         self._work = work
         self._scheduler, self._ref = scheduler, system.ref(system.address("scheduler"))
         self._meter = meter
@@ -120,10 +141,8 @@ class Ours:
         )  # fmt: skip
         before, used_s, began_s = await self._cost(), cpu_s(), time.perf_counter()
         await self._ref.ask(batch, m.BatchIssued)
-        expected = self._step * work.total_tokens
         async with asyncio.timeout(WAIT_S):
-            while self._scheduler.counters.tokens < expected:  # noqa: ASYNC110 - the ledger tells nobody
-                await asyncio.sleep(_LOOK_S)
+            await self._scheduler.entered(self._step * work.total_tokens)
         seconds, collector_s, after = time.perf_counter() - began_s, cpu_s() - used_s, await self._cost()
         vllm_s = after.vllm_s - before.vllm_s
         return {
@@ -145,7 +164,7 @@ async def ours(work: Work, rounds: int, model: Path, directory: Path) -> AsyncIt
     system = new_system("head")
     await system.start()
     try:
-        scheduler = Scheduler(job, directory)
+        scheduler = Awaited(job, directory)
         await system.spawn("scheduler", scheduler)
         await system.spawn("metrics", Unread())
         address = system.address("scheduler")
