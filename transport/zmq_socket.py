@@ -7,7 +7,9 @@
 Invariants
 - ``ZMQ_FD`` is edge-triggered, and send, receive and reading EVENTS consume edges. So after every send and after every
   drain that stopped early, a drain is scheduled; no edge is ever waited for twice.
-- ``on_writable`` is called by the drains after a send that said FULL, until a send says SENT again.
+- ``on_writable`` is called by the drain after a send that said FULL. If libzmq is full still, it is called when the
+  file says that something has changed, at the latest after ``_FULL_S``: a look may have consumed that edge, and to ask
+  in every turn keeps a core busy that libzmq needs to send.
 - Every call is non-blocking. A send that cannot go out says FULL; nothing is queued here beyond libzmq's own bound.
 - A callback that raises is reported to the loop's exception handler and harms neither the socket nor the others.
 - The context is handed in and used from the loop's thread only.
@@ -38,6 +40,7 @@ Context = zmq.Context
 _COPY_THRESHOLD_BYTES: Final = 65536
 """Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
 _NEVER_BYTES: Final = 1 << 62
+_FULL_S: Final = 0.002
 _MONITOR_HWM: Final = 100_000
 _NEVER_RECONNECT_MS: Final = 3_600_000
 _FLAGS: Final = int(zmq.DONTWAIT)
@@ -183,6 +186,8 @@ class ZmqSocket:
         self._on_writable = on_writable
         self._scheduled = False
         self._stuck = False
+        self._full_until: asyncio.TimerHandle | None = None
+        """libzmq was asked again in vain: it is asked when this is over, or its file says something."""
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
         """How often a drain has found nothing left; a reader that sees it grow knows that it has read everything."""
@@ -325,6 +330,7 @@ class ZmqSocket:
         """Take one message, unasked. What it wakes runs next and sends, mostly; one look behind that serves both."""
         if self._socket.closed:
             return
+        self._ask_again()
         frames = self._receive()
         if frames is None:
             self._found_empty()
@@ -356,9 +362,21 @@ class ZmqSocket:
         self._go_on_sending()
 
     def _go_on_sending(self) -> None:
-        if self._stuck and self._on_writable is not None:
-            self._stuck = False
-            self._call(self._on_writable)
+        if not self._stuck or self._on_writable is None or self._full_until is not None:
+            return
+        self._stuck = False
+        self._call(self._on_writable)
+        if self._stuck and not self._socket.closed:
+            self._full_until = self._loop.call_later(_FULL_S, self._look_again)
+
+    def _look_again(self) -> None:
+        self._ask_again()
+        self._drain()
+
+    def _ask_again(self) -> None:
+        if self._full_until is not None:
+            self._full_until.cancel()
+            self._full_until = None
 
     def _holds_some(self) -> bool:
         # Asking for EVENTS runs libzmq's pending commands, which a throttled receive may skip, so that no edge is lost;
@@ -416,6 +434,7 @@ class ZmqSocket:
         if self._socket.closed:
             return
         self._loop.remove_reader(self._fd)
+        self._ask_again()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         if self._monitor is not None:
