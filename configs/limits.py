@@ -19,7 +19,7 @@ class Limits(BaseModel):
     message_queue_frames: int = Field(default=4096, description="about a second of control traffic")
     bulk_queue_frames: int = Field(default=16, description="16 chunks of 4 MiB are enough to keep a link busy")
     message_max_bytes: int = Field(default=64 << 20, description="one message; larger things are bulk streams")
-    bulk_chunk_bytes: int = Field(default=2 << 20, description="1-4 MiB gave the best single-stream bandwidth")
+    bulk_chunk_bytes: int = Field(default=4 << 20, description="at 4 MiB a pull costs 10 % less CPU than at 2")
     drain_max_messages: int = Field(
         default=128, description="one turn of the receive drain, so that the loop stays fair"
     )

@@ -43,7 +43,7 @@ from actors.weights.segments import held_path, host_id, own_site
 from transport.address import ActorAddress
 from transport.transport import Lane
 
-WINDOW_CHUNKS: Final = 16
+WINDOW_CHUNKS: Final = 8
 """Chunks under way to a puller; half of them may be between its loop and its thread."""
 
 _SETTLE_S: Final = 1.0

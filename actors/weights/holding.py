@@ -17,7 +17,7 @@ from pathlib import Path
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta, NoRoom
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
-from actors.weights.memory import SegmentWriter, damaged_chunks, map_segment, partial_path
+from actors.weights.memory import SegmentWriter, copy, damaged_chunks, map_segment, partial_path
 from actors.weights.messages import Chunk, Manifest
 
 
@@ -55,7 +55,7 @@ class Holding:
             if chunk.base >= 0:
                 right = base is not None and self._apply(chunk, base.view[start:end], place)
             elif right := chunk_is_intact(self.manifest, chunk.index, chunk.data.data):
-                place[:] = chunk.data.data
+                copy(chunk.data, place)
             if right:
                 landed.append(chunk.index)
         return landed

@@ -49,7 +49,7 @@ from actors.weights.pace import Pace
 from actors.weights.relay_tree import RelayTree
 from actors.weights.segments import host_id, own_site, read_manifests, remove_segment, write_manifest
 
-_AHEAD_CHUNKS: Final = 8
+_AHEAD_CHUNKS: Final = 4
 """Made ready together, while the ones before them are sent."""
 
 
