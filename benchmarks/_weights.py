@@ -169,7 +169,7 @@ async def _serve(name: str, actor_name: str, actor: Actor, *, cluster: str = "be
 
 def _serve_raw(args: dict[str, Any]) -> None:
     """Each connection gets its share of the chunks of the file that it names, from a thread of its own."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=args["sockets"])
 
     def stream(socket: zmq.Socket[bytes]) -> None:
         while order := json.loads(socket.recv()):

@@ -4,7 +4,8 @@
                                     └─ chunks over TCP ─▶ 1, then N pullers elsewhere  against a raw stream of chunks
 
 Every version is pulled by all of them in turn, and the raw stream takes its turn between them, so that they see the
-same machine. "Elsewhere" is another process that is told that it runs on another machine.
+same machine. "Elsewhere" is another process that is told that it runs on another machine. Both need all the cores that
+there are, so what others take of them shows in their times; ``ratio_cpu`` compares what both ends of either used.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
+import psutil
 import zmq
 
 from actors.core.actor import Actor, handles
@@ -44,7 +46,7 @@ from benchmarks import _curve
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
 from benchmarks._jobs import hardware
-from benchmarks._processes import beside, on_uvloop
+from benchmarks._processes import beside, cpu_s, on_uvloop
 from benchmarks._weights import Pull, PullDone
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
@@ -100,10 +102,12 @@ class Children:
 
     def __init__(self, exits: contextlib.ExitStack) -> None:
         self._exits = exits
+        self._newest: dict[str, psutil.Process] = {}
 
     def start(self, kind: str, args: dict[str, Any]) -> str:
         """Start one; the line in which it says where it is."""
         process = self._exits.enter_context(beside("_weights", kind, json.dumps(args)))
+        self._newest[kind] = psutil.Process(process.pid)
         assert process.stdout is not None
         return process.stdout.readline()
 
@@ -111,12 +115,17 @@ class Children:
         """Start one that hosts an actor; it may talk to us before it says where it is."""
         return msgspec.json.decode(await asyncio.to_thread(self.start, kind, args), type=ActorAddress)
 
+    def cpu_s(self, kind: str) -> float:
+        """CPU seconds so far of the one of ``kind`` that was started last."""
+        used = self._newest[kind].cpu_times()
+        return used.user + used.system
+
 
 class RawStream:
     """The limit: a file's chunks through plain sockets. ``kept``: each is also put in its place, as weights must be."""
 
     def __init__(self, family: Children, sockets: int) -> None:
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=sockets)
         self._sockets: list[zmq.Socket[bytes]] = []
         for port in json.loads(family.start("raw", {"sockets": sockets})):
             socket = self._context.socket(zmq.DEALER)
@@ -307,10 +316,14 @@ async def _measure(options: argparse.Namespace, scratch: Path, model: Path, fami
         for _ in range(options.rounds + 1):  # the first is for warming up
             await bench.publish()
             await bench.pull_here()
+            before_s = cpu_s() + family.cpu_s("raw")
             bench.note("raw", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=False))
+            bench.note("raw_both_cpu", cpu_s() + family.cpu_s("raw") - before_s)
+            before_s = family.cpu_s("server")
             done = await bench.pull_there(alone)
             bench.note("tcp", done[0].seconds)
             bench.note("tcp_cpu", done[0].cpu_s)
+            bench.note("tcp_both_cpu", done[0].cpu_s + family.cpu_s("server") - before_s)
             bench.note("raw_kept", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=True))
         size = bench.segment.stat().st_size
         for values in bench.found.values():
@@ -351,6 +364,7 @@ def _figures(bench: Bench, size: int) -> Result:
         "ratio_tcp": round(bench.median("raw") / bench.median("tcp"), 3),
         "raw_kept_gb_per_second": round(size / bench.median("raw_kept") / 1e9, 2),
         "ratio_tcp_kept": round(bench.median("raw_kept") / bench.median("tcp"), 3),
+        "ratio_cpu": round(bench.median("raw_both_cpu") / bench.median("tcp_both_cpu"), 3),
         "ratio_memcpy": round(bench.median("map_and_load") / (bench.median("memcpy") + bench.median("load")), 3),
         **seconds,
     }
@@ -374,7 +388,7 @@ def main(args: list[str]) -> int:
     parser = command_line("weights", __doc__)
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions; medians of them are printed")
-    parser.add_argument("--sockets", type=int, default=1, help="of the raw stream")
+    parser.add_argument("--sockets", type=int, default=1, help="of the raw stream, each with an I/O thread")
     parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
     parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
     _curve.add_option(parser)

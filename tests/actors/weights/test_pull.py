@@ -22,9 +22,12 @@ from actors.weights.errors import VersionNotHeld
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.messages import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
 from actors.weights.server import WeightServer
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
-from transport.memory_transport import MemoryNetwork, MemoryTransport
+from transport.memory_transport import MemoryNetwork, MemoryTransport, queue_bounds
+from transport.transport import Lane
+from transport.zmq_socket import lane_options
 
 JOB = JobConfig.model_validate(
     {
@@ -251,3 +254,10 @@ async def test_a_server_that_died_goes_on_with_what_it_held(bench: Bench) -> Non
     await bench.start_server()
     assert np.all((await bench.pull(-1)).tensors["a"] == 5.0)
     assert bench.scheduler.announced == [4, 5, 5]
+
+
+def test_the_window_of_a_pull_goes_out_without_the_socket_being_full() -> None:
+    """Else every other chunk is offered twice, and its credit in bytes would be spent before its credit in chunks."""
+    options = lane_options(Lane.BULK, queue_bounds(DEFAULT_LIMITS)[Lane.BULK], DEFAULT_LIMITS)
+    assert options.hwm_messages >= client_module.WINDOW_CHUNKS
+    assert client_module.WINDOW_CHUNKS * DEFAULT_LIMITS.bulk_chunk_bytes <= DEFAULT_LIMITS.stream_credit_bytes
