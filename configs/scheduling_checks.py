@@ -43,9 +43,9 @@ def _check_seeding(job: JobConfig) -> list[Found]:
         wrong = f"{place}, but scheduling.seeding needs workers beside the trainer"
         fix = "Set it to elastic, or to local if all workers are to be on the head's machine"
         found.append(("cluster.place_rollout", wrong, fix))
-    if job.staleness:
-        wrong = f"{job.sync.mode}, but with scheduling.seeding the trainer's machine generates or trains, never both"
-        fix = "Set it to dynamic or another on-policy mode, or scheduling.seeding to false"
+    if job.sync.mode == "one_step_barrier":
+        wrong = "one_step_barrier, whose barrier waits for each engine's version; those that sleep load none"
+        fix = "Set it to async or an on-policy mode, or scheduling.seeding to false"
         found.append(("sync.mode", wrong, fix))
     if not job.rollout.workers:
         wrong = "0, but scheduling.seeding needs workers on the head's machine"

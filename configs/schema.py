@@ -217,7 +217,8 @@ class SchedulingConfig(Section):
     """The rollout workers on the head's machine generate during a window at the start of each step; then they hand over
     what is unfinished to those on other machines, their engines sleep, and the trainer trains. The window's length
     follows what both sides wait for. While there is no other worker it lasts until the step is generated. Needs
-    ``cluster.place_rollout: elastic`` (or ``local``: no other worker ever) and an on-policy ``sync.mode``."""
+    ``cluster.place_rollout: elastic`` (or ``local``: no other worker ever), and any ``sync.mode`` but
+    ``one_step_barrier``; with ``async`` the next steps' samples are generated in it, too."""
     seeding_first_s: PositiveFloat = 150.0
     """``seeding``: the window of the first step with workers on other machines."""
     seeding_floor_s: Annotated[float, Field(ge=0)] = 5.0

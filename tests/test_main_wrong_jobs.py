@@ -146,10 +146,10 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "cluster.place_rollout",
         "Set it to elastic",
     ),
-    "seeding off-policy": (
+    "seeding with a barrier": (
         {"scheduling.seeding": True, "cluster.place_rollout": "local", "sync.mode": "one_step_barrier"},
         "sync.mode",
-        "Set it to dynamic",
+        "Set it to async",
     ),
     "seeding without seeders": (
         {"scheduling.seeding": True, "cluster.place_rollout": "elastic", "rollout.workers": 0},

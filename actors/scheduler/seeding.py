@@ -6,6 +6,10 @@
 
     local: on the trainer's machine        remote: all others
 
+Off-policy steps overlap, and nothing else is different: in a window local workers generate whatever steps are open,
+older ones first, so samples of step v + 1 fill the places that the tail of step v leaves. The window is step v's all
+the same: it is over once that is generated, and none opens for a step that was generated before its version was there.
+
 Invariants
 - The trainer is given groups only while the window is over and every local engine sleeps. One that does not fall asleep
   within ``seeding_patience_s`` is waited for no longer, and the record says so.
@@ -78,6 +82,7 @@ class Seeding:
             scheduling.seeding_first_s,
             scheduling.seeding_damping,
             scheduling.seeding_floor_s,
+            overlapping=scope.job.staleness > 0,
         )
         self._known = offload.first(self._first_rules)
         self._step = _Step(-1, RemoteTimes(scope.ctx.now()))
@@ -226,7 +231,8 @@ class Seeding:
             remote_idle_s=remote.idle_s,
             train_s=max(0.0, seconds - waited_s),
             remote_s=remote.busy_s,
-            seed_s=min(step.given_s, step.lasted_s),
+            seed_s=step.given_s if step.given_s < math.inf else None,
+            lasted_s=min(step.given_s, step.lasted_s),
         )
         self._known = offload.after_step(self._rules, self._known, report)
         return self._columns(step.lasted_s)

@@ -69,6 +69,39 @@ def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_worker
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
+def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_trainers_goes_on_alone(
+    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path
+) -> None:
+    """As above, one step of staleness; long answers are few, so the next step's begin beside them."""
+    trace = tmp_path / "lost.csv"
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n14,a,kill,spot\n")
+    rollout = simulated_rollout(small_model, workers=1, max_tokens=80)
+    run = start_run(
+        "overlapping",
+        steps=20,
+        rollout=rollout
+        | {"engine_options": rollout["engine_options"] | {"mean_tokens": 25}, "length_ranking": "siblings"},
+        scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        sync={"mode": "async", "max_staleness": 1},
+        cluster={"place_rollout": "elastic"},
+        provider={"kind": "local", "trace": str(trace)},
+    )
+    finish(run)
+    seen = run.events("seeding_window")
+    assert [row for row in seen if row["why"] == "time" and row["handed_over"]], "while the other machine was there"
+    assert len(run.events("node_left")) == 1
+    alone = [row for row in seen if row["remote"] == 0]
+    assert seen[-1] in alone
+    assert {row["why"] for row in alone} == {"generated"}
+    assert sum(row["handed_over"] for row in alone) > 0, "what had begun of the next step"
+    assert not run.events("engine_stays_awake")
+    assert max(row["staleness_max"] for row in run.steps()) == 1
+    asleep, training = bars(run, "rollout-0", "asleep"), bars(run, "trainer", "train")
+    assert overlap_s(bars(run, "rollout-0", "generate"), training) < 0.05 * overlap_s(asleep, training)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_without_another_machine_torch_engines_and_trainer_take_turns(
     start_run: Callable[..., RunOfHeadrace],
 ) -> None:

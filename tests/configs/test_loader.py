@@ -30,7 +30,7 @@ SCENARIOS = {"chaos"}
 
 
 def test_every_preset_fits_the_schema() -> None:
-    scenarios = {"chaos", "seeding"}
+    scenarios = {"chaos", "seeding", "combined"}
     presets = sorted(preset for preset in CONFIGS.glob("*.yaml") if preset.stem not in scenarios)
     assert {"quickstart", "async", "gpu_qwen", "cluster"} <= {preset.stem for preset in presets}
     for preset in presets:

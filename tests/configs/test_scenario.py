@@ -44,14 +44,19 @@ def test_a_wrong_scenario_is_told_with_line_field_and_fix(tmp_path: Path, text: 
     assert said in str(caught.value)
 
 
-def test_the_seeding_scenario_has_jobs_with_and_without_other_workers() -> None:
-    seeding = load_scenario(CONFIGS / "seeding.yaml")
+@pytest.mark.parametrize(
+    ("name", "modes"), [("seeding", {"sync", "colocated", "minibatch", "dynamic"}), ("combined", {"async"})]
+)
+def test_the_scenarios_with_a_seeding_window_have_jobs_with_and_without_other_workers(
+    name: str, modes: set[str]
+) -> None:
+    seeding = load_scenario(CONFIGS / f"{name}.yaml")
     assert all(job.seeding for job in seeding.jobs)
     assert {job.place_rollout for job in seeding.jobs} == {"elastic", "local"}
-    assert {job.mode for job in seeding.jobs} == {"sync", "colocated", "minibatch", "dynamic"}
+    assert {job.mode for job in seeding.jobs} == modes
 
 
-@pytest.mark.parametrize("name", ["chaos", "seeding"])
+@pytest.mark.parametrize("name", ["chaos", "seeding", "combined"])
 def test_the_jobs_of_a_scenario_pass_the_checks_of_real_job_files(name: str, tmp_path: Path) -> None:
     chaos = load_scenario(CONFIGS / f"{name}.yaml")
     (tmp_path / "config.json").write_text("{}")

@@ -12,6 +12,10 @@ RLBoost (arXiv 2510.19225) section "adaptive rollout offload", Algorithm 1. In w
 - More remote workers than it takes to generate everything while the trainer trains are no use: that is the target.
 
 Without any remote worker the window has no end: that is plain colocation. All pure; a step's figures in, rules out.
+
+Beyond the paper: where steps overlap, local engines fill the places that a step's tail leaves with samples of the next
+one, so a window costs the trainer's time and nothing else, and the next step begins with samples that are done. So what
+was over early, as all of the step was generated, says that the window was long enough, not that it should be shorter.
 """
 
 from __future__ import annotations
@@ -35,6 +39,8 @@ class OffloadRules:
     """Shorter windows cost more in waking engines than they give."""
     remember: bool = True
     """False: without the memory, for comparison."""
+    overlapping: bool = False
+    """Samples of the next step are generated beside those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,8 @@ class StepReport:
     """t_remote: in which a remote worker computed."""
     seed_s: float | None = None
     """T_seed that the step was given (``window_s``), if that is not what was decided before it."""
+    lasted_s: float | None = None
+    """For which local engines generated, if the window was over before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +85,13 @@ def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload
     """What the next step is to do."""
     if report.remote_mean <= 0:  # colocation: nothing was learned of remote workers
         return Offload(_recalled(rules, now, report.remote_next, now.seed_s), now.target, now.memory)
-    given_s = now.seed_s if report.seed_s is None else report.seed_s
-    seed_s = max(rules.floor_s, given_s + (report.train_idle_s - report.remote_idle_s) / rules.damping)
+    given_s, lasted_s = _given_s(now, report), _lasted_s(now, report)
+    change_s = (report.train_idle_s - report.remote_idle_s) / rules.damping
+    if rules.overlapping:
+        seed_s = given_s + (min(0.0, change_s) if lasted_s < given_s else change_s)
+    else:
+        seed_s = lasted_s + change_s
+    seed_s = max(rules.floor_s, seed_s)
     memory = dict(now.memory)
     if report.remote_mean == report.remote_next:
         memory[report.remote_next] = seed_s
@@ -103,9 +116,16 @@ def _target(rules: OffloadRules, now: Offload, report: StepReport) -> int:
     """N_prem = (t_remote n + T_seed N_resv) / t_train, rounded up: a machine cannot be had in part."""
     if report.train_s <= 0:
         return now.target
-    seed_s = now.seed_s if report.seed_s is None else report.seed_s
-    work_s = report.remote_s * report.remote_mean + seed_s * rules.local_engines
+    work_s = report.remote_s * report.remote_mean + _lasted_s(now, report) * rules.local_engines
     return max(1, math.ceil(work_s / report.train_s - 1e-9))
+
+
+def _given_s(now: Offload, report: StepReport) -> float:
+    return now.seed_s if report.seed_s is None else report.seed_s
+
+
+def _lasted_s(now: Offload, report: StepReport) -> float:
+    return _given_s(now, report) if report.lasted_s is None else report.lasted_s
 
 
 def _recalled(rules: OffloadRules, now: Offload, remote: int, otherwise_s: float) -> float:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport, after_step, first, to_start, window_s
 
 RULES = OffloadRules(local_engines=4)
+OVERLAPPING = OffloadRules(local_engines=4, overlapping=True)
 
 
 def report(n: float = 2, after: int | None = None, **times: float) -> StepReport:
@@ -60,6 +61,27 @@ def test_without_the_memory_the_window_goes_on_from_where_it_was() -> None:
     rules = OffloadRules(local_engines=4, remember=False)
     two = after_step(rules, first(rules), report(2, train_idle_s=300))
     assert after_step(rules, Offload(400, 4, two.memory), report(1.5, after=2)).seed_s == 400
+
+
+def test_a_window_that_was_over_early_is_where_the_rule_goes_on_unless_steps_overlap() -> None:
+    """There the next step began with what had been generated of it, so an early end says nothing of the next window."""
+    early = report(lasted_s=40.0)
+    assert after_step(RULES, first(RULES), early).seed_s == 40
+    assert after_step(OVERLAPPING, first(RULES), early).seed_s == 150
+
+
+def test_where_steps_overlap_an_early_end_was_long_enough_and_idle_workers_shorten_it_all_the_same() -> None:
+    waited, idle = report(lasted_s=40.0, train_idle_s=90), report(lasted_s=40.0, remote_idle_s=90)
+    assert after_step(OVERLAPPING, first(RULES), waited).seed_s == 150
+    assert after_step(OVERLAPPING, first(RULES), idle).seed_s == 120
+    in_time = report(seed_s=100.0, lasted_s=100.0, train_idle_s=90)
+    assert after_step(OVERLAPPING, first(RULES), in_time).seed_s == 130
+
+
+def test_the_target_counts_what_local_engines_have_generated_and_not_what_they_might_have() -> None:
+    now = Offload(seed_s=212, target=4)
+    done = after_step(OVERLAPPING, now, report(2, train_s=411, remote_s=400, lasted_s=0.0))
+    assert done.target == 2, "800 / 411; with the window of 212 s it would be 5"
 
 
 def test_the_target_is_what_generates_everything_while_the_trainer_trains_rounded_up() -> None:

@@ -345,6 +345,91 @@ def test_the_capacity_target_is_what_generates_everything_while_the_trainer_trai
     assert rows[-1]["seeding_target"] > 2, "a trainer that is so fast could be fed by more"
 
 
+# ---------------------------------------------------------------- overlapping steps
+
+
+def test_off_policy_and_alone_the_next_step_fills_the_tail_and_goes_on_in_the_next_window(
+    events: list[dict[str, Any]],
+) -> None:
+    """24 samples a step on an engine for 32: eight of the next one begin with it, and what is handed back waits."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+        assert world.local.told[:2] == [False, True], "awake to generate, asleep to train"
+        assert world.local.tokens == all_tokens(4), "no token twice"
+        assert set(world.local.versions) == {0, 1}, "of the step of its version, and of the next one"
+
+    play(scenario, steps=4, sync={"mode": "async"})
+    assert {window["why"] for window in windows(events)} == {"generated"}
+    assert sum(window["handed_over"] for window in windows(events)) > 0, "of the next step"
+
+
+def test_off_policy_at_the_end_of_the_window_samples_of_both_steps_go_on_elsewhere(
+    events: list[dict[str, Any]],
+) -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+        remote = world.remote[0]
+        assert world.trainer.met_nobody_awake
+        assert world.local.tokens + remote.tokens == all_tokens(3), "no token twice"
+        assert {lag for worker in (world.local, remote) for lag in worker.versions} == {0, 1}
+
+    play(scenario, steps=3, sync={"mode": "async"})
+    assert windows(events)[0]["why"] == "time"
+    assert windows(events)[0]["handed_over"] > 0
+
+
+def test_a_step_that_was_generated_before_its_version_came_has_no_window(events: list[dict[str, Any]]) -> None:
+    """A slow trainer: the other worker generates step 1 meanwhile, and the trainer goes from one to the next."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        world.trainer.train_s = 5.0
+        await world.finished()
+        assert world.local.told == [False, True], "it is not woken again"
+        first, *later = [next(at for s, at, _ in world.trainer.given if s == step) for step in range(3)]
+        assert later[1] - first < 2 * 5.5, "nobody waits between two steps"
+
+    world = play(scenario, steps=3, sync={"mode": "async"})
+    assert [window["step"] for window in windows(events)] == [0]
+    assert [row["seed_s"] > 0 for row in world.rows()] == [True, False, False]
+
+
+def test_off_policy_a_lost_remote_worker_wakes_the_trainers_machine(events: list[dict[str, Any]]) -> None:
+    """Else nobody would generate: the trainer waits for its step, and the next one may not go ahead of it."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: world.local.asleep)
+        world.kill("remote-0")
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=3, sync={"mode": "async"})
+    assert [(w["step"], w["why"]) for w in windows(events)][:2] == [(0, "time"), (0, "generated")]
+
+
+def test_off_policy_a_remote_worker_of_an_older_version_does_not_end_the_window(events: list[dict[str, Any]]) -> None:
+    """It may generate of the step, but could not go on with tokens of the newer version that it would be handed."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        remote = await world.add(Batching, "remote-0")
+        await world.until(lambda: remote.version == 0)
+        remote.pull_s = 1e6
+        await world.finished()
+        assert remote.version == 0
+        assert world.trainer.met_nobody_awake
+
+    play(
+        scenario, steps=3, sync={"mode": "async"}, scheduling={"seeding_first_s": 0.1}, limits={"pull_patience_s": 0.2}
+    )
+    assert {window["why"] for window in windows(events) if window["step"] > 0} == {"generated"}
+
+
 def test_without_seeding_a_worker_beside_the_trainer_is_one_like_the_others() -> None:
     async def scenario(world: Seeded) -> None:
         await world.begin(remote=1)

@@ -10,7 +10,7 @@ import pytest
 from configs.scenario import load_scenario
 from supervisors.simulation.runner import simulate
 from supervisors.simulation.seeds import replay_command
-from tests.supervisors.simulation.scenarios import CHAOS_FILE, SEEDING_FILE
+from tests.supervisors.simulation.scenarios import CHAOS_FILE, COMBINED_FILE, SEEDING_FILE
 
 SEEDS_MAX, SEEDS_MIN = 400, 20
 SLICE_S = 40.0
@@ -19,7 +19,7 @@ A_DAY_S = 86400
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("file", [CHAOS_FILE, SEEDING_FILE], ids=["chaos", "seeding"])
+@pytest.mark.parametrize("file", [CHAOS_FILE, SEEDING_FILE, COMBINED_FILE], ids=["chaos", "seeding", "combined"])
 def test_no_seed_of_today_breaks_a_promise(file: Path) -> None:
     scenario, began_s = load_scenario(file), time.monotonic()
     first = int(time.time() // A_DAY_S) * 1000

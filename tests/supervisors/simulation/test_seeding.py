@@ -97,11 +97,24 @@ def test_without_other_machines_it_is_plain_colocation(seen: Seen) -> None:
     assert seen.both == 0
 
 
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_with_overlapping_steps_it_is_done_sooner_and_the_trainers_machine_never_does_both(
+    seen: Seen, nodes: int
+) -> None:
+    """Long tails, whose places the next step fills."""
+    job = {"mode": "dynamic", "steps": 6, "max_tokens": 64, "mean_tokens": 12.0, "max_running": 6}
+    apart = run(seeded(nodes=nodes, job=job))
+    overlapping = run(seeded(nodes=nodes, job=job | {"mode": "async"}))
+    assert seen.both == 0
+    assert overlapping.virtual_seconds < 0.9 * apart.virtual_seconds
+
+
+@pytest.mark.parametrize("mode", ["minibatch", "async"])
 @pytest.mark.parametrize("role", ["rollout", "trainer", "head"])
 @pytest.mark.parametrize("at_s", [1.0, 4.0, 7.0])
-def test_a_kill_in_a_window_or_after_it_loses_nothing(role: str, at_s: float) -> None:
+def test_a_kill_in_a_window_or_after_it_loses_nothing(role: str, at_s: float, mode: str) -> None:
     kill = {"kind": "kill", "target": {"role": role}, "at_s": at_s}
-    assert len(run(seeded(nodes=1, faults={"plan": [kill]}), 5).faults) == 1
+    assert len(run(seeded(nodes=1, job={"mode": mode}, faults={"plan": [kill]}), 5).faults) == 1
 
 
 def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_path: Path) -> None:
