@@ -172,6 +172,15 @@ class Paused(msgspec.Struct, frozen=True, tag="paused"):
     paused: bool
 
 
+class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
+    """What ``policies.offload`` has learned by the end of a step; the newest counts."""
+
+    step: int
+    seed_s: float
+    target: int
+    memory: dict[int, float]
+
+
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
     """The trainer goes on at ``step``: leases are void, and committed steps from there on will be replayed."""
 
@@ -191,6 +200,7 @@ Event = (
     | Committed
     | Checkpointed
     | Paused
+    | WindowLearned
     | Rewound
 )
 

@@ -42,8 +42,8 @@ CREATE TABLE IF NOT EXISTS samples (
     first_version INTEGER, last_version INTEGER, attempts INTEGER NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
-KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused")
-"""Small events that are never pruned: they say what was trained, and whether to go on."""
+KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "window_learned")
+"""Small events that are never pruned: they say what was trained, what was learned of windows, and whether to go on."""
 
 
 class Journal(Protocol):

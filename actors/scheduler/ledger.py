@@ -56,6 +56,7 @@ class Ledger(LedgerState):
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
             ev.Paused: self._pause,
+            ev.WindowLearned: self._learned,
             ev.Rewound: self._rewound,
         }
 
@@ -249,6 +250,10 @@ class Ledger(LedgerState):
         for name, value in event.counters.items():  # what was counted before is not recounted from a pruned journal
             setattr(self.counters, name, max(value, getattr(self.counters, name)))
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
+        return Outcome()
+
+    def _learned(self, event: ev.WindowLearned) -> Outcome:
+        self.window = event
         return Outcome()
 
     def _pause(self, event: ev.Paused) -> Outcome:

@@ -11,6 +11,7 @@ import numpy as np
 
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.errors import IllegalTransition
+from actors.scheduler.events import WindowLearned
 from actors.scheduler.outcome import Counters
 from actors.scheduler.slots import Slots
 
@@ -31,6 +32,8 @@ class LedgerState:
         self.checkpoints: list[tuple[int, str]] = []
         self.paused = False
         """Nothing is to be handed out."""
+        self.window: WindowLearned | None = None
+        """What the seeding window has learned, in a job that has one."""
         self.counters = Counters()
         self._slots = Slots()
         self._workers: dict[str, int] = {}

@@ -18,7 +18,7 @@ Invariants
 - Nobody waits for workers that are not there. While no remote worker serves the step's version, its window has no end;
   one that is over opens again. What the trainer has been given by then it trains meanwhile.
 - A window is over early when every sample of its step has ended, and while the trainer replays steps.
-- A new life of the scheduler opens the window anew, unless the step is generated, and learns its length anew.
+- A new life of the scheduler opens the window anew, unless the step is generated; what was learned is in the ledger.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from actors.rollout.messages import Revoke, SetAsleep
+from actors.scheduler import events as ev
 from actors.scheduler.batch import StepBatch
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.messages import WorkerAsleep
 from actors.scheduler.policies import offload
-from actors.scheduler.policies.offload import OffloadRules, StepReport
+from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
 from actors.scheduler.remote_times import RemoteFigures, RemoteTimes
 from actors.scheduler.versions import Versions
 from actors.scheduler.workers import Worker
@@ -84,7 +85,9 @@ class Seeding:
             scheduling.seeding_floor_s,
             overlapping=scope.job.staleness > 0,
         )
-        self._known = offload.first(self._first_rules)
+        learned = scope.ledger.window
+        first = offload.first(self._first_rules)
+        self._known = first if learned is None else Offload(learned.seed_s, learned.target, learned.memory)
         self._step = _Step(-1, RemoteTimes(scope.ctx.now()))
         self._generated: dict[int, tuple[_Step, RemoteFigures]] = {}
         """Steps that are not committed yet, and whose successor's window has begun."""
@@ -234,7 +237,8 @@ class Seeding:
             seed_s=step.given_s if step.given_s < math.inf else None,
             lasted_s=min(step.given_s, step.lasted_s),
         )
-        self._known = offload.after_step(self._rules, self._known, report)
+        self._known = known = offload.after_step(self._rules, self._known, report)
+        self._scope.books.apply(ev.WindowLearned(number, known.seed_s, known.target, dict(known.memory)))
         return self._columns(step.lasted_s)
 
     def _columns(self, seed_s: float) -> dict[str, float]:

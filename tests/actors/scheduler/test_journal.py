@@ -134,8 +134,10 @@ async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str
         for event in run_step(ledger, step):
             journal.append(event)
     checkpoint = ev.Checkpointed(2, "p", {"tokens": ledger.counters.tokens})
-    ledger.apply(checkpoint)
-    journal.append(checkpoint)
+    learned = ev.WindowLearned(1, 2.5, 3, {1: 4.0, 2: 2.5})
+    for event in (checkpoint, learned):
+        ledger.apply(event)
+        journal.append(event)
     journal.prune(2)
     await journal.durable()
     floor, events = journal.read()
@@ -146,6 +148,7 @@ async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str
     assert after.committed_steps == 4 and sorted(after.batches) == [2, 3]
     assert after.counters.prompts_lost == 0 and after.counters.samples_trained_twice == 0
     assert after.counters.tokens == ledger.counters.tokens
+    assert after.window == learned
     after.apply(ev.Opened(2))
     after.apply(ev.Rewound(2))
     run_replay = ev.Leased(2, np.arange(4, dtype=np.int32), replay=True)

@@ -345,6 +345,26 @@ def test_the_capacity_target_is_what_generates_everything_while_the_trainer_trai
     assert rows[-1]["seeding_target"] > 2, "a trainer that is so fast could be fed by more"
 
 
+def test_a_head_that_dies_goes_on_with_the_window_that_was_learned(events: list[dict[str, Any]]) -> None:
+    """The first step's 0.6 s were far too many: the other worker had nothing to do for 3 s."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        world.trainer.train_s = 3.0
+        world.trainer.metrics = {"seconds": 4.0, "trainer_idle_fraction": 0.0}
+        await world.until(lambda: world.scheduler._ledger.committed_steps == 1)
+        for name in ("trainer", "head", "rollout-0", "remote-0", "rewards"):
+            world.kill(name)
+        events.clear()
+        await world.begin(remote=1, step=1)
+        await world.finished()
+
+    play(scenario, steps=2, scheduling={"seeding_first_s": 0.6})
+    (window,) = windows(events)
+    assert (window["step"], window["why"]) == (1, "time")
+    assert window["seconds"] < 0.3
+
+
 # ---------------------------------------------------------------- overlapping steps
 
 
@@ -396,6 +416,23 @@ def test_a_step_that_was_generated_before_its_version_came_has_no_window(events:
     world = play(scenario, steps=3, sync={"mode": "async"})
     assert [window["step"] for window in windows(events)] == [0]
     assert [row["seed_s"] > 0 for row in world.rows()] == [True, False, False]
+
+
+def test_off_policy_a_window_that_was_over_early_does_not_shorten_the_next_one(events: list[dict[str, Any]]) -> None:
+    """Step 0 is generated after 0.8 s of the 2 s that it was given, and step 1 beside it; step 2 takes 2.4 s."""
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: bool(windows(events)))
+        for worker in (world.local, world.remote[0]):
+            worker.base_s = 3 * STEP_S
+        await world.finished()
+
+    play(scenario, steps=3, sync={"mode": "async"}, scheduling={"seeding_first_s": 2.0})
+    first, second = windows(events)
+    assert (first["why"], second["step"]) == ("generated", 2)
+    assert first["seconds"] < 1.1
+    assert second["seconds"] > 1.5
 
 
 def test_off_policy_a_lost_remote_worker_wakes_the_trainers_machine(events: list[dict[str, Any]]) -> None:
