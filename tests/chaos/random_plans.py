@@ -1,8 +1,12 @@
-"""Random fault plans for runs of real processes: two to four faults each, of every kind that matters, on every role."""
+"""Random fault plans for runs of real processes: two to four faults each, of every kind that matters, on every role.
+
+And what the jobs that they strike are like: their modes, and for every second one a seeding window.
+"""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 ROLES = ("rollout", "trainer", "weights", "rewards", "head")
@@ -17,6 +21,26 @@ def random_plan(seed: int) -> list[dict[str, Any]]:
         fault["after_step"] = draw.randrange(1, STEPS * 2 // 3)
         fault["at_s"] = round(draw.uniform(0, 0.05), 4)
     return faults
+
+
+def random_job(seed: int, trace: Path) -> dict[str, Any]:
+    """Sections of a job; equal seeds give equal ones. ``trace``: a file for the machines that come, if any do."""
+    draw = random.Random(f"job {seed}")
+    sync = {"mode": "async" if seed % 2 else "sync", "max_staleness": 1 + seed % 3}
+    if draw.random() < 0.5:
+        return {"sync": sync}
+    seeding = {
+        "policy": draw.choice(("assign", "rlboost")),
+        "seeding": True,
+        "seeding_first_s": draw.choice((0.2, 1.0)),
+        "seeding_floor_s": 0.1,
+    }
+    if draw.random() < 0.3:
+        return {"sync": sync, "scheduling": seeding, "cluster": {"place_rollout": "local"}}
+    ends = draw.choice(("", "20,a,kill,spot\n", "20,a,notice,spot\n23,a,kill,spot\n"))
+    trace.write_text(f"at_s,node,event,kind\n0,a,up,spot\n{ends}")
+    provider = {"kind": "local", "trace": str(trace)}
+    return {"sync": sync, "scheduling": seeding, "cluster": {"place_rollout": "elastic"}, "provider": provider}
 
 
 def _fault(draw: random.Random) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from headrace_run import SMALL_JOB
-from random_plans import STEPS, random_plan
+from random_plans import STEPS, random_job, random_plan
 
 from configs.fault_plan import plan_from_mapping
 from supervisors.run_under_test import HeadraceRun
@@ -25,14 +25,14 @@ RUNS = int(os.environ.get("HEADRACE_CHAOS_RUNS", "10"))
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + RUNS))
 def test_a_run_with_a_random_plan_finishes_and_keeps_every_promise(
-    headrace_run: Callable[..., HeadraceRun], small_model: Path, seed: int
+    headrace_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path, seed: int
 ) -> None:
     job: dict[str, Any] = SMALL_JOB | {
         "steps": STEPS,
         "seed": seed,
         "model": {"source": "hf", "path": str(small_model)},
-        "sync": {"mode": "async" if seed % 2 else "sync", "max_staleness": 1 + seed % 3},
         "checkpoint": {"every": 7, "keep": 1000},
+        **random_job(seed, tmp_path / "machines.csv"),
     }
     faults = random_plan(seed)
     run = headrace_run(job, faults=faults, seed=seed)
@@ -41,6 +41,13 @@ def test_a_run_with_a_random_plan_finishes_and_keeps_every_promise(
     told = summary["faults"]
     assert told["failed"] == 0, run.events("fault_failed")
     assert told["injected"] + told["skipped"] == len(faults)
+
+
+def test_random_jobs_have_every_mode_with_and_without_a_seeding_window(tmp_path: Path) -> None:
+    drawn = [random_job(seed, tmp_path / "machines.csv") for seed in range(40)]
+    kinds = {(job["sync"]["mode"], job.get("cluster", {}).get("place_rollout", "")) for job in drawn}
+    assert kinds == {(mode, place) for mode in ("sync", "async") for place in ("", "local", "elastic")}
+    assert drawn[:4] == [random_job(seed, tmp_path / "machines.csv") for seed in range(4)]
 
 
 def test_random_plans_fit_the_vocabulary_and_repeat() -> None:
