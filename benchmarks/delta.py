@@ -24,10 +24,13 @@ from actors.weights.delta import apply_delta, encode_delta
 from actors.weights.manifest import chunk_bounds
 from actors.weights.memory import map_segment
 from actors.weights.messages import Manifest
+from benchmarks import _baseline
+from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._jobs import hardware
 from configs.limits import DEFAULT_LIMITS
 
+RATIOS: Final = (Ratio("bytes_fraction", ceiling=0.05), Ratio("ratio_10_gbit", ceiling=1.0, tolerance=0.25))
 DEFAULT_BYTES: Final = 40_000_000
 STEPS: Final = 4
 LINK_BYTES_S: Final = 10e9 / 8
@@ -121,9 +124,12 @@ def main(args: list[str]) -> int:
     parser = command_line("delta", __doc__)
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps; medians over them are printed")
+    _baseline.add_options(parser)
     options = parser.parse_args(args)
-    show(measured(measure, options), options)
-    return 0
+    result = measured(measure, options)
+    code = _baseline.settle(result, "delta", RATIOS, options)
+    show(result, options)
+    return code
 
 
 if __name__ == "__main__":

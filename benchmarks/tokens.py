@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import subprocess
 import sys
 import tempfile
@@ -36,7 +37,8 @@ from actors.scheduler.batch import SampleState
 from actors.scheduler.journal import SqliteJournal
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.scheduler import Scheduler
-from benchmarks import _curve
+from benchmarks import _baseline, _curve
+from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, show
 from benchmarks._echo import RawSocket, new_system
 from benchmarks._jobs import BenchmarkFailed, hardware
@@ -46,6 +48,7 @@ from configs.schema import JobConfig
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind, encode_envelope
 
+RATIOS: Final = (Ratio("ratio_cpu", ceiling=math.inf, tolerance=0.5),)
 SHORT: Final = ("--tokens", "512")
 """For ``bench all``."""
 WAIT_S: Final = 120.0
@@ -289,11 +292,14 @@ def main(args: list[str]) -> int:
     parser.add_argument("--tokens", type=int, default=4096, help="of each sequence")
     parser.add_argument("--processes", type=int, default=1, help="that the workers live in")
     _curve.add_option(parser)
+    _baseline.add_options(parser)
     options = parser.parse_args(args)
     load = Load(options.workers, options.sequences, options.tokens, options.processes)
     machine = hardware()
-    show({"hardware": machine, **_curve.plain_and_secure(lambda: measure(load), options)}, options)
-    return 0
+    result = {"hardware": machine, **_curve.plain_and_secure(lambda: measure(load), options)}
+    code = _baseline.settle(result, _curve.baseline_name("tokens", options), RATIOS, options)
+    show(result, options)
+    return code
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -42,7 +43,8 @@ from actors.trainer.spans import SpanRecorder
 from actors.weights.client import WeightClient
 from actors.weights.messages import QueryVersions, Versions
 from actors.weights.segments import remove_segments, segment_directory, segment_path
-from benchmarks import _curve
+from benchmarks import _baseline, _curve
+from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
 from benchmarks._jobs import hardware
@@ -54,6 +56,12 @@ from transport.address import ActorAddress
 
 DEFAULT_BYTES: Final = 600_000_000
 """300 million parameters in bfloat16."""
+RATIOS: Final = (
+    Ratio("ratio_tcp", floor=0.7, tolerance=0.2),
+    Ratio("ratio_memcpy", ceiling=1.5, tolerance=0.2),
+    Ratio("ratio_all_pullers", ceiling=math.inf, tolerance=0.5),
+    Ratio("sent_by_trainer", ceiling=2.0),
+)
 ROUNDS: Final = 5
 PULLERS: Final = 8
 JOB: Final = "bench"
@@ -394,9 +402,12 @@ def main(args: list[str]) -> int:
     parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
     parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
     _curve.add_option(parser)
+    _baseline.add_options(parser)
     options = parser.parse_args(args)
-    show(measured(measure, options), options)
-    return 0
+    result = measured(measure, options)
+    code = _baseline.settle(result, _curve.baseline_name("weights", options), RATIOS, options)
+    show(result, options)
+    return code
 
 
 if __name__ == "__main__":

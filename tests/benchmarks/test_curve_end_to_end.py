@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,8 @@ def test_a_benchmark_runs_plain_and_encrypted_and_says_what_encryption_costs(
     assert found["curve"] is True and found["of_plain"][figure]
     assert found["of_plain"] == _curve.quotients(found, found["plain"])
     assert _curve.keys() is None, "the next benchmark is plain again"
+    watched = sys.modules[main.__module__].RATIOS
+    assert watched and all(ratio.of(found) is not None for ratio in watched), "what is not there is not watched"
 
 
 def test_with_keys_the_systems_of_a_benchmark_answer_each_other_and_nobody_without() -> None:
