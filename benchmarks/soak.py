@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import random
 import signal
 import socket
@@ -100,7 +101,10 @@ class Soak:
 
 def segments(run_dir: Path) -> list[Path]:
     """What lies in shared memory of the run, elsewhere's puller included."""
-    return [path for path in segment_directory().rglob(f"headrace-{run_id(run_dir)}-*") if path.is_file()]
+    tree = os.walk(segment_directory())  # unlike rglob it does not mind if a neighbour's directory goes meanwhile
+    return [
+        Path(top, name) for top, _, names in tree for name in names if name.startswith(f"headrace-{run_id(run_dir)}-")
+    ]
 
 
 @contextlib.contextmanager

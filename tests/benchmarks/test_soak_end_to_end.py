@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from actors.weights.segments import run_id
 from benchmarks import soak
 from benchmarks._samples import Growth, Life, Sample, growth
 
@@ -61,3 +65,22 @@ def test_what_has_grown_is_told(wrong: dict[str, object], said: list[str]) -> No
 
 def test_a_segment_that_is_left_is_told() -> None:
     assert soak.missed({"processes": {}, "segments_left": ["v1"]}) == ["segments left in shared memory: ['v1']"]
+
+
+def test_segments_are_found_wherever_they_lie_though_a_neighbours_directory_goes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir, run = os.scandir, tmp_path / "run"
+    monkeypatch.setattr(soak, "segment_directory", lambda: tmp_path / "shm")
+    for place in ("", "elsewhere", "gone"):
+        (tmp_path / "shm" / place).mkdir(exist_ok=True)
+        (tmp_path / "shm" / place / f"headrace-{run_id(run)}-v1").touch()
+    (tmp_path / "shm" / "headrace-of-another-run-v1").touch()
+
+    def vanishing(path: Any = ".") -> Any:
+        if Path(path).name == "gone":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    assert sorted(path.parent.name for path in soak.segments(run)) == ["elsewhere", "shm"]
