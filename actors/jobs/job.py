@@ -152,14 +152,14 @@ class Job(Actor):
             self.ctx.start_task(self._register_again(), "register")
 
     async def _register_again(self) -> None:
-        delay_s = self.ctx.limits.backoff_first_s
+        delay_s = self._config.limits.backoff_first_s
         while not self.state.over:
             await self.ctx.sleep(delay_s)
             try:
                 await self._register()
             except AskError as error:
                 self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error))
-                delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
+                delay_s = min(2 * delay_s, self._config.limits.backoff_max_s)
             else:
                 return
 
@@ -177,7 +177,7 @@ class Job(Actor):
 
     async def _issue(self, step: int) -> None:
         """Read and issue until it has worked; reading is repeatable and issuing idempotent."""
-        delay_s = self.ctx.limits.backoff_first_s
+        delay_s = self._config.limits.backoff_first_s
         try:
             while not self.state.over:
                 try:
@@ -186,7 +186,7 @@ class Job(Actor):
                 except AskError as error:
                     self.ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
                 await self._until_asked_again(delay_s)
-                delay_s = min(2 * delay_s, self.ctx.limits.backoff_max_s)
+                delay_s = min(2 * delay_s, self._config.limits.backoff_max_s)
         finally:
             self._issuing.discard(step)
 
@@ -333,10 +333,10 @@ class Job(Actor):
         self._checkpoint_waiters.append(waiter)
         await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=False), sm.Acknowledged)
         try:
-            async with asyncio.timeout(self.ctx.limits.checkpoint_timeout_s):
+            async with asyncio.timeout(self._config.limits.checkpoint_timeout_s):
                 return await asyncio.shield(waiter)
         except TimeoutError as error:
-            raise NotPossible(f"no checkpoint within {self.ctx.limits.checkpoint_timeout_s} s") from error
+            raise NotPossible(f"no checkpoint within {self._config.limits.checkpoint_timeout_s} s") from error
 
     @handles(jm.FailJob)
     async def failed(self, order: jm.FailJob) -> jm.JobReport:
@@ -375,7 +375,7 @@ class Job(Actor):
     @concurrent
     async def watch(self, _: jm.WatchJob) -> AsyncIterator[jm.JobEvent]:
         """A slow watcher loses the oldest events and is told how many."""
-        bound, lost, news = self.ctx.limits.control_event_queue, 0, asyncio.Event()
+        bound, lost, news = self._config.limits.control_event_queue, 0, asyncio.Event()
         queue: deque[jm.JobEvent] = deque()
 
         def put(event: jm.JobEvent) -> None:

@@ -145,7 +145,7 @@ class Scheduler(Actor):
         if self._seeding is not None:
             self._leases.held = self._seeding.holds
         self._departures = Departures(scope)
-        self._scoring = Scoring(self.ctx, job.name, job.reward.timeout_s, books, self._on_settled)
+        self._scoring = Scoring(self.ctx, job, books, self._on_settled)
         self._reattachment = Reattachment(books, job.staleness)
         self._returns = Returns(scope, self._scoring, self._recoveries, self._on_settled)
         self._enrolment = Enrolment(scope, self._versions, self._returns, self._reattachment, self._meter)

@@ -24,6 +24,7 @@ from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
 from actors.scheduler.errors import IllegalTransition
 from actors.scheduler.messages import FailureKind
+from configs.schema import JobConfig
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
@@ -33,12 +34,10 @@ if TYPE_CHECKING:
 class Scoring:
     """``settled(step)`` is called after samples of that step were scored or dropped."""
 
-    def __init__(
-        self, ctx: Context, job: str, verdict_timeout_s: float, books: Books, settled: Callable[[int], None]
-    ) -> None:
+    def __init__(self, ctx: Context, job: JobConfig, books: Books, settled: Callable[[int], None]) -> None:
         self._ctx = ctx
         self._job = job
-        self._verdict_timeout_s = verdict_timeout_s
+        self._limits = job.limits
         self._books = books
         self._settled = settled
         self._pending: dict[int, np.ndarray] = {}
@@ -71,7 +70,7 @@ class Scoring:
         return bool(self._pending) and self._books.ledger.batches[min(self._pending)].generating
 
     async def _linger(self) -> None:
-        await self._ctx.sleep(self._ctx.limits.score_linger_s)
+        await self._ctx.sleep(self._limits.score_linger_s)
         self._lingering = False
         self.pump()
 
@@ -82,7 +81,7 @@ class Scoring:
 
     def pump(self) -> None:
         """Ask as much as may be asked, oldest step first."""
-        limits = self._ctx.limits
+        limits = self._limits
         while self.rewards is not None and self._pending and self.requests < limits.score_requests:
             step = min(self._pending)
             rows = self._pending.pop(step)
@@ -94,19 +93,19 @@ class Scoring:
 
     async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
         batch = self._books.ledger.batches[step]
-        timeout_s = self._verdict_timeout_s * len(rows) + self._ctx.limits.ask_timeout_s
+        timeout_s = self._job.reward.timeout_s * len(rows) + self._limits.ask_timeout_s
         try:
-            question = Score(job=self._job, step=step, items=_items(batch, rows))
+            question = Score(job=self._job.name, step=step, items=_items(batch, rows))
             reply = await self._ctx.ref(rewards).ask(question, Scored, timeout_s)
         except RemoteError as error:
             await self._again(step, rows, f"{error.error_type}: {error.detail}")
         except AskError as error:
             self._ctx.log.warning("scoring will be tried again", step=step, samples=len(rows), why=str(error))
-            await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+            await self._ctx.sleep(self._limits.backoff_first_s)
             self.add({step: rows})
         else:
             if later := self._take(batch, rows, reply.verdicts):
-                await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+                await self._ctx.sleep(self._limits.backoff_first_s)
                 self.add({step: np.array(later, np.int32)})
         finally:
             self.requests -= 1
@@ -115,7 +114,7 @@ class Scoring:
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
         """The reward worker raised: it is its bug or this input's, so tries are counted."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
-        await self._ctx.sleep(self._ctx.limits.backoff_first_s)
+        await self._ctx.sleep(self._limits.backoff_first_s)
         self._retry_or_drop(self._books.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
         self._settled(step)
 
@@ -170,7 +169,7 @@ class Scoring:
     def _retry_or_drop(self, batch: StepBatch, reasons: dict[int, str]) -> None:
         for row, why in reasons.items():
             tries = self._tries.get((batch.step, row), 0) + 1
-            if tries > self._ctx.limits.score_retries:
+            if tries > self._limits.score_retries:
                 self._tries.pop((batch.step, row), None)
                 self._drop(batch, [row], f"{FailureKind.NO_RESULT}: {why}")
             else:

@@ -244,7 +244,7 @@ class VllmEngine:
     def _take(self, produced: CoreRows, rows: _Rows) -> None:
         sequences = [self._by_core_id[core_id] for core_id in produced.core_ids]
         rows.requests += [sequence.request.request for sequence in sequences]
-        rows.offsets += [len(sequence.tokens) - sequence.prompt_tokens for sequence in sequences]
+        rows.offsets += [sequence.produced for sequence in sequences]
         rows.counts += map(len, produced.tokens)
         rows.finished += [_FINISHED[produced.ended.get(core_id)] for core_id in produced.core_ids]
         rows.logprobs.append(produced.logprobs)
