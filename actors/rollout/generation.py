@@ -1,10 +1,13 @@
 """The task that drives a rollout worker's engine, one step after the other.
 
-    ┌─▶ apply commands ─▶ sleep or wake ─▶ load a pulled version ─▶ engine.step ─▶ reports.deliver ─┐
-    └──────────────────────── nothing to do, or nobody takes it: wait ◀─────────────────────────────┘
+    ┌─▶ apply commands ─▶ sleep or wake ─▶ load a pulled version ─▶ engine.step ────────────────────┐
+    │                                                                └─ beside it: reports.deliver  │
+    └──────── nothing to do, or nobody takes it: reports.deliver, then wait ◀───────────────────────┘
 
 Invariants
 - The engine is touched by this task alone, so every command takes effect between two engine steps.
+- What a step has made is said while the next one runs, for the engine need not wait for that; and before anything
+  else is said of the engine, or waited for.
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
 - It lets the engine sleep only while it holds nothing: what it holds all the same keeps it awake, or wakes it. Asleep,
   it pulls and does not load.
@@ -23,7 +26,7 @@ import msgspec
 
 from actors.core.context import Context
 from actors.metrics.messages import Span
-from actors.rollout.engine import GenerationRequest, RolloutEngine
+from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.errors import RequestRefused
 from actors.rollout.messages import EngineStats
 from actors.rollout.puller import VersionPuller
@@ -61,6 +64,8 @@ class Generation:
         self._commands: deque[Command] = deque()
         self._ahead: list[tuple[int, list[GenerationRequest]]] = []
         """Requests that wait for a version that is not loaded yet, under that version."""
+        self._made: tuple[StepOutput, EngineStats] | None = None
+        """By the last step, and not said yet."""
         self._wake = asyncio.Event()
         self._to_sleep = self._asleep = self._answers = False
         self._ending = False
@@ -119,21 +124,40 @@ class Generation:
                 await self._load(pulled)
             self._reports.flush()
             if self._engine.has_work and not self._reports.full:
-                self._activity.begin("generate")
-                async with asyncio.timeout(self._ctx.limits.engine_step_s):
-                    output = await self._engine.step()
-                self._reports.deliver(output, self.stats())
+                await self._step()
             elif self._ending and not self._commands and not self._engine.has_work:
+                self._say_made()
                 return
             else:
+                self._say_made()
                 await self._rest()
             if self._ctx.now() - self._spans_sent_at >= self._ctx.limits.span_interval_s:
                 self.send_spans()
+
+    async def _step(self) -> None:
+        """Advance the engine; beside it, say what the step before has made."""
+        self._activity.begin("generate")
+        async with asyncio.timeout(self._ctx.limits.engine_step_s):
+            saying = asyncio.ensure_future(self._say_beside())  # begins when the step first waits
+            try:
+                output = await self._engine.step()
+            finally:
+                await saying
+        self._made = output, self.stats()
+
+    async def _say_beside(self) -> None:
+        self._say_made()
+
+    def _say_made(self) -> None:
+        if self._made is not None:
+            made, self._made = self._made, None
+            self._reports.deliver(*made)
 
     async def _sleep_or_wake(self) -> None:
         holds = self._engine.has_work or any(requests for _, requests in self._ahead)
         asleep = self._to_sleep and not holds
         if asleep != self._asleep:
+            self._say_made()
             async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
                 await (self._engine.sleep(_SLEEP_LEVEL) if asleep else self._engine.wake())
             self._asleep = asleep
@@ -205,6 +229,7 @@ class Generation:
 
     async def _load(self, pulled: PulledWeights) -> None:
         """Swap to ``pulled`` between two steps."""
+        self._say_made()
         in_flight, began_s = self._job.rollout.in_flight, self._ctx.now()
         async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
             await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)

@@ -7,6 +7,7 @@ import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Self
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,13 +17,14 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Event, Span, Spans
 from actors.roles import RoleArgs
-from actors.rollout.engine import EngineSpec
+from actors.rollout.engine import EngineSpec, StepOutput
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.messages import (
     Assign,
     DeltasTaken,
     Drain,
+    EngineStats,
     PromptWork,
     PullVersion,
     Revoke,
@@ -30,6 +32,7 @@ from actors.rollout.messages import (
     SamplingParams,
     SetAsleep,
 )
+from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.scheduler.errors import NotAccepted
 from actors.scheduler.messages import (
@@ -417,6 +420,34 @@ async def test_generation_goes_on_while_a_version_is_fetched_and_the_swap_falls_
     assert versions == sorted(versions)
     assert versions[:6] == [0] * 6
     assert versions[-1] == 1
+    said = [
+        message.policy_version for message in stage.scheduler.heard if isinstance(message, TokenDelta | WorkerVersion)
+    ]
+    assert said == sorted(said), "a version is announced behind all that the one before has made"
+
+
+@in_virtual_time
+async def test_what_a_step_has_made_is_said_while_the_next_one_runs_and_the_last_one_at_once(stage: Stage) -> None:
+    await stage.start_worker()
+    noted: list[str] = []
+    step, deliver = stage.engine.step, Reports.deliver
+
+    async def noted_step() -> StepOutput:
+        noted.append("begins")
+        output = await step()
+        noted.append("ends")
+        return output
+
+    def noted_deliver(reports: Reports, output: StepOutput, stats: EngineStats) -> None:
+        noted.append("said")
+        assert stats.tokens_total == output.offsets[0] + 1, "the gauges are those of the step that is said"
+        deliver(reports, output, stats)
+
+    stage.engine.step = noted_step  # type: ignore[method-assign]
+    with patch.object(Reports, "deliver", noted_deliver):
+        stage.assign(1, tokens=3)
+        await stage.scheduler.finished(1)
+    assert noted == ["begins", "ends", "begins", "said", "ends", "begins", "said", "ends", "said"]
 
 
 @in_virtual_time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import tempfile
@@ -464,8 +465,11 @@ def test_a_second_engine_in_one_process_is_refused(served: Harness, checkpoint: 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
 def test_of_the_groups_that_vllm_makes_only_the_world_has_threads(served: Harness) -> None:
-    listening = [task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text() == "gloo_tcp_loop\n"]
-    assert len(listening) <= 1
+    names: list[str] = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # others' threads come and go
+            names.append((task / "comm").read_text().strip())
+    assert names.count("gloo_tcp_loop") <= 1
 
 
 def test_nothing_is_left_in_the_temporary_directory(served: Harness, files_before: set[str]) -> None:
