@@ -258,6 +258,7 @@ class WeightClient:
         """Give back the memory of what is over and prepare the next: either takes the system longer than a copy."""
         await self._ctx.sleep(_SETTLE_S)
         await self._ctx.run_blocking(self._release)
+        await self._ctx.run_blocking(self._writer.forget_taken)
         if holding.own:
             await self._ctx.run_blocking(self._writer.prepare, holding.path, holding.manifest.total_bytes)
 

@@ -6,8 +6,10 @@
 
 A fresh page of shared memory costs several times its copy: it is found, zeroed, entered in a table. So whoever writes
 version after version prepares the next segment's pages while nobody waits. That takes no more memory than there is at
-the moment of a publication, before the oldest version retires. Small segments, and the first one, are written through
-the file: the system then copies into pages that it neither zeroes nor enters anywhere, in half the time.
+the moment of a publication, before the oldest version retires. Of a run's pullers on one machine one fetches and the
+others map what it has: they keep one spare together, and whoever fetches takes it. Small segments, and the first one,
+are written through the file: the system then copies into pages that it neither zeroes nor enters anywhere, in half
+the time.
 
 Pages are always allocated before they are written through a mapping: where memory is full, that is an OSError and not a
 signal that ends the process.
@@ -75,7 +77,7 @@ class SegmentWriter:
         with contextlib.suppress(OSError):
             if partial.stat().st_size == size:
                 return _writable(partial, size), True
-        return self._take_spare(partial, size) or _writable(partial, size), False
+        return self._take_spare(partial, size) or _take_anothers(path, size) or _writable(partial, size), False
 
     def write(self, path: Path, source: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
         """A copy of ``source`` at ``path``, whole; the xxh3-128 digests of its chunks, of what was read.
@@ -113,11 +115,13 @@ class SegmentWriter:
         if size < PARALLEL_BYTES:
             return
         with self._lock, contextlib.suppress(OSError):
-            if self._spare is not None and len(self._spare[1]) == size:
-                return
-            self._drop_spare()
-            spare = path.with_name(f"{_run_prefix(path)}-{os.getpid()}-spare")
             _remove_spares_of_the_dead(path)
+            if self._spare is not None and len(self._spare[1]) != size:
+                self._drop_spare()
+            if any(_has_size(spare, size) for spare, _ in _spares(path)):
+                return
+            self._spare = None  # who has no file any more has no spare
+            spare = path.with_name(f"{_spare_prefix(path)}{os.getpid()}-spare")
             try:
                 memory = _writable(spare, size)
             except OSError:
@@ -125,6 +129,12 @@ class SegmentWriter:
                 return
             _populate(memory, size, _POPULATE_WRITE)
             self._spare = spare, memory
+
+    def forget_taken(self) -> None:
+        """Unmap the spare if a neighbour has taken it: its pages would stay for as long as we map them."""
+        with self._lock:
+            if self._spare is not None and not self._spare[0].exists():
+                self._spare = None
 
     def close(self) -> None:
         """Give the spare back."""
@@ -137,18 +147,41 @@ class SegmentWriter:
             self._spare = None
 
 
-def _run_prefix(path: Path) -> str:
-    segment = path.name.partition("@")[0]
-    return segment.rpartition("-v")[0] or segment
+def _spare_prefix(path: Path) -> str:
+    """Of the spares for such segments: the publisher's are its own, those of a run's pullers are anyone's of them."""
+    segment, pulled, _ = path.name.partition("@")
+    return f"{segment.rpartition('-v')[0] or segment}-{'pulled-' if pulled else ''}"
+
+
+def _spares(path: Path) -> list[tuple[Path, int]]:
+    """For segments such as ``path``, each with the process that made it."""
+    prefix = _spare_prefix(path)
+    found = [(spare, spare.name[len(prefix) : -len("-spare")]) for spare in path.parent.glob(f"{prefix}*-spare")]
+    return [(spare, int(pid)) for spare, pid in found if pid.isdecimal()]
+
+
+def _has_size(spare: Path, size: int) -> bool:
+    with contextlib.suppress(OSError):
+        return spare.stat().st_size == size
+    return False
 
 
 def _remove_spares_of_the_dead(path: Path) -> None:
     """Who was killed has left a whole segment's memory. To remove one too many does no harm: it is made anew."""
-    prefix = f"{_run_prefix(path)}-"
-    for spare in path.parent.glob(f"{prefix}*-spare"):
-        pid = spare.name.removeprefix(prefix).removesuffix("-spare")
-        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+    for spare, pid in _spares(path):
+        if not psutil.pid_exists(pid):
             spare.unlink(missing_ok=True)
+
+
+def _take_anothers(path: Path, size: int) -> mmap.mmap | None:
+    """The spare of another puller here: pages that need only be entered, in half the time of new ones."""
+    partial = partial_path(path)
+    for spare, _ in _spares(path) if "@" in path.name else ():
+        with contextlib.suppress(FileNotFoundError):  # somebody was quicker
+            if _has_size(spare, size):
+                spare.rename(partial)
+                return _writable(partial, size)
+    return None
 
 
 def _writable(path: Path, size: int) -> mmap.mmap:

@@ -20,25 +20,90 @@ NO_PID = 1 << 30
 """More than any kernel gives."""
 
 
-def test_a_spare_segment_of_a_writer_that_is_dead_is_removed_and_that_of_a_living_one_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+PULLED = "headrace-ab-v3@rollout-0"
+"""A segment as a puller writes it; the publisher's have no ``@``."""
+
+
+@pytest.fixture(autouse=True)
+def small_segments_have_spares(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
-    for name in (f"headrace-ab-{NO_PID}-spare", f"headrace-ab-{os.getppid()}-spare", f"headrace-cd-{NO_PID}-spare"):
+
+
+def neighbours_spare(directory: Path, size: int) -> Path:
+    """Of a puller that lives: who runs the tests."""
+    spare = directory / f"headrace-ab-pulled-{os.getppid()}-spare"
+    spare.write_bytes(bytes(size))
+    return spare
+
+
+def mapped_files(directory: Path) -> set[str]:
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return {Path(line.split(maxsplit=5)[5]).name for line in lines if str(directory) in line}
+
+
+def test_a_spare_segment_of_a_writer_that_is_dead_is_removed_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    dead, other_run = f"headrace-ab-pulled-{NO_PID}-spare", f"headrace-cd-pulled-{NO_PID}-spare"
+    publishers = f"headrace-ab-{NO_PID}-spare"
+    for name in (dead, other_run, publishers):
         (tmp_path / name).touch()
+    theirs = neighbours_spare(tmp_path, 0).name
     writer = SegmentWriter()
-    writer.prepare(tmp_path / "headrace-ab-v3@rollout-v2-0", 4096)
-    ours, theirs = f"headrace-ab-{os.getpid()}-spare", f"headrace-ab-{os.getppid()}-spare"
-    assert {file.name for file in tmp_path.iterdir()} == {ours, theirs, f"headrace-cd-{NO_PID}-spare"}
+    writer.prepare(tmp_path / PULLED, 4096)
+    ours = f"headrace-ab-pulled-{os.getpid()}-spare"
+    assert {file.name for file in tmp_path.iterdir()} == {ours, theirs, other_run, publishers}
     writer.close()
     assert not (tmp_path / ours).exists()
 
 
+def test_whoever_fetches_first_takes_the_spare_that_a_neighbour_has_prepared(tmp_path: Path) -> None:
+    spare = neighbours_spare(tmp_path, 4096)
+    pages = spare.stat().st_ino
+    mapped, resumed = SegmentWriter().begin(tmp_path / PULLED, 4096)
+    assert (len(mapped), resumed) == (4096, False)
+    assert (tmp_path / f"{PULLED}.partial").stat().st_ino == pages
+    assert not spare.exists()
+
+
+@pytest.mark.parametrize("size", [4096, 8192], ids=["of this size", "of another size"])
+def test_the_pullers_of_a_run_keep_one_spare_on_a_machine_of_the_size_that_they_need(tmp_path: Path, size: int) -> None:
+    theirs = neighbours_spare(tmp_path, 4096)
+    writer = SegmentWriter()
+    writer.prepare(tmp_path / PULLED, size)
+    spares = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    ours = {} if size == 4096 else {f"headrace-ab-pulled-{os.getpid()}-spare": size}
+    assert spares == {theirs.name: 4096, **ours}
+    mapped, _ = writer.begin(tmp_path / PULLED, size)
+    assert len(mapped) == size
+
+
+def test_a_publisher_and_pullers_do_not_take_each_others_spares(tmp_path: Path) -> None:
+    """A publisher without one writes through the file, which is faster than to enter another's pages."""
+    spare = neighbours_spare(tmp_path, 4096)
+    publisher = SegmentWriter()
+    publisher.write(tmp_path / "headrace-ab-v3", memoryview(bytes(4096)), 4096)
+    assert spare.exists()
+    publisher.prepare(tmp_path / "headrace-ab-v3", 8192)
+    SegmentWriter().begin(tmp_path / PULLED, 8192)
+    assert (tmp_path / f"headrace-ab-{os.getpid()}-spare").exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="mappings are listed in /proc")
+def test_a_spare_that_a_neighbour_has_taken_is_unmapped_and_another_one_stays(tmp_path: Path) -> None:
+    writer, taken = SegmentWriter(), "headrace-ab-v4@rollout-1.partial"
+    writer.prepare(tmp_path / PULLED, 4096)
+    own = tmp_path / f"headrace-ab-pulled-{os.getpid()}-spare"
+    writer.forget_taken()
+    assert mapped_files(tmp_path) == {own.name}
+    own.rename(tmp_path / taken)
+    assert mapped_files(tmp_path) == {taken}
+    writer.forget_taken()
+    assert mapped_files(tmp_path) == set()
+    writer.prepare(tmp_path / PULLED, 4096)
+    assert own.exists()
+
+
 @pytest.mark.parametrize("spare", [False, True], ids=["through the file", "into the spare"])
-def test_what_is_written_is_there_under_its_final_name_and_hashed_chunk_by_chunk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spare: bool
-) -> None:
-    monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
+def test_what_is_written_is_there_under_its_final_name_and_hashed_chunk_by_chunk(tmp_path: Path, spare: bool) -> None:
     data, writer = os.urandom(10_000), SegmentWriter()
     if spare:
         writer.prepare(tmp_path / "headrace-ab-v0", len(data))
