@@ -35,7 +35,7 @@ ALPHA = 0.2
 """Of the samples count as long; the paper's value."""
 _CANDIDATES = 24
 """Numbers of dedicated workers that are tried, evenly spread, where there are more workers."""
-_SEARCHED = 48
+_SEARCHED = 32
 """Workers on which the number is sought; larger pools are thinned out to so many."""
 
 
@@ -169,10 +169,10 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     hands: list[list[int]] = [[] for _ in pool]
     load = [(token_s[i] * sum(instance.held_tokens), i) for i, instance in enumerate(pool)]
     heapq.heapify(load)
-    for sample in order.tolist():
+    for sample, tokens in zip(order.tolist(), estimates[order].tolist(), strict=True):
         busy_s, i = load[0]
         hands[i].append(sample)
-        heapq.heapreplace(load, (busy_s + token_s[i] * float(estimates[sample]), i))
+        heapq.heapreplace(load, (busy_s + token_s[i] * tokens, i))
     return [np.array(hand, np.int64) for hand in hands]
 
 
@@ -186,10 +186,13 @@ def _token_s(instance: Instance, share: int, context_tokens: float) -> float:
 def _likely_last(hands: Sequence[np.ndarray], lengths: np.ndarray, pool: Sequence[Instance]) -> set[int]:
     """The workers with the most tokens, with the most samples, and with the longest sample."""
     held = [instance.held_tokens for instance in pool]
-    tokens = [float(lengths[hand].sum()) + sum(left) for hand, left in zip(hands, held, strict=True)]
-    longest = [float(lengths[hand].max(initial=max(left, default=0))) for hand, left in zip(hands, held, strict=True)]
-    most = max(range(len(hands)), key=lambda i: len(hands[i]) + len(held[i]))
-    return {int(np.argmax(tokens)), int(np.argmax(longest)), most}
+    dealt, sizes = lengths[np.concatenate(hands)], np.array([len(hand) for hand in hands])
+    owner = np.repeat(np.arange(len(hands)), sizes)
+    tokens = np.bincount(owner, dealt, len(hands)) + [sum(left) for left in held]
+    longest = np.array([max(left, default=0) for left in held], np.float64)
+    np.maximum.at(longest, owner, dealt)
+    most = sizes + [len(left) for left in held]
+    return {int(np.argmax(tokens)), int(np.argmax(longest)), int(np.argmax(most))}
 
 
 def _makespan_s(

@@ -47,27 +47,30 @@ class Instance:
 
 def finish_times_s(instance: Instance, prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> np.ndarray:
     """When each sample is finished, float64[n], if they begin in this order at time 0."""
-    finished = np.zeros(len(output_tokens))
+    wanted = [max(1, int(tokens)) for tokens in output_tokens]
+    finished = [0.0] * len(wanted)
     running: list[tuple[int, int]] = []  # (step at which it ends, sample)
     now_s, step, next_up = 0.0, 0, 0
     kv_free, context = instance.kv_tokens, 0
-    while running or next_up < len(output_tokens):
-        while next_up < len(output_tokens) and len(running) < instance.places:
-            need = prompt_tokens[next_up] + instance.reserve_tokens
+    step_s, places = instance.pace.step_s, instance.places
+    while running or next_up < len(wanted):
+        while next_up < len(wanted) and len(running) < places:
+            prompt = prompt_tokens[next_up]
+            need = prompt + instance.reserve_tokens
             if need > kv_free and running:
                 break
-            heapq.heappush(running, (step + max(1, int(output_tokens[next_up])), next_up))
+            heapq.heappush(running, (step + wanted[next_up], next_up))
             kv_free -= need
-            context += prompt_tokens[next_up]
-            now_s += instance.prefill_token_s * prompt_tokens[next_up]
+            context += prompt
+            now_s += instance.prefill_token_s * prompt
             next_up += 1
         batch, steps = len(running), running[0][0] - step
-        now_s += steps * instance.pace.step_s(batch, context / batch + steps / 2)
+        now_s += steps * step_s(batch, context / batch + steps / 2)
         step += steps
         context += steps * batch
         while running and running[0][0] == step:
             _, sample = heapq.heappop(running)
             finished[sample] = now_s
             kv_free += prompt_tokens[sample] + instance.reserve_tokens
-            context -= prompt_tokens[sample] + max(1, int(output_tokens[sample]))
-    return finished
+            context -= prompt_tokens[sample] + wanted[sample]
+    return np.array(finished, np.float64)
