@@ -116,11 +116,17 @@ class WeightServer(RegisteredActor):
             self._announce()
 
     def _retire(self) -> None:
-        for version in sorted(self._held)[: -self.ctx.limits.versions_held]:
-            remove_segment(self._held.pop(version)[0])
+        retired = sorted(self._held)[: -self.ctx.limits.versions_held]
+        segments = [self._held.pop(version)[0] for version in retired]
         self._trees = {version: tree for version, tree in self._trees.items() if version in self._held}
-        self._views = {version: view for version, view in self._views.items() if version in self._held}
-        self._sources = {pair: source for pair, source in self._sources.items() if pair[0] == self.newest}
+        mapped: list[object] = [self._views.pop(version) for version in list(self._views) if version not in self._held]
+        mapped += [self._sources.pop(pair) for pair in list(self._sources) if pair[0] != self.newest]
+        if segments or mapped:
+            self.ctx.start_task(self._give_back(segments, mapped), "give memory back")
+
+    async def _give_back(self, segments: list[Path], mapped: list[object]) -> None:
+        """Away from the loop: the system takes up to 50 ms for what was a large version."""
+        await self.ctx.run_blocking(_give_back, segments, mapped)
 
     def _announce(self) -> None:
         available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
@@ -235,6 +241,13 @@ def _chunk(manifest: Manifest, view: memoryview, index: int, base: int, delta: b
     if delta is None:
         return whole_chunk(manifest, view, index)
     return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(delta, np.uint8), base=base)
+
+
+def _give_back(segments: list[Path], mapped: list[object]) -> None:
+    """Remove files and mappings; those last references go here."""
+    mapped.clear()
+    for segment in segments:
+        remove_segment(segment)
 
 
 def _is_intact(segment: Path, manifest: Manifest) -> bool:
