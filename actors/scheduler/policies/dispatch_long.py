@@ -37,6 +37,8 @@ _CANDIDATES = 24
 """Numbers of dedicated workers that are tried, evenly spread, where there are more workers."""
 _SEARCHED = 32
 """Workers on which the number is sought; larger pools are thinned out to so many."""
+_ROUGH_CANDIDATES = 16
+"""In a thinned pool, of which nothing finer can be said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +141,16 @@ def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prom
             total_s += _makespan_s(hands, one.lengths, workers, who, prompt_tokens)
         return total_s
 
-    best = min(_candidates(len(workers)), key=lambda count: ends_s(count, all_of_them=False))
+    candidates = _candidates(len(workers), _CANDIDATES if stride == 1 else _ROUGH_CANDIDATES)
+    best = min(candidates, key=lambda count: ends_s(count, all_of_them=False))
     if not best or ends_s(best, all_of_them=True) >= ends_s(0, all_of_them=True):
         return 0
     return min(round(best * len(pool) / len(workers)), len(pool) - 1)
 
 
-def _candidates(workers: int) -> list[int]:
+def _candidates(workers: int, tried: int) -> list[int]:
     most = workers - 1
-    return sorted({round(i * most / min(_CANDIDATES, most)) for i in range(min(_CANDIDATES, most) + 1)})
+    return sorted({round(i * most / min(tried, most)) for i in range(min(tried, most) + 1)})
 
 
 def _in_groups(
@@ -169,10 +172,11 @@ def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) ->
     hands: list[list[int]] = [[] for _ in pool]
     load = [(token_s[i] * sum(instance.held_tokens), i) for i, instance in enumerate(pool)]
     heapq.heapify(load)
+    replace = heapq.heapreplace
     for sample, tokens in zip(order.tolist(), estimates[order].tolist(), strict=True):
         busy_s, i = load[0]
         hands[i].append(sample)
-        heapq.heapreplace(load, (busy_s + token_s[i] * tokens, i))
+        replace(load, (busy_s + token_s[i] * tokens, i))
     return [np.array(hand, np.int64) for hand in hands]
 
 
