@@ -129,17 +129,20 @@ class Echo(Actor):
             yield Item(data=data)
 
 
-def new_system(name: str, context: Context[Any] | None = None, *, cluster: str = "bench") -> ActorSystem:
+def new_system(
+    name: str, context: Context[Any] | None = None, *, cluster: str = "bench", bulk_sockets: int = 1
+) -> ActorSystem:
     """An actor system over TCP on loopback, with every layer that a role process has."""
+    limits = DEFAULT_LIMITS.model_copy(update={"bulk_sockets": bulk_sockets})
     links = ZmqTransport(
         new_peer(name),
         listen="tcp://127.0.0.1:*",
         cluster=cluster,
-        limits=DEFAULT_LIMITS,
+        limits=limits,
         keys=_curve.keys(),
         context=context,
     )
-    return ActorSystem(FaultableTransport(links, limits=DEFAULT_LIMITS, seed=0), limits=DEFAULT_LIMITS)
+    return ActorSystem(FaultableTransport(links, limits=limits, seed=0), limits=limits)
 
 
 class RawSocket:

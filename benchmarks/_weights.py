@@ -157,11 +157,11 @@ async def _serve_follower(args: dict[str, Any]) -> None:
     await system.stop()
 
 
-async def _serve(name: str, actor_name: str, actor: Actor, *, cluster: str = "bench") -> None:
-    system = new_system(name, cluster=cluster)
+async def _serve(name: str, actor: Actor, args: dict[str, Any]) -> None:
+    system = new_system(name, cluster=args.get("cluster", "bench"), bulk_sockets=args.get("sockets", 1))
     await system.start()
-    await system.spawn(actor_name, actor)
-    address = system.address(actor_name)
+    await system.spawn(name, actor)
+    address = system.address(name)
     print(msgspec.json.encode(address).decode(), flush=True)
     await until_input_ends()
     await system.stop()
@@ -204,12 +204,11 @@ def main(kind: str, args: dict[str, Any]) -> None:
         SIMULATED_HOST.set(Host(machine, Path(args["memory"])))
     if kind == "server":
         role = msgspec.convert(args["role"], RoleArgs)
-        serving = _serve(SERVER, SERVER, WeightServer(role))
+        serving = _serve(SERVER, WeightServer(role), args)
     elif kind == "follower":
         serving = _serve_follower(args)
     else:
-        name, cluster = args["name"], args.get("cluster", "bench")
-        serving = _serve(name, name, Puller(args["job"]), cluster=cluster)  # its file and its relay are named after it
+        serving = _serve(args["name"], Puller(args["job"]), args)  # its file and its relay are named after it
     on_uvloop(serving)
 
 

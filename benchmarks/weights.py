@@ -169,8 +169,9 @@ class RawStream:
 class Bench:
     """A trainer, its weight server, an engine beside it, and pullers elsewhere."""
 
-    def __init__(self, family: Children, scratch: Path, model: Path) -> None:
+    def __init__(self, family: Children, scratch: Path, model: Path, sockets: int = 1) -> None:
         self._family = family
+        self._sockets = sockets
         self._run_dir = scratch / "run"
         self._memory = segment_directory() / f"headrace-bench-{scratch.name}"
         self._model = model
@@ -195,7 +196,7 @@ class Bench:
             scheduler=self.system.address("scheduler"),
             metrics=self.system.address("metrics"),
         )
-        self.server = await self._family.actor("server", {"role": msgspec.to_builtins(role)})
+        self.server = await self._family.actor("server", {"role": msgspec.to_builtins(role), "sockets": self._sockets})
         trainer = Bystander()
         await self.system.spawn("trainer", trainer)
         self._backend, self.engine = TorchBackend(), TorchEngine()
@@ -268,7 +269,7 @@ class Bench:
 
     async def puller(self, name: str, machine: str, family: Children | None = None) -> ActorRef:
         """A new process that pulls, on ``machine``; empty: on this one. It ends with ``family``, or with all others."""
-        args = {"name": name, "job": JOB, "machine": machine, "memory": str(self._memory)}
+        args = {"name": name, "job": JOB, "machine": machine, "memory": str(self._memory), "sockets": self._sockets}
         return self.system.ref(await (family or self._family).actor("puller", args))
 
     async def pull_there(self, pullers: Sequence[ActorRef]) -> list[PullDone]:
@@ -316,7 +317,7 @@ def make_model(path: Path, size_bytes: int) -> None:
 
 
 async def _measure(options: argparse.Namespace, scratch: Path, model: Path, family: Children) -> Result:
-    bench = Bench(family, scratch, model)
+    bench = Bench(family, scratch, model, options.sockets)
     raw = RawStream(family, options.sockets)
     await bench.start()
     try:
@@ -398,7 +399,9 @@ def main(args: list[str]) -> int:
     parser = command_line("weights", __doc__)
     parser.add_argument("--bytes", type=int, default=DEFAULT_BYTES, help="size of the model's weights")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="versions; medians of them are printed")
-    parser.add_argument("--sockets", type=int, default=1, help="of the raw stream, each with an I/O thread")
+    parser.add_argument(
+        "--sockets", type=int, default=1, help="for chunks, ours and the raw stream's, each with an I/O thread"
+    )
     parser.add_argument("--pullers", type=int, default=PULLERS, help="that pull at once")
     parser.add_argument("--machines", type=int, default=1, help="over which they are spread")
     _curve.add_option(parser)

@@ -18,6 +18,9 @@ class Limits(BaseModel):
     signal_queue_frames: int = Field(default=256, description="a Down notice must never wait behind more than this")
     message_queue_frames: int = Field(default=4096, description="about a second of control traffic")
     bulk_queue_frames: int = Field(default=16, description="16 chunks of 4 MiB are enough to keep a link busy")
+    bulk_sockets: int = Field(
+        default=1, ge=1, le=8, description="of the bulk lane; one connection and I/O thread carry some 25 Gbit/s"
+    )
     message_max_bytes: int = Field(default=64 << 20, description="one message; larger things are bulk streams")
     bulk_chunk_bytes: int = Field(default=4 << 20, description="at 4 MiB a pull costs 10 % less CPU than at 2")
     drain_max_messages: int = Field(

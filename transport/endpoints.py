@@ -1,12 +1,12 @@
 """Endpoints: what may be listened at, and how one string leads to all three lanes.
 
     tcp://127.0.0.1:*        three ports that the system chooses
-    tcp://10.0.0.1:5555      ports 5555, 5556, 5557: signal, message, bulk
-    ipc:///run/x/head.sock   head.sock, head.sock.1, head.sock.2, in a directory that only this user can enter
+    tcp://10.0.0.1:5555      ports 5555, 5556, 5557: signal, message, bulk; further sockets of the bulk lane behind them
+    ipc:///run/x/head.sock   head.sock, head.sock.1, head.sock.2 …, in a directory that only this user can enter
     ipc://*                  the same in a fresh directory
     …?key=<hex>              appended to what is advertised by a listener with keys: its public key
 
-An endpoint names the signal lane; the handshake tells the dialer where the other two are, on the same host.
+An endpoint names the signal lane; the handshake tells the dialer where the others are, on the same host.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
 IPC_PATH_MAX_BYTES: Final = 107
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]]+|\*):(?P<port>\*|\d{1,5})")
 _LANE_TCP: Final = re.compile(r"tcp://\*:(\d{1,5})")
+_LANE_IPC: Final = re.compile(r"\.[1-9]")
 _WILDCARDS: Final = ("*", "0.0.0.0", "[::]")  # noqa: S104  recognised, not bound
 _KEY: Final = re.compile(r"[0-9a-f]{64,96}")
 
@@ -40,8 +41,8 @@ def split_key(endpoint: str) -> tuple[str, str | None]:
     return address, key if mark else None
 
 
-def lane_binds(listen: str, *, secure: bool) -> list[str]:
-    """Where to bind the three lanes for the listen spec ``listen``.
+def lane_binds(listen: str, *, secure: bool, sockets: int = 3) -> list[str]:
+    """Where to bind ``sockets`` sockets for the listen spec ``listen``: signal, message, and the rest for bulk.
 
     Raises:
         InsecureBind: others than this user could connect, and there are no keys.
@@ -49,7 +50,7 @@ def lane_binds(listen: str, *, secure: bool) -> list[str]:
     """
     if listen.startswith("ipc://"):
         path = _ipc_path(listen.removeprefix("ipc://"), secure=secure)
-        return [f"ipc://{path}", f"ipc://{path}.1", f"ipc://{path}.2"]
+        return [f"ipc://{path}", *(f"ipc://{path}.{index}" for index in range(1, sockets))]
     match = _TCP.fullmatch(listen)
     if match is None:
         raise ValueError(f"listen {listen!r}: expected tcp://HOST:PORT, tcp://HOST:* or ipc:///PATH")
@@ -60,11 +61,11 @@ def lane_binds(listen: str, *, secure: bool) -> list[str]:
             "make keys with `headrace keys` and start with their directory, or listen at tcp://127.0.0.1:*"
         )
     if port == "*":
-        return [f"tcp://{host}:*"] * 3
+        return [f"tcp://{host}:*"] * sockets
     first = int(port)
-    if not 0 < first <= 65533:
-        raise ValueError(f"listen {listen!r}: port {first} and the next two must lie within 1-65535")
-    return [f"tcp://{host}:{first + index}" for index in range(3)]
+    if not 0 < first <= 65536 - sockets:
+        raise ValueError(f"listen {listen!r}: port {first} and the next {sockets - 1} must lie within 1-65535")
+    return [f"tcp://{host}:{first + index}" for index in range(sockets)]
 
 
 def _ipc_path(path: str, *, secure: bool) -> str:
@@ -118,6 +119,6 @@ def resolve_lane(dialed: str, lane: str) -> str:
     port = _LANE_TCP.fullmatch(lane)
     if tcp is not None and port is not None and 0 < int(port[1]) <= 65535:
         return f"tcp://{tcp['host']}:{port[1]}"
-    if dialed.startswith("ipc://") and lane in (f"{dialed}.1", f"{dialed}.2"):
+    if dialed.startswith("ipc://") and lane.startswith(dialed) and _LANE_IPC.fullmatch(lane[len(dialed) :]):
         return lane
     raise MalformedInput(f"the listener at {dialed} named {lane!r} as one of its lanes")

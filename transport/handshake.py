@@ -2,12 +2,13 @@
 
     dialer                                   listener
       HELLO    ── signal lane ──────────────▶  version, cluster, codec, fenced?      ── REFUSED(why)
-      ◀──────── signal lane ── WELCOME         who I am, where my other lanes are
-      CONFIRM  ── message and bulk lane ────▶  "I have no live link to you"          ── YIELD
-      ◀──────── every lane ───── READY         the link is up here; and there when this arrives
+      ◀──────── signal lane ── WELCOME         who I am, where my other sockets are
+      CONFIRM  ── every other socket ───────▶  "I have no live link to you"          ── YIELD
+      ◀──────── every socket ─── READY         the link is up here; and there when this arrives
 
 Invariants
-- A link uses three connections; it is up at the listener when all three have spoken, at the dialer with READY.
+- A link uses three connections, and more if both have several sockets for the bulk lane (``limits.bulk_sockets``): as
+  many as the one with fewer. It is up at the listener when all have spoken, at the dialer with READY.
 - Both ask at once: the dial of the smaller PeerId wins, the other side yields.
 - A CONFIRM names the last dial of the listener that the dialer has accepted. If the listener's live link is a later
   one, the CONFIRM was sent before that link and yields to it; else the dialer has lost the link, and so does the
@@ -29,10 +30,12 @@ from transport.address import PeerId
 from transport.errors import MalformedInput
 from transport.transport import DownReason, Frame
 
-PROTOCOL_VERSION: Final = 2
+PROTOCOL_VERSION: Final = 3
 CODEC: Final = "msgpack+ext12/1"
 HEAD: Final = struct.Struct("<BQ")
 FRAMES_MAX: Final = 4096
+SOCKETS_MAX: Final = 10
+"""Of a link: signal, message, and at most eight of the bulk lane."""
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -74,12 +77,14 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
-    """What the listener answers. ``lanes`` are the endpoints of the three lanes; ``*`` stands for the dialed host."""
+    """What the listener answers. ``lanes`` are its sockets' endpoints, signal and message first, the others are the
+    bulk lane's; ``*`` stands for the dialed host.
+    """
 
     name: Name
     incarnation: Number
     endpoint: Text
-    lanes: Annotated[list[Text], msgspec.Meta(min_length=3, max_length=3)]
+    lanes: Annotated[list[Text], msgspec.Meta(min_length=3, max_length=SOCKETS_MAX)]
     role: Text = ""
 
     @property
@@ -91,6 +96,8 @@ class Confirm(msgspec.Struct, array_like=True, frozen=True):
     """The dialer goes on; ``last_seen`` is the listener's latest dial that the dialer has accepted."""
 
     last_seen: Number
+    sockets: Annotated[int, msgspec.Meta(ge=3, le=SOCKETS_MAX)] = 3
+    """How many connections the link shall have: the dialer confirms on each but the first."""
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):

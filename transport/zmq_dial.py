@@ -1,4 +1,4 @@
-"""One attempt to link to a listener: three sockets and the dialer's half of the handshake.
+"""One attempt to link to a listener: its sockets, three at least, and the dialer's half of the handshake.
 
 An attempt ends once, with an outcome: LINKED (by this dial or by the peer's own), REFUSED, or RETRY. It never retries
 by itself and libzmq is told not to, since a silent reconnect could hand one life's mail to another.
@@ -24,7 +24,7 @@ class DialHost:
     """What a dial needs of its transport."""
 
     hello: Callable[[int], Hello]
-    open_socket: Callable[[Dial, Lane], ZmqSocket]
+    open_socket: Callable[[Dial, int], ZmqSocket]
     welcomed: Callable[[Dial, Welcome], Confirm | None]
     """The listener is known; None means that a link to it exists or is nearly there, so give up this dial."""
     linked: Callable[[Dial], Link]
@@ -46,33 +46,34 @@ class Dial:
         self.done: asyncio.Future[PeerId | None] = asyncio.get_running_loop().create_future()
         self._host = host
         self._address = address
-        self.sockets: dict[Lane, ZmqSocket] = {}
-        self._unsent: dict[Lane, list[Frame]] = {}
+        self.sockets: dict[int, ZmqSocket] = {}
+        """By number: see ``zmq_lane.lane_of``."""
+        self._unsent: dict[int, list[Frame]] = {}
 
     def start(self) -> None:
         """Connect the signal lane and say HELLO as soon as it is up."""
         self._open(Lane.SIGNAL, self._address, control(Mark.HELLO, self._host.hello(self.number)))
 
-    def _open(self, lane: Lane, address: str, first: list[Frame]) -> None:
-        self.sockets[lane] = self._host.open_socket(self, lane)
-        self.sockets[lane].connect(address)
-        self._unsent[lane] = first
-        self.on_writable(lane)
+    def _open(self, socket: int, address: str, first: list[Frame]) -> None:
+        self.sockets[socket] = self._host.open_socket(self, socket)
+        self.sockets[socket].connect(address)
+        self._unsent[socket] = first
+        self.on_writable(socket)
 
-    def on_writable(self, lane: Lane) -> None:
+    def on_writable(self, socket: int) -> None:
         """The socket may take something: our first word, or what the link has queued."""
         if self.link is not None:
             self.link.flush()
-        elif lane in self._unsent and self.sockets[lane].try_send(self._unsent[lane]) is Sent.SENT:
-            del self._unsent[lane]
+        elif socket in self._unsent and self.sockets[socket].try_send(self._unsent[socket]) is Sent.SENT:
+            del self._unsent[socket]
 
-    def on_message(self, lane: Lane, frames: list[Frame]) -> None:
+    def on_message(self, socket: int, frames: list[Frame]) -> None:
         """One message from the listener."""
         try:
             if self.link is None:
                 self._handshake(frames)
             else:
-                self.link.receive(lane, frames)
+                self.link.receive(socket, frames)
         except MalformedInput:
             self._host.malformed()
             if self.link is None:
@@ -104,14 +105,14 @@ class Dial:
     def _welcomed(self, welcome: Welcome) -> None:
         self.welcome = welcome
         self.peer = welcome.peer
-        lanes = [resolve_lane(self._address, lane) for lane in welcome.lanes[1:]]
+        addresses = [resolve_lane(self._address, lane) for lane in welcome.lanes[1:]]
         confirm = self._host.welcomed(self, welcome)
         if confirm is None or self.done.done():
             self.finish(None)
             return
         self.confirmed = True
-        for lane, address in zip((Lane.MESSAGE, Lane.BULK), lanes, strict=True):
-            self._open(lane, address, control(Mark.CONFIRM, confirm))
+        for socket, address in enumerate(addresses[: confirm.sockets - 1], Lane.MESSAGE):
+            self._open(socket, address, control(Mark.CONFIRM, confirm))
 
     def on_event(self, event: SocketEvent) -> None:
         """A connection failed, or broke."""

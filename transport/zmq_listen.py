@@ -1,4 +1,4 @@
-"""The listening half: three ROUTER sockets, and the listener's half of the handshake.
+"""The listening half: a ROUTER socket for each lane, or several, and the listener's half of the handshake.
 
 Invariants
 - A connection is known by its routing id, which names peer and dial; whoever has not said HELLO is a stranger, and
@@ -38,11 +38,11 @@ PENDING_MAX = 1024
 
 @dataclass
 class Incoming:
-    """A dialer that has said HELLO and not yet confirmed on both other lanes."""
+    """A dialer that has said HELLO and not yet confirmed on all of its other sockets."""
 
     hello: Hello
     expires_s: float
-    confirmed: set[Lane] = field(default_factory=lambda: set[Lane]())
+    confirmed: set[int] = field(default_factory=lambda: set[int]())
 
 
 @dataclass
@@ -57,10 +57,11 @@ class ListenHost:
 
 
 class Listener:
-    """Routes what arrives at the three ROUTER sockets to links, or through the handshake."""
+    """Routes what arrives at the ROUTER sockets to links, or through the handshake."""
 
     def __init__(self, host: ListenHost, lives: Lives, counters: Counters, handshake_s: float) -> None:
-        self.sockets: dict[Lane, ZmqSocket] = {}
+        self.sockets: dict[int, ZmqSocket] = {}
+        """By number: see ``zmq_lane.lane_of``."""
         self._host = host
         self._lives = lives
         self._counters = counters
@@ -70,30 +71,30 @@ class Listener:
         self._stuck: dict[bytes, Link] = {}
         self._pending: dict[bytes, Incoming] = {}
 
-    def on_message(self, lane: Lane, frames: list[Frame]) -> None:
+    def on_message(self, socket: int, frames: list[Frame]) -> None:
         """One message, routing id first."""
         route = bytes(frames[0])
         link = self._links.get(route)
         try:
             if link is not None:
-                link.receive(lane, frames[1:])
+                link.receive(socket, frames[1:])
             else:
-                self._stranger(route, lane, frames[1:])
+                self._stranger(route, socket, frames[1:])
         except MalformedInput:
             self._counters.malformed += 1
             if link is not None:
                 link.malformed += 1
                 link.on_malformed(link)
 
-    def _stranger(self, route: bytes, lane: Lane, frames: list[Frame]) -> None:
+    def _stranger(self, route: bytes, socket: int, frames: list[Frame]) -> None:
         mark, _ = read_head(frames)
-        if mark == Mark.HELLO and lane is Lane.SIGNAL:
+        if mark == Mark.HELLO and socket == Lane.SIGNAL:
             self._hello(route, read_control(Hello, frames))
-        elif mark == Mark.CONFIRM and lane is not Lane.SIGNAL and route in self._pending:
-            self._confirm(route, lane, read_control(Confirm, frames))
+        elif mark == Mark.CONFIRM and socket != Lane.SIGNAL and route in self._pending:
+            self._confirm(route, socket, read_control(Confirm, frames))
         elif mark in (Mark.DATA, Mark.PROBE) and len(route) > 5:
             # somebody who takes a link for alive that we have given up
-            self._reply(lane, route, control(Mark.GOODBYE, Goodbye(DownReason.UNREACHABLE)))
+            self._reply(socket, route, control(Mark.GOODBYE, Goodbye(DownReason.UNREACHABLE)))
         elif mark != Mark.GOODBYE:
             raise MalformedInput(f"a message of kind {mark} from a stranger")
 
@@ -112,10 +113,12 @@ class Listener:
         self._pending[route] = Incoming(hello, self._loop.time() + self._handshake_s)
         self._reply(Lane.SIGNAL, route, control(Mark.WELCOME, self._host.welcome()))
 
-    def _confirm(self, route: bytes, lane: Lane, confirm: Confirm) -> None:
+    def _confirm(self, route: bytes, socket: int, confirm: Confirm) -> None:
+        if not socket < confirm.sockets <= len(self.sockets):
+            raise MalformedInput(f"a CONFIRM of {confirm.sockets} sockets on number {socket} of {len(self.sockets)}")
         incoming = self._pending[route]
-        incoming.confirmed.add(lane)
-        if len(incoming.confirmed) < 2:
+        incoming.confirmed.add(socket)
+        if len(incoming.confirmed) < confirm.sockets - 1:
             return
         del self._pending[route]
         if self._lives.is_fenced(incoming.hello.peer):
@@ -131,9 +134,9 @@ class Listener:
             out.on_stuck = functools.partial(self._stuck.__setitem__, route, link)
         self._stuck[route] = link
 
-    def _reply(self, lane: Lane, route: bytes, frames: list[Frame]) -> None:
+    def _reply(self, socket: int, route: bytes, frames: list[Frame]) -> None:
         """Best effort: a stranger who does not read gets no second chance."""
-        self.sockets[lane].try_send([route, *frames])
+        self.sockets[socket].try_send([route, *frames])
 
     def forget(self, route: bytes) -> None:
         """A link is down."""

@@ -142,9 +142,9 @@ def lane_options(
     )
 
 
-def new_context() -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for one transport."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
+    """A context for one transport; libzmq gives each connection to the thread that has the fewest."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
     context.set(zmq.MAX_SOCKETS, 65536)
     return context
 

@@ -1,6 +1,6 @@
 """Links to other processes over ZeroMQ, by ipc or TCP.
 
-    listener: ROUTER per lane ◀── HELLO, DATA ── dialer: DEALER per lane, three sockets a link
+    listener: ROUTER per lane ◀── HELLO, DATA ── dialer: DEALER per lane; several for bulk with limits.bulk_sockets
         │                                             │
         └── zmq_listen.Listener ──▶ zmq_link.Link ◀── zmq_dial.Dial
                                         │
@@ -39,7 +39,8 @@ from transport.memory_transport import queue_bounds
 from transport.security import NodeKeys, ZapAllowList
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
 from transport.zmq_dial import Dial, DialHost
-from transport.zmq_link import Counters, LaneOut, Link, LinkState
+from transport.zmq_lane import LaneOut, lane_of
+from transport.zmq_link import Counters, Link, LinkState
 from transport.zmq_listen import Incoming, Listener, ListenHost
 from transport.zmq_socket import (
     Context,
@@ -90,7 +91,8 @@ class ZmqTransport:
         self._role = role
         self._owns_context = context is None
         self._context = context
-        self._binds = lane_binds(listen, secure=keys is not None)
+        self._sockets = len(Lane) - 1 + limits.bulk_sockets
+        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
         self._bounds = queue_bounds(limits)
         self._lives = Lives()
         self._links: dict[PeerId, Link] = {}
@@ -129,16 +131,16 @@ class ZmqTransport:
         """
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
-        self._context = self._context or new_context()
+        self._context = self._context or new_context(self.limits.bulk_sockets)
         if self._secure:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
         self._listener = Listener(host, self._lives, self.counters, self.limits.connect_timeout_s)
         try:
-            for lane in Lane:
-                self._listener.sockets[lane] = socket = self._router(lane)
-                self._bound.append(socket.bind(self._binds[lane]))
+            for number, address in enumerate(self._binds):
+                self._listener.sockets[number] = socket = self._router(number)
+                self._bound.append(socket.bind(address))
         except OSError:
             self._close_sockets(linger_s=0)
             raise
@@ -152,14 +154,15 @@ class ZmqTransport:
         """CURVE guards TCP; an ipc socket is guarded by its directory."""
         return self._keys is not None and self._binds[0].startswith("tcp://")
 
-    def _router(self, lane: Lane) -> ZmqSocket:
+    def _router(self, number: int) -> ZmqSocket:
         assert self._context is not None, "made at start"
+        lane = lane_of(number)
         curve = self._keys.for_listener() if self._secure and self._keys is not None else None
         return ZmqSocket(
             self._context,
             Role.LISTENER,
             lane_options(lane, self._bounds[lane], self.limits, curve=curve),
-            functools.partial(self._listener.on_message, lane),
+            functools.partial(self._listener.on_message, number),
             functools.partial(self._on_listener_event, lane),
             self._listener.flush,
         )
@@ -231,17 +234,18 @@ class ZmqTransport:
         name, incarnation = self._peer.name, self._peer.incarnation
         return Hello(PROTOCOL_VERSION, CODEC, self._cluster, name, incarnation, self._endpoint, number, self._role)
 
-    def _dealer(self, dial: Dial, lane: Lane) -> ZmqSocket:
+    def _dealer(self, dial: Dial, number: int) -> ZmqSocket:
         assert self._context is not None, "made at start"
+        lane = lane_of(number)
         route = routing_id(self._peer, dial.number)
         options = lane_options(lane, self._bounds[lane], self.limits, routing_id=route, curve=self._dial_curve(dial))
         return ZmqSocket(
             self._context,
             Role.DIALER,
             options,
-            functools.partial(dial.on_message, lane),
+            functools.partial(dial.on_message, number),
             dial.on_event,
-            functools.partial(dial.on_writable, lane),
+            functools.partial(dial.on_writable, number),
         )
 
     def _dial_curve(self, dial: Dial) -> Curve | None:
@@ -266,12 +270,11 @@ class ZmqTransport:
             return None
         if any(other.confirmed and other.peer == welcome.peer for other in self._dials.values()):
             return None
-        return Confirm(self._accepted.get(welcome.peer, 0))
+        return Confirm(self._accepted.get(welcome.peer, 0), min(self._sockets, len(welcome.lanes)))
 
     def _on_ready(self, dial: Dial) -> Link:
         assert dial.welcome is not None, "READY is heard after WELCOME only"
-        outs = {lane: LaneOut(socket, None, self._bounds[lane]) for lane, socket in dial.sockets.items()}
-        link = self._new_link(dial.welcome.peer, dial.number, True, outs)
+        link = self._new_link(dial.welcome.peer, dial.number, self._outs(dial.sockets, None), dialed_here=True)
         link.release = lambda _: dial.close(linger_s=self.limits.close_timeout_s)
         link.endpoints = {dial.endpoint, dial.welcome.endpoint}
         self._up(link)
@@ -291,12 +294,12 @@ class ZmqTransport:
             return None
         if old is not None:
             self._down(old, DownReason.UNREACHABLE)
-        outs = {lane: LaneOut(socket, route, self._bounds[lane]) for lane, socket in self._listener.sockets.items()}
-        link = self._new_link(peer, incoming.hello.dial, False, outs)
+        sockets = {number: self._listener.sockets[number] for number in (Lane.SIGNAL, *sorted(incoming.confirmed))}
+        link = self._new_link(peer, incoming.hello.dial, self._outs(sockets, route), dialed_here=False)
         link.release = lambda _: self._listener.forget(route)
         link.endpoints = {incoming.hello.endpoint}
         self._remember_accepted(peer, incoming.hello.dial)
-        for out in outs.values():
+        for out in link.outs.values():
             out.push(control(Mark.READY))
         self._up(link)
         for dial in [d for d in self._dials.values() if d.peer == peer or d.endpoint == incoming.hello.endpoint]:
@@ -309,7 +312,11 @@ class ZmqTransport:
         if len(self._accepted) > 4096:
             del self._accepted[next(iter(self._accepted))]
 
-    def _new_link(self, peer: PeerId, number: int, dialed_here: bool, outs: dict[Lane, LaneOut]) -> Link:
+    def _outs(self, sockets: dict[int, ZmqSocket], route: bytes | None) -> dict[Lane, LaneOut]:
+        of_lane = {lane: [socket for number, socket in sockets.items() if lane_of(number) is lane] for lane in Lane}
+        return {lane: LaneOut(of_lane[lane], route, self._bounds[lane]) for lane in Lane}
+
+    def _new_link(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
         deliver = self._receiver.on_frames
         return Link(peer, number, dialed_here, outs, self.counters, deliver, self._on_broken, self._on_malformed)
 
@@ -331,7 +338,7 @@ class ZmqTransport:
         self._later(_SETTLE_S, self._begin_settling, link)
 
     def _begin_settling(self, link: Link) -> None:
-        sockets = [out.socket for out in link.outs.values()]
+        sockets = link.sockets
         for socket in sockets:
             socket.check_soon()
         before = [socket.empties for socket in sockets]
@@ -468,8 +475,8 @@ class ZmqTransport:
         for handle in self._timers:
             handle.cancel()
         for link in list(self._links.values()):
-            for out in link.outs.values():
-                out.socket.close(linger_s=linger_s)
+            for socket in link.sockets:
+                socket.close(linger_s=linger_s)
             self._down(link, DownReason.STOPPED)
         self._close_sockets(linger_s=linger_s)
         if self._owns_context and self._context is not None:
@@ -492,8 +499,8 @@ class ZmqTransport:
         for dial in list(self._dials.values()):
             dial.finish(None)
         for link in list(self._links.values()):
-            for out in link.outs.values():
-                out.socket.close(linger_s=0)
+            for socket in link.sockets:
+                socket.close(linger_s=0)
             self._down(link, DownReason.UNREACHABLE)
         self._close_sockets(linger_s=0)
         if self._owns_context and self._context is not None:

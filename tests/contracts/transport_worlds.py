@@ -29,9 +29,10 @@ KINDS = [
     "faulty-sim",
     "zmq-tcp",
     "zmq-ipc",
+    "zmq-tcp-striped",
     "zmq-tcp-curve",
     "zmq-tcp-uvloop",
-    "zmq-ipc-uvloop",
+    "zmq-ipc-striped-uvloop",
     "faulty-zmq-ipc",
     "faultable-zmq-ipc",
 ]
@@ -123,6 +124,8 @@ class World:
         return transport, recorder
 
     def _make(self, peer: PeerId, cluster: str, limits: Limits, fixed: bool) -> Any:
+        if "striped" in self.kind:
+            limits = limits.model_copy(update={"bulk_sockets": 3})
         if "zmq" not in self.kind:
             return MemoryTransport(self.network, peer, cluster=cluster, limits=limits)
         listen = "tcp://127.0.0.1:*" if "tcp" in self.kind else f"ipc://{self._directory.name}/{peer.incarnation:x}"
@@ -156,11 +159,11 @@ class World:
 
 
 def _free_ports() -> int:
-    """The first of three free ports in a row."""
+    """The first of five free ports in a row."""
     while True:
         port = random.randrange(20000, 30000)
         try:
-            for offset in range(3):
+            for offset in range(5):
                 with socket.socket() as probe:
                     probe.bind(("127.0.0.1", port + offset))
         except OSError:

@@ -29,5 +29,6 @@ def test_a_deeply_nested_envelope_is_malformed_and_nothing_worse() -> None:
 
 
 def test_a_deeply_nested_handshake_is_malformed_and_nothing_worse() -> None:
+    """Also in a field that a newer peer might have added."""
     with pytest.raises(MalformedInput, match="recursion"):
-        read_control(Confirm, [HEAD.pack(Mark.CONFIRM, 0), b"\x92\x01" + DEEP])
+        read_control(Confirm, [HEAD.pack(Mark.CONFIRM, 0), b"\x93\x01\x03" + DEEP])

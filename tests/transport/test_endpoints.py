@@ -54,17 +54,28 @@ def test_a_fixed_port_stands_for_three_in_a_row() -> None:
     assert lane_binds("tcp://127.0.0.1:7000", secure=False) == [f"tcp://127.0.0.1:700{n}" for n in range(3)]
 
 
+def test_further_sockets_of_the_bulk_lane_lie_behind_the_three() -> None:
+    assert lane_binds("tcp://127.0.0.1:7000", secure=False, sockets=5)[3:] == [
+        f"tcp://127.0.0.1:700{n}" for n in (3, 4)
+    ]
+    with pytest.raises(ValueError, match="port 65532 and the next 4"):
+        lane_binds("tcp://127.0.0.1:65532", secure=False, sockets=5)
+
+
 def test_one_endpoint_leads_to_the_other_lanes_on_the_same_host_only() -> None:
     lanes = for_welcome(["tcp://0.0.0.0:1", "tcp://0.0.0.0:22", "tcp://[::1]:333"])
     assert lanes == ["tcp://*:1", "tcp://*:22", "tcp://*:333"]
     assert resolve_lane("tcp://head:1", lanes[1]) == "tcp://head:22"
     assert resolve_lane("ipc:///run/h/s", "ipc:///run/h/s.2") == "ipc:///run/h/s.2"
+    assert resolve_lane("ipc:///run/h/s", "ipc:///run/h/s.9") == "ipc:///run/h/s.9"
     for dialed, lane in [
         ("tcp://head:1", "tcp://evil:22"),
         ("tcp://head:1", "ipc:///run/x"),
         ("tcp://head:1", "tcp://*:0"),
         ("tcp://head:1", "tcp://*:99999"),
         ("ipc:///run/h/s", "ipc:///etc/x"),
+        ("ipc:///run/h/s", "ipc:///run/h/s.22"),
+        ("ipc:///run/h/s", "ipc:///run/h/s.1/../x"),
         ("ipc:///run/h/s", "tcp://*:22"),
     ]:
         with pytest.raises(MalformedInput):

@@ -14,7 +14,7 @@ from transport.errors import MalformedInput
 from transport.handshake import HEAD, Mark
 from transport.packing import MESSAGE_MAX_BYTES, PACK_MAX_MESSAGES, pack, packed, unpack
 from transport.transport import DownReason, Frame, Lane, SendOutcome
-from transport.zmq_link import LaneOut
+from transport.zmq_lane import LaneOut
 from transport.zmq_socket import Sent
 from transport.zmq_transport import ZmqTransport
 
@@ -110,6 +110,6 @@ class FullSocket:
 
 @pytest.mark.parametrize("bound", [1, 2, 5, PACK_MAX_MESSAGES + 3])
 def test_a_lane_takes_no_more_than_its_bound_packed_or_queued(bound: int) -> None:
-    lane = LaneOut(FullSocket(), None, bound)  # type: ignore[arg-type]
+    lane = LaneOut([FullSocket()], None, bound)  # type: ignore[list-item]
     taken = [lane.offer([b"x"]) for _ in range(3 * bound)]
     assert taken == [SendOutcome.QUEUED] * bound + [SendOutcome.FULL] * 2 * bound

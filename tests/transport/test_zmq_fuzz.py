@@ -134,12 +134,12 @@ class Impostor:
         dealer.connect(endpoint)
         return dealer
 
-    async def shake_hands(self) -> None:
+    async def shake_hands(self, confirm: bytes = b"\x91\x00") -> None:
         hello = Hello(PROTOCOL_VERSION, CODEC, "t", self.peer.name, self.peer.incarnation, "tcp://127.0.0.1:1", 1)
         self.sockets[0].send_multipart([bytes(frame) for frame in control(Mark.HELLO, hello)])
         assert HEAD.unpack((await self.next(0))[0])[0] == Mark.WELCOME
         for dealer in self.sockets[1:]:
-            dealer.send_multipart([HEAD.pack(Mark.CONFIRM, 0), b"\x91\x00"])
+            dealer.send_multipart([HEAD.pack(Mark.CONFIRM, 0), confirm])
         assert HEAD.unpack((await self.next(0))[0])[0] == Mark.READY
 
     async def next(self, lane: int) -> list[bytes]:
@@ -175,6 +175,23 @@ async def test_a_linked_peer_that_sends_noise_is_cut_off_and_the_others_are_not(
                 await asyncio.sleep(0.01)
         assert seen_other.downs == [DownReason.UNREACHABLE]
         assert other.counters.cut_off == 1
+        assert other.peers() == [one.peer]
+        await still_works(one, other, seen_other)
+    finally:
+        impostor.close()
+
+
+async def test_a_confirm_of_more_sockets_than_there_are_is_malformed_and_makes_no_link(
+    linked: tuple[ZmqTransport, Receiver, ZmqTransport, Receiver],
+) -> None:
+    one, _, other, seen_other = linked
+    impostor = Impostor(other)
+    before = other.counters.malformed
+    try:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await impostor.shake_hands(confirm=b"\x92\x00\x04")
+        assert other.counters.malformed == before + 2, "on the message and on the bulk lane"
         assert other.peers() == [one.peer]
         await still_works(one, other, seen_other)
     finally:
