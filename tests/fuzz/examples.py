@@ -26,8 +26,7 @@ def example(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
     if origin is typing.Annotated:
-        least = next((meta.min_length for meta in args[1:] if isinstance(meta, msgspec.Meta)), None)
-        return example(args[0]) * (least or 1) if typing.get_origin(args[0]) is list else example(args[0])
+        return _bounded(args[0], next(meta for meta in args[1:] if isinstance(meta, msgspec.Meta)))
     if origin is typing.Literal:
         return args[0]
     if origin in (types.UnionType, typing.Union):
@@ -44,3 +43,10 @@ def example(kind: Any) -> Any:
     if kind in (list, dict, tuple, Sequence, Mapping):
         return {} if kind in (dict, Mapping) else []
     return _PLAIN[kind]
+
+
+def _bounded(kind: Any, meta: msgspec.Meta) -> Any:
+    """The shortest list, the least number."""
+    if typing.get_origin(kind) is list:
+        return example(kind) * (meta.min_length or 1)
+    return max(1, int(meta.ge or 0)) if kind is int else example(kind)
