@@ -17,7 +17,7 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from transport.handshake import HEAD, Mark, control
 from transport.packing import PACK_MAX_BYTES, PACK_MAX_MESSAGES, pack, packed
@@ -155,3 +155,9 @@ class LaneOut:
             out.queue.popleft()
             self._queued -= count
         return True
+
+
+def lanes_out(sockets: Mapping[int, ZmqSocket], route: bytes | None, bounds: Mapping[Lane, int]) -> dict[Lane, LaneOut]:
+    """The outbound halves of a link whose sockets, by number, are ``sockets``."""
+    of_lane = {lane: [socket for number, socket in sockets.items() if lane_of(number) is lane] for lane in Lane}
+    return {lane: LaneOut(of_lane[lane], route, bounds[lane]) for lane in Lane}

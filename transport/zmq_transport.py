@@ -39,7 +39,7 @@ from transport.memory_transport import queue_bounds
 from transport.security import NodeKeys, ZapAllowList
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
 from transport.zmq_dial import Dial, DialHost
-from transport.zmq_lane import LaneOut, lane_of
+from transport.zmq_lane import LaneOut, lane_of, lanes_out
 from transport.zmq_link import Counters, Link, LinkState
 from transport.zmq_listen import Incoming, Listener, ListenHost
 from transport.zmq_socket import (
@@ -274,7 +274,8 @@ class ZmqTransport:
 
     def _on_ready(self, dial: Dial) -> Link:
         assert dial.welcome is not None, "READY is heard after WELCOME only"
-        link = self._new_link(dial.welcome.peer, dial.number, self._outs(dial.sockets, None), dialed_here=True)
+        outs = lanes_out(dial.sockets, None, self._bounds)
+        link = self._new_link(dial.welcome.peer, dial.number, outs, dialed_here=True)
         link.release = lambda _: dial.close(linger_s=self.limits.close_timeout_s)
         link.endpoints = {dial.endpoint, dial.welcome.endpoint}
         self._up(link)
@@ -295,7 +296,7 @@ class ZmqTransport:
         if old is not None:
             self._down(old, DownReason.UNREACHABLE)
         sockets = {number: self._listener.sockets[number] for number in (Lane.SIGNAL, *sorted(incoming.confirmed))}
-        link = self._new_link(peer, incoming.hello.dial, self._outs(sockets, route), dialed_here=False)
+        link = self._new_link(peer, incoming.hello.dial, lanes_out(sockets, route, self._bounds), dialed_here=False)
         link.release = lambda _: self._listener.forget(route)
         link.endpoints = {incoming.hello.endpoint}
         self._remember_accepted(peer, incoming.hello.dial)
@@ -311,10 +312,6 @@ class ZmqTransport:
         self._accepted[peer] = number
         if len(self._accepted) > 4096:
             del self._accepted[next(iter(self._accepted))]
-
-    def _outs(self, sockets: dict[int, ZmqSocket], route: bytes | None) -> dict[Lane, LaneOut]:
-        of_lane = {lane: [socket for number, socket in sockets.items() if lane_of(number) is lane] for lane in Lane}
-        return {lane: LaneOut(of_lane[lane], route, self._bounds[lane]) for lane in Lane}
 
     def _new_link(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
         deliver = self._receiver.on_frames
@@ -338,18 +335,16 @@ class ZmqTransport:
         self._later(_SETTLE_S, self._begin_settling, link)
 
     def _begin_settling(self, link: Link) -> None:
-        sockets = link.sockets
-        for socket in sockets:
+        for socket in link.sockets:
             socket.check_soon()
-        before = [socket.empties for socket in sockets]
-        self._settle(link, sockets, before, self._loop.time() + _SETTLE_MAX_S)
+        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
 
-    def _settle(self, link: Link, sockets: list[ZmqSocket], before: list[int], until: float) -> None:
-        read = all(s.closed or s.empties > b for s, b in zip(sockets, before, strict=True))
+    def _settle(self, link: Link, before: list[int], until: float) -> None:
+        read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
         if read or self._loop.time() > until:
             self._down(link, link.reason)
         else:
-            self._later(0.001, self._settle, link, sockets, before, until)
+            self._later(0.001, self._settle, link, before, until)
 
     def _down(self, link: Link, reason: DownReason) -> None:
         if link.state is LinkState.DOWN:
@@ -472,19 +467,22 @@ class ZmqTransport:
         log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
 
     async def _shut(self, linger_s: float) -> None:
-        for handle in self._timers:
-            handle.cancel()
-        for link in list(self._links.values()):
-            for socket in link.sockets:
-                socket.close(linger_s=linger_s)
-            self._down(link, DownReason.STOPPED)
-        self._close_sockets(linger_s=linger_s)
+        self._drop_all(DownReason.STOPPED, linger_s=linger_s)
         if self._owns_context and self._context is not None:
             ended = await terminate(self._context, linger_s + self.limits.close_timeout_s)
             if not ended:
                 log.warning("sockets linger beyond their time; they are left behind", peer=self.peer.name)
         if self._listen == "ipc://*":  # ours, with what killed processes have left that listened beside us
             shutil.rmtree(Path(self._binds[0].removeprefix("ipc://")).parent, ignore_errors=True)
+
+    def _drop_all(self, reason: DownReason, *, linger_s: float) -> None:
+        for handle in self._timers:
+            handle.cancel()
+        for link in list(self._links.values()):
+            for socket in link.sockets:
+                socket.close(linger_s=linger_s)
+            self._down(link, reason)
+        self._close_sockets(linger_s=linger_s)
 
     def _close_sockets(self, *, linger_s: float) -> None:
         self._listener.close(linger_s=linger_s)
@@ -494,14 +492,8 @@ class ZmqTransport:
     def abort(self) -> None:
         """Crash, for tests and fault injection: close every connection without a goodbye and without flushing."""
         self._open = False
-        for handle in self._timers:
-            handle.cancel()
         for dial in list(self._dials.values()):
             dial.finish(None)
-        for link in list(self._links.values()):
-            for socket in link.sockets:
-                socket.close(linger_s=0)
-            self._down(link, DownReason.UNREACHABLE)
-        self._close_sockets(linger_s=0)
+        self._drop_all(DownReason.UNREACHABLE, linger_s=0)
         if self._owns_context and self._context is not None:
             self._context.term()
