@@ -13,8 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
-import logging
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -26,7 +27,6 @@ from typing import Any, Final
 
 import msgspec
 import psutil
-import structlog
 
 from actors.core.look import Look, Sight
 from actors.core.stalls import Lag
@@ -41,6 +41,7 @@ from benchmarks._streamers import JOB
 from benchmarks._weights import Take, Taken
 from benchmarks.tokens import go, said, until
 from benchmarks.weights import make_model
+from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from supervisors.failure_detector import Health
 from supervisors.head import CLUSTER, Head
@@ -173,12 +174,18 @@ class Crowd:
         scheduler = bench.head.system.address(f"scheduler.{JOB}")
         where = (scheduler.endpoint, scheduler.peer.name, scheduler.peer.incarnation, scheduler.name)
         numbers = (0, self._options.workers, self._options.sequences)
-        self.streamers = self._exits.enter_context(beside("_streamers", "flow", *where, *numbers))
+        self.streamers = self._role("_streamers", "flow", *where, *numbers)
         await said(self.streamers)
         for number in range(self._options.pullers):
             args = {"name": f"puller-{number}", "job": JOB, "cluster": CLUSTER}
-            process = self._exits.enter_context(beside("_weights", "puller", json.dumps(args)))
+            process = self._role("_weights", "puller", json.dumps(args))
             self.pullers.append(msgspec.json.decode(await said(process), type=ActorAddress))
+
+    def _role(self, module: str, *words: object) -> subprocess.Popen[str]:
+        """One that stands for role processes, which give way to heads."""
+        process = self._exits.enter_context(beside(module, *words))
+        os.setpriority(os.PRIO_PROCESS, process.pid, DEFAULT_LIMITS.role_niceness)
+        return process
 
     async def asker(self, endpoint: str, *ops: str) -> subprocess.Popen[str]:
         """One that asks ``ops`` at the control socket, or a plain socket if there are none."""
@@ -223,6 +230,7 @@ def _all_ms(found: Result) -> list[float]:
 async def _measure(options: argparse.Namespace, scratch: Path, model: Path, exits: contextlib.ExitStack) -> Result:
     async with bench_head(model, scratch, options) as bench:
         weights, crowd = await bench.ready(), Crowd(exits, options)
+        gc.freeze()  # as a head's process does; this one has imported torch as well
         await crowd.gather(bench)
         alone, _ = await _asked(crowd, bench, options.seconds / 4)
         quiet = {"quiet_answer_p99_ms": answers(_all_ms(alone))["p99_ms"]}
@@ -276,7 +284,6 @@ def missed(result: Result) -> list[str]:
 
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All of it in ``scratch``."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     machine = hardware()
     make_model(scratch / "model", options.bytes)
     with contextlib.ExitStack() as exits:

@@ -77,6 +77,12 @@ class Limits(BaseModel):
     spawn_overhead_s: float = Field(
         default=5.0, description="an ask's deadline above that of the process start or stop it asks for"
     )
+    role_niceness: int = Field(
+        default=5,
+        ge=0,
+        le=19,
+        description="role processes give way to heads and node agents, whose work is small and urgent",
+    )
     health_check_s: float = Field(default=0.25, description="how often a node agent judges its processes")
     stopped_grace_s: float = Field(
         default=0.8, description="a process stopped by a signal for longer is hung; with the check < 2 s"

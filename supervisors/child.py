@@ -98,6 +98,7 @@ async def _main(spec: ProcessSpec) -> int:
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
+    os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
     keys = load_keys(Path(spec.keys)) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role

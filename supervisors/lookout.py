@@ -3,11 +3,12 @@
     Operations ─▶ Lookout ─┬─ head: looked into directly                       ┐
                            ├─ role processes: Look to their envoys             ├─▶ rows, oldest first
                            ├─ machines: Look to their node agents              │
-                           └─ jobs: what they say they wait for (JobStatus)    ┘
+                           └─ jobs: their schedulers, looked at directly       ┘
 
 Invariants
 - A process that does not answer within ``limits.look_timeout_s`` is a row of its own: that it is silent is the news.
 - All are asked at the same time, so one that hangs costs no more than that.
+- What is in the head itself is read, not asked: a question would wait its turn behind thousands of tokens.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 from actors.core.errors import AskError
 from actors.core.look import Look, Sight
 from actors.core.stalls import Stall
-from actors.jobs.messages import JobReport, JobStatus
+from actors.scheduler.scheduler import Scheduler
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
     from supervisors.head import Head
-    from supervisors.job_run import JobRun
 
 Row = dict[str, Any]
 
@@ -51,10 +51,11 @@ class Lookout:
 
     async def stalls(self, longer_than_s: float) -> list[Row]:
         """Every wait that has lasted longer, oldest first; jobs that wait for something, and silent processes too."""
-        seen, waiting = await asyncio.gather(self._sights(longer_than_s), self._jobs(longer_than_s))
+        seen = await self._sights(longer_than_s)
         rows = [_row(sight.process, stall) for sight in seen if isinstance(sight, Sight) for stall in sight.stalls]
         rows += [sight.row for sight in seen if isinstance(sight, Silent)]
-        return sorted(rows + waiting, key=lambda row: -float(row["since_s"]))
+        rows += self._jobs(longer_than_s)
+        return sorted(rows, key=lambda row: -float(row["since_s"]))
 
     async def dead_letters(self) -> dict[str, list[Row]]:
         """Counts by process and reason, the largest first; and the newest ones."""
@@ -106,26 +107,14 @@ class Lookout:
         except AskError as error:
             return Silent(window.peer.name, loop.time() - began_s, f"gives no answer: {type(error).__name__}")
 
-    async def _jobs(self, longer_than_s: float) -> list[Row]:
-        living = [
-            run
-            for run in self._head.jobs.values()
-            if not run.state.over and f"job.{run.job.name}" in self._head.system.actors()
-        ]
-        rows = await asyncio.gather(*(self._job(run, longer_than_s) for run in living))
-        return [row for row in rows if row is not None]
-
-    async def _job(self, run: JobRun, longer_than_s: float) -> Row | None:
-        address = run.address("job")
-        try:
-            question = JobStatus(job=run.job.name)
-            report = await self._head.system.ref(address).ask(question, JobReport, self._head.limits.look_timeout_s)
-        except AskError:
-            return None  # that it does not answer is among the head's own waits
-        if not report.waiting_for or report.quiet_s < longer_than_s:
-            return None
-        stall = Stall(address.name, report.waiting_for, "job", "nothing has moved", report.quiet_s)
-        return _row(self._head.system.peer.name, stall)
+    def _jobs(self, longer_than_s: float) -> Iterator[Row]:
+        own = self._head.system
+        for run in self._head.jobs.values():
+            scheduler = own.hosted(f"scheduler.{run.job.name}")
+            progress = scheduler.progress_now() if isinstance(scheduler, Scheduler) and not run.state.over else None
+            if progress is not None and progress.waiting_for and progress.quiet_s >= longer_than_s:
+                waiter, since_s = f"job.{run.job.name}", progress.quiet_s
+                yield _row(own.peer.name, Stall(waiter, progress.waiting_for, "job", "nothing has moved", since_s))
 
 
 def _row(process: str, stall: Stall) -> Row:

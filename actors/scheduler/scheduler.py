@@ -100,6 +100,7 @@ class Scheduler(Actor):
         self._workers = WorkerTable()
         self._ledger = Ledger()
         self._services: dict[str, ActorAddress] = {}
+        self._begun = False
 
     # ------------------------------------------------------------ life
 
@@ -159,6 +160,7 @@ class Scheduler(Actor):
         )  # fmt: skip
         self._progress = ProgressReport(scope, self._steps, self._leases, self._versions)
         self._dispatcher.kept_back = self._kept_back
+        self._begun = True
 
     async def on_stop(self) -> None:
         await self._journal.close()
@@ -373,6 +375,10 @@ class Scheduler(Actor):
     def leases(self) -> list[tuple[PeerId, float]]:
         """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
         return [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
+
+    def progress_now(self) -> m.Progress | None:
+        """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""
+        return self._progress.make() if self._begun else None
 
     @property
     def counters(self) -> Counters:

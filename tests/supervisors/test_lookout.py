@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,7 +12,12 @@ from actors.core.answers import Done
 from actors.core.look import Look, Sight
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from actors.jobs.messages import JobState
+from actors.scheduler.memory_journal import MemoryJournal
+from actors.scheduler.messages import Acknowledged, SetPaused
+from actors.scheduler.scheduler import Scheduler
 from configs.limits import DEFAULT_LIMITS
+from configs.schema import JobConfig
 from supervisors.head import Head
 from supervisors.lookout import Lookout
 from supervisors.nodes import Node
@@ -40,6 +46,19 @@ class Worker(Actor):
     @handles(Work)
     async def work(self, message: Work) -> None:
         await self.ctx.sleep(message.take_s)
+
+
+def _job() -> JobConfig:
+    return JobConfig.model_validate(
+        {
+            "name": "j",
+            "steps": 1,
+            "model": {"source": "tiny"},
+            "data": {"source": "reasoning_gym", "task": "spell_backward"},
+            "reward": {"kind": "reasoning_gym"},
+            "algorithm": {"group_size": 2, "prompts_per_step": 2},
+        }
+    )
 
 
 async def _lookout(*names: str, mute: str = "") -> tuple[Lookout, dict[str, ActorSystem], Any]:
@@ -78,6 +97,42 @@ def test_waits_of_all_processes_stand_in_one_table_oldest_first():
         assert [row["process"] for row in await lookout.stalls(3.0)] == ["b", "b"]
         await asyncio.gather(*asked)
         assert await lookout.stalls(1.0) == []
+        await _stop(systems)
+
+    run_simulated(scenario())
+
+
+class StuckDisk(MemoryJournal):
+    """Takes what it is given, and confirms nothing while it is not ``well``."""
+
+    def __init__(self) -> None:
+        super().__init__("j")
+        self.well = asyncio.Event()
+        self.well.set()
+
+    async def durable(self) -> None:
+        await self.well.wait()
+        await super().durable()
+
+
+def test_what_a_job_waits_for_is_told_though_its_scheduler_takes_no_further_message(tmp_path: Path):
+    async def scenario() -> None:
+        lookout, systems, head = await _lookout()
+        journal = StuckDisk()
+        scheduler = await systems["head"].spawn("scheduler.j", Scheduler(_job(), tmp_path, journal))
+        no_processes = SimpleNamespace(supervisors={})
+        head.jobs["j"] = SimpleNamespace(job=_job(), state=JobState.RUNNING, tree=no_processes)
+        journal.well.clear()
+        pausing = asyncio.ensure_future(scheduler.ask(SetPaused(job="j", paused=True), Acknowledged, timeout_s=60.0))
+        await asyncio.sleep(8.0)
+        (row,) = [row for row in await lookout.stalls(0.0) if row["kind"] == "job"]
+        assert (row["waiter"], row["waits_for"]) == ("job.j", "a resume: the job is paused")
+        assert not [row for row in await lookout.stalls(9.0) if row["kind"] == "job"]
+        head.jobs["j"].state = JobState.FAILED
+        assert not [row for row in await lookout.stalls(0.0) if row["kind"] == "job"]
+        assert not pausing.done()
+        journal.well.set()
+        await pausing
         await _stop(systems)
 
     run_simulated(scenario())

@@ -113,6 +113,14 @@ async def test_a_role_process_becomes_ready_quickly_and_its_actor_answers(head):
     assert (head.run_dir / "logs" / "p0.log").read_text().count('"event": "ready"') == 1
 
 
+async def test_a_role_process_gives_way_to_the_process_that_started_it(tmp_path):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with Head(tmp_path, LIMITS.model_copy(update={"role_niceness": 7})) as head:
+        pid = (await head.supervise(Strategy.ONE_FOR_ONE, "p0")).running("p0").pid
+        threads = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in psutil.Process(pid).threads()]
+    assert len(threads) > 1 and set(threads) == {min(own + 7, 19)}, "libzmq's threads too"
+
+
 async def test_a_killed_process_is_seen_at_once_and_comes_back_in_a_new_life(head):
     supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1")
     before, sibling = supervisor.running("p0"), supervisor.running("p1")
