@@ -7,12 +7,10 @@ Prints its address, then serves until its standard input ends.
 
 from __future__ import annotations
 
-import logging
 import sys
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from benchmarks._processes import on_uvloop, until_input_ends
 from supervisors.head import Head
@@ -27,8 +25,4 @@ async def _serve(directory: Path, keys: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-    )
     on_uvloop(_serve(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+import structlog
 import uvloop
 
 T = TypeVar("T")
@@ -59,9 +61,17 @@ async def until_input_ends() -> None:
 
 
 def on_uvloop(work: Coroutine[Any, Any, T]) -> T:
-    """Run ``work`` on the loop that Headrace's own processes have."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
+    """Run ``work`` on the loop that Headrace's own processes have; its log goes to stderr: stdout is for results."""
+    before = structlog.get_config()
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(work)
+    finally:
+        structlog.configure(**before)
 
 
 def cpu_s() -> float:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 import msgspec
 import numpy as np
-import structlog
 import zmq
 
 from actors.core.actor import Actor, concurrent, handles
@@ -195,7 +194,6 @@ def _serve_raw(args: dict[str, Any]) -> None:
 
 def main(kind: str, args: dict[str, Any]) -> None:
     """Be the process that ``kind`` names."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     if kind == "raw":
         _serve_raw(args)
         return

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import subprocess
 import sys
 import time
@@ -25,7 +24,6 @@ from typing import Any, Final
 
 import msgspec
 import psutil
-import structlog
 
 from actors.core.errors import AskError
 from actors.core.look import Look, Sight
@@ -209,7 +207,6 @@ def missed(result: Result) -> list[str]:
 
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All of it in ``scratch``."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     result = {"hardware": hardware(), **on_uvloop(_measure(options, scratch))}
     return result | {"missed": missed(result)}
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import structlog
 import zmq
 
 from actors.core.ref import ActorRef
@@ -266,7 +264,6 @@ def measure_copy(load: Load) -> Result:
 
 def measure(load: Load) -> Result:
     """Ours, then the limits, then the ratios."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory() as directory:
         ours = on_uvloop(measure_ours(load, Path(directory)))
     raw = on_uvloop(measure_raw(load, frame_sizes(load)))

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import logging
 import statistics
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from typing import Any, Final
 
 import msgspec.json
 import numpy as np
-import structlog
 
 from actors.core.actor import Actor, handles
 from actors.core.delivery import Delivery
@@ -293,7 +291,6 @@ def shape(work: Work, rounds: int) -> Result:
 def measure(options: argparse.Namespace, directory: Path) -> Result:
     """All of it in ``directory``."""
     machine = hardware()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     return {"hardware": machine, **on_uvloop(_measure(work_of(options), options.rounds, directory))}
 
 

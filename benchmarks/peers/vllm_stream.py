@@ -16,13 +16,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import sys
 import tempfile
 from pathlib import Path
 from typing import Final
-
-import structlog
 
 from benchmarks._command import Result, show
 from benchmarks._jobs import hardware
@@ -107,7 +104,6 @@ def main(args: list[str]) -> int:
         print("vLLM is not installed there; `make vllm` installs it", file=sys.stderr)
         return 2
     machine = hardware()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     with tempfile.TemporaryDirectory(prefix="headrace-bench-") as scratch:
         found = on_uvloop(_measure(work_of(options), options.rounds, options.python, Path(scratch)))
     show({"hardware": machine, "peer": "vllm", "version": version, **found}, options)

@@ -16,7 +16,7 @@ NEW: dict[str, Any] = {"hardware": {"class": "x"}, "rtt": {"ratio": 1.5}, "share
 
 
 def last_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+    return json.loads(capsys.readouterr().out)
 
 
 def test_bench_tell_loses_nothing_of_one_sender_and_of_64_and_hears_each_of_them(

@@ -50,7 +50,7 @@ def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
     short = ["--job", str(file), "--modes", "colocated,dynamic", "--steps", "8", "--skip", "1"]
     places = ["--cores", "64", "--model", str(model), "--keep", str(tmp_path)]
     assert modes.main(["--json", *short, *places, *sets]) == 0
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    found = json.loads(capsys.readouterr().out)
     assert found["ratios"]["colocated"] == {"colocated": 1.0}
     for mode in ("colocated", "dynamic"):
         row = found["modes"][mode]

@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(main: Any, capfd: pytest.CaptureFixture[str], model: Path, *arguments: str) -> dict[str, Any]:
     sets = [word for setting in SHORT for word in ("--set", setting)]
     assert main([*arguments, *sets, "--json", "--model", str(model)]) == 0
-    return json.loads(capfd.readouterr().out.splitlines()[-1])
+    return json.loads(capfd.readouterr().out)
 
 
 @pytest.mark.slow

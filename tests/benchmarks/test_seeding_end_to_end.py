@@ -47,7 +47,7 @@ def test_bench_seeding_runs_the_job_in_all_three_places(tmp_path: Path, capfd: p
     sets = [word for setting in short for word in ("--set", setting)]
     few = ["--machines", "1", "--steps", "4", "--skip", "1", "--cores", "64", "--model", str(model)]
     assert seeding.main(["--json", *few, *sets]) == 0
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    told = json.loads(capfd.readouterr().out)
     assert set(told["runs"]) == set(seeding.WHERE)
     assert "seed_s" not in told["runs"]["remote"]
     for run in told["runs"].values():
