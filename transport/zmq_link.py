@@ -133,14 +133,15 @@ class Link:
     def _data(self, socket: int, seq: int, frames: list[Frame]) -> None:
         lane = lane_of(socket)
         expected = self._received[lane] + 1
-        if seq < expected or (lane, seq) in self._early:
+        if seq == expected:
+            if self.state is not LinkState.DYING or socket not in self._goodbyes:
+                self._next(lane, seq, frames)
+                while self._early and (waiting := self._early.pop((lane, self._received[lane] + 1), None)) is not None:
+                    self._next(lane, self._received[lane] + 1, waiting)
+        elif seq < expected or (lane, seq) in self._early:
             self.counters.duplicates += 1
-        elif seq > expected:
+        else:
             self._comes_early(lane, seq, frames)
-        elif self.state is not LinkState.DYING or socket not in self._goodbyes:
-            self._next(lane, seq, frames)
-            while self._early and (waiting := self._early.pop((lane, self._received[lane] + 1), None)) is not None:
-                self._next(lane, self._received[lane] + 1, waiting)
 
     def _next(self, lane: Lane, seq: int, frames: list[Frame]) -> None:
         self._received[lane] = seq

@@ -47,11 +47,8 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
     idempotent: bool
     streams: bool
     batched: bool = False
-
-    @property
-    def occupies(self) -> bool:
-        """Whether it runs in the actor's own task, so that nothing else does."""
-        return not (self.concurrent or self.streams)
+    occupies: bool = True
+    """It runs in the actor's own task, so that nothing else does: neither concurrent nor a stream."""
 
 
 def handles(*kinds: type[Message]) -> Callable[[F], F]:
@@ -123,12 +120,14 @@ class Actor:
 
 
 def _handler(name: str, function: Callable[..., Any]) -> Handler:
+    concurrent, streams = bool(getattr(function, _CONCURRENT, False)), inspect.isasyncgenfunction(function)
     handler = Handler(
         method=name,
-        concurrent=bool(getattr(function, _CONCURRENT, False)),
+        concurrent=concurrent,
         idempotent=bool(getattr(function, _IDEMPOTENT, False)),
-        streams=inspect.isasyncgenfunction(function),
+        streams=streams,
         batched=bool(getattr(function, _BATCHED, False)),
+        occupies=not (concurrent or streams),
     )
     if handler.batched and not handler.occupies:
         raise WrongHandler(f"{function.__qualname__}: a batch is handled in turn; it cannot run beside others")

@@ -161,28 +161,35 @@ class Cell:
             batch = [delivery]
             if delivery.handler.batched and delivery.caller is None:
                 batch += mailbox.take_more(delivery, turn - taken - 1)
-            await self._take(delivery, batch)
+            if self._is_due(delivery):
+                self._note(delivery, len(batch))
+                if delivery.handler.occupies:
+                    self.working[delivery] = None
+                    await self._run(delivery, batch)
+                else:
+                    await self._run_beside(delivery, batch)
             taken += len(batch)
             if taken >= turn:  # a full mailbox must not keep the loop from everybody else
                 taken = 0
                 await asyncio.sleep(0)
 
-    async def _take(self, delivery: Delivery, batch: list[Delivery]) -> None:
-        """``batch``: what is handled together with ``delivery``, itself included."""
+    def _is_due(self, delivery: Delivery) -> bool:
+        """Whether somebody still wants it; else whoever asked is told."""
         if delivery.watch_id and not self._still_watched(delivery):
-            return
+            return False
         if delivery.deadline_at is not None and self.router.now() >= delivery.deadline_at:
             self.router.count("expired_before_start")
             self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
-            return
-        self.handled += len(batch)
-        self.router.handled += len(batch)
+            return False
+        return True
+
+    def _note(self, delivery: Delivery, messages: int) -> None:
+        self.handled += messages
+        self.router.handled += messages
         delivery.since = self.router.now()
-        handler = delivery.handler
-        if handler.occupies:
-            self.working[delivery] = None
-            await self._run(delivery, batch)
-            return
+
+    async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
+        """As a task of its own; returns when the next message may be taken."""
         assert self._group is not None
         while len(self.working) >= self.limits.concurrent_handlers and not self._stop_reason:
             await self.mailbox.wait()
@@ -193,7 +200,7 @@ class Cell:
         self.working[delivery] = task
         # A task that is cancelled before its first step never reaches the end of ``_run``.
         task.add_done_callback(lambda _: self._done_with(delivery))
-        if not handler.concurrent:
+        if not delivery.handler.concurrent:
             while delivery in self.working and not self._stop_reason:
                 await self.mailbox.wait()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import NamedTuple
 
+import msgspec
+
 from actors.core.actor import Handler
 from actors.core.answers import Caller
 from actors.core.message import Message
@@ -20,50 +22,30 @@ class Window(NamedTuple):
     timeout_s: float
 
 
-class Delivery:
-    """One message on its way through an actor."""
+class Delivery(msgspec.Struct, eq=False):
+    """One message on its way through an actor. Two of them are never equal: each is a key of its own."""
 
-    __slots__ = (
-        "abandoned", "answered", "caller", "deadline_at", "handler", "lane", "message", "sender", "since", "span_id",
-        "tag", "trace_id", "watch_id", "window",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        message: Message,
-        tag: str,
-        handler: Handler,
-        sender: ActorAddress | None,
-        *,
-        caller: Caller | None = None,
-        deadline_at: float | None = None,
-        lane: Lane = Lane.MESSAGE,
-        window: Window | None = None,
-        trace_id: int = 0,
-        span_id: int = 0,
-        watch_id: int = 0,
-    ) -> None:
-        self.message = message
-        self.tag = tag
-        self.handler = handler
-        self.sender = sender
-        self.caller = caller
-        """None for a tell."""
-        self.deadline_at = deadline_at
-        """Loop time after which the work is not to be begun."""
-        self.lane = lane
-        """The lane on which the answer goes."""
-        self.window = window
-        """None: no stream was asked for."""
-        self.trace_id = trace_id
-        self.span_id = span_id
-        self.watch_id = watch_id
-        """Not 0: a Down, valid only while the watch of that id is held."""
-        self.answered = False
-        self.abandoned = False
-        """Whoever asked has left."""
-        self.since = 0.0
-        """Loop time at which the handler began."""
+    message: Message
+    tag: str
+    handler: Handler
+    sender: ActorAddress | None
+    caller: Caller | None = None
+    """None for a tell."""
+    deadline_at: float | None = None
+    """Loop time after which the work is not to be begun."""
+    lane: Lane = Lane.MESSAGE
+    """The lane on which the answer goes."""
+    window: Window | None = None
+    """None: no stream was asked for."""
+    trace_id: int = 0
+    span_id: int = 0
+    watch_id: int = 0
+    """Not 0: a Down, valid only while the watch of that id is held."""
+    answered: bool = False
+    abandoned: bool = False
+    """Whoever asked has left."""
+    since: float = 0.0
+    """Loop time at which the handler began."""
 
 
 current: ContextVar[Delivery | None] = ContextVar("current_delivery", default=None)

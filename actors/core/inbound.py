@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import structlog
 
 from actors.core.answers import Caller, Refusal, TargetGone
-from actors.core.delivery import Window
+from actors.core.delivery import Delivery, Window
 from actors.core.errors import RefusalReason
 from actors.core.message import class_of
 from actors.core.streams import Stream
@@ -132,8 +132,9 @@ class Inbound:
         if envelope.deadline_ms != NO_DEADLINE:
             deadline_at = router.now() + envelope.deadline_ms / 1000
         window = self._window(envelope) if stream else None
-        router.put(*admitted, message, sender, caller=caller, deadline_at=deadline_at, lane=lane, window=window,
-                   trace_id=envelope.trace_id)  # fmt: skip
+        cell, handler = admitted
+        tag, trace_id = envelope.tag, envelope.trace_id
+        router.put(cell, Delivery(message, tag, handler, sender, caller, deadline_at, lane, window, trace_id))
         return None
 
     def _window(self, envelope: Envelope) -> Window:

@@ -33,11 +33,14 @@ class Mailbox:
         """Append; returns why not. ``own`` is what the actor itself has set in motion."""
         if self.closed:
             return RefusalReason.STOPPING
-        if len(self._items) >= self._bound and not own:
+        depth = len(self._items)
+        if depth >= self._bound and not own:
             return RefusalReason.MAILBOX_FULL
         self._items.append(delivery)
-        self.depth_max = max(self.depth_max, len(self._items))
-        self.wake()
+        if depth >= self.depth_max:
+            self.depth_max = depth + 1
+        if self._signal is not None:
+            self.wake()
         return None
 
     def room(self) -> RefusalReason | None:

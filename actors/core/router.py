@@ -266,20 +266,15 @@ class Router:
         reason = RefusalReason.STOPPING if cell.stopping else cell.mailbox.room()
         return (cell, handler) if reason is None else Refusal(reason=reason)
 
-    def put(
-        self, cell: Cell, handler: Handler, message: Message, sender: ActorAddress | None, *,
-        caller: Caller | None = None, deadline_at: float | None = None, lane: Lane = Lane.MESSAGE,
-        window: Window | None = None, trace_id: int = 0,
-    ) -> None:  # fmt: skip
+    def put(self, cell: Cell, delivery: Delivery) -> None:
         """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
-        repeatable = handler.idempotent and not handler.streams and caller is not None
+        handler, caller = delivery.handler, delivery.caller
+        repeatable = caller is not None and handler.idempotent and not handler.streams
         if repeatable and not self.results.begin(cast(Caller, caller), self.now()):
             return
         self._last_id += 1
-        cell.mailbox.put(
-            Delivery(message, tag_of(type(message)), handler, sender, caller=caller, deadline_at=deadline_at,
-                     lane=lane, window=window, trace_id=trace_id, span_id=self._last_id)
-        )  # fmt: skip
+        delivery.span_id = self._last_id
+        cell.mailbox.put(delivery)
 
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
@@ -290,8 +285,10 @@ class Router:
         if isinstance(admitted, Refusal):
             self.note_refused(admitted, tag_of(type(message)), "" if sender is None else sender.name, target)
             return admitted
-        self.put(*admitted, message, sender, caller=caller, deadline_at=deadline_at, window=window,
-                 trace_id=self._trace()[0])  # fmt: skip
+        cell, handler = admitted
+        delivery = Delivery(message, tag_of(type(message)), handler, sender, caller, deadline_at)
+        delivery.window, delivery.trace_id = window, self._trace()[0]
+        self.put(cell, delivery)
         return None
 
     # answers

@@ -24,7 +24,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "an actor waits in its own mailbox for as long as it lives; the cell's life is its task group": [
         ("actors/core/cell.py", "Cell._live", "asyncio.TaskGroup()"),
         ("actors/core/cell.py", "Cell._serve", "mailbox.wait()"),
-        ("actors/core/cell.py", "Cell._take", "self.mailbox.wait()"),
+        ("actors/core/cell.py", "Cell._run_beside", "self.mailbox.wait()"),
         ("actors/core/mailbox.py", "Mailbox.wait", "self._signal"),
         ("actors/ranker/ranker.py", "Ranker._work", "self._news.wait()"),
     ],
