@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from actors.core.answers import Caller, error_of
 from actors.core.errors import AskError, DeadlineExceeded, NotSent, SentNoReply
@@ -25,25 +26,26 @@ class Questions:
     def __init__(self, router: Router) -> None:
         self._router = router
 
-    async def ask(
+    def ask(
+        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
+        timeout_s: float | None, attempts: int,
+    ) -> Coroutine[Any, Any, R]:  # fmt: skip
+        """See ``ActorRef.ask``."""
+        if attempts == 1:  # one coroutine a question: each more is awaited anew whenever the answer comes
+            return self._ask_once(owner, address, message, reply, timeout_s)
+        return self._ask_repeatedly(owner, address, message, reply, timeout_s, attempts)
+
+    async def _ask_repeatedly(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
         timeout_s: float | None, attempts: int,
     ) -> R:  # fmt: skip
-        """See ``ActorRef.ask``."""
         router = self._router
-        now = router.now()
-        deadline_at = now + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        request_id = router.next_id()
-        asker = "" if owner is None else owner.name
-        question = tag_of(type(message))
-        if attempts == 1:
-            waiter = Waiter(request_id, asker, address, question, reply, now)
-            return cast(R, await self._ask_once(waiter, owner, message, deadline_at, 0))
-        pause_s = router.limits.backoff_first_s
+        deadline_at = router.now() + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        request_id, pause_s = router.next_id(), router.limits.backoff_first_s
         for attempt in range(attempts):
-            waiter = Waiter(request_id, asker, address, question, reply, router.now())
+            left_s = deadline_at - router.now()
             try:
-                return cast(R, await self._ask_once(waiter, owner, message, deadline_at, attempt))
+                return await self._ask_once(owner, address, message, reply, left_s, request_id, attempt)
             except (NotSent, SentNoReply):
                 if attempt + 1 == attempts or router.now() + pause_s >= deadline_at:
                     raise
@@ -53,13 +55,16 @@ class Questions:
         raise ValueError(f"attempts is {attempts}, expected at least 1")
 
     async def _ask_once(
-        self, waiter: Waiter, owner: ActorAddress | None, message: Message, deadline_at: float, attempt: int
-    ) -> Message:
+        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
+        timeout_s: float | None, request_id: int = 0, attempt: int = 0,
+    ) -> R:  # fmt: skip
         router = self._router
+        now, asker = router.now(), "" if owner is None else owner.name
+        deadline_at = now + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        waiter = Waiter(request_id or router.next_id(), asker, address, tag_of(type(message)), reply, now)
         future = waiter.future = router.loop.create_future()
         router.requests.open(waiter)
         router.requests.arm(waiter, deadline_at)
-        address = waiter.target
         try:
             if address.peer == router.own:
                 waiter.sent = True
@@ -69,7 +74,7 @@ class Questions:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
                 self.send(waiter, Kind.ASK, message, Lane.MESSAGE, deadline_at, attempt=attempt)
-            return await future  # whoever settled it has closed the waiter
+            return cast(R, await future)  # whoever settled it has closed the waiter, and looked at the kind
         except BaseException as error:
             router.requests.close(waiter)
             if future.done() and not future.cancelled():
