@@ -51,6 +51,7 @@ from actors.weights.segments import host_id, own_site, read_manifests, remove_se
 
 _AHEAD_CHUNKS: Final = 4
 """Made ready together, while the ones before them are sent."""
+_SETTLE_S: Final = 1.0
 
 
 class RefusedPublish(ReplyError):
@@ -125,8 +126,10 @@ class WeightServer(RegisteredActor):
             self.ctx.start_task(self._give_back(segments, mapped), "give memory back")
 
     async def _give_back(self, segments: list[Path], mapped: list[object]) -> None:
-        """Away from the loop: the system takes up to 50 ms for what was a large version."""
-        await self.ctx.run_blocking(_give_back, segments, mapped)
+        """Away from the loop, and behind who fetches the newest: the system takes 100 ms for a large one."""
+        await self.ctx.run_blocking(_remove, segments)
+        await self.ctx.sleep(_SETTLE_S)
+        await self.ctx.run_blocking(mapped.clear)  # the last references
 
     def _announce(self) -> None:
         available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
@@ -243,9 +246,7 @@ def _chunk(manifest: Manifest, view: memoryview, index: int, base: int, delta: b
     return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(delta, np.uint8), base=base)
 
 
-def _give_back(segments: list[Path], mapped: list[object]) -> None:
-    """Remove files and mappings; those last references go here."""
-    mapped.clear()
+def _remove(segments: list[Path]) -> None:
     for segment in segments:
         remove_segment(segment)
 
