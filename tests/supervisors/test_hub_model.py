@@ -21,6 +21,7 @@ from configs.schema import JobConfig
 from supervisors.errors import ModelNotFetched
 from supervisors.hub_download import Order, _check_room, _Failed, fetch, read_report
 from supervisors.model_preparation import Preparation, prepare_model
+from tests.smallest_job import smallest_job
 from tests.supervisors.hub_server import HubServer, Repository
 from transport.errors import HeadraceError
 
@@ -48,16 +49,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 
 
 def a_job(name: str = NAME, revision: str | None = None, **limits: Any) -> JobConfig:
-    return JobConfig.model_validate(
-        {
-            "name": "j",
-            "steps": 1,
-            "model": {"path": name, "revision": revision},
-            "data": {"source": "jsonl"},
-            "reward": {"kind": "exact_match"},
-            "limits": DEFAULT_LIMITS.model_dump() | {"model_progress_s": 0.05} | limits,
-        }
-    )
+    limits = DEFAULT_LIMITS.model_dump() | {"model_progress_s": 0.05} | limits
+    return smallest_job(model={"path": name, "revision": revision}, limits=limits)
 
 
 def a_run_dir(tmp_path: Path, name: str) -> Path:

@@ -17,10 +17,10 @@ from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.messages import Acknowledged, SetPaused
 from actors.scheduler.scheduler import Scheduler
 from configs.limits import DEFAULT_LIMITS
-from configs.schema import JobConfig
 from supervisors.head import Head
 from supervisors.lookout import Lookout
 from supervisors.nodes import Node
+from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
@@ -46,19 +46,6 @@ class Worker(Actor):
     @handles(Work)
     async def work(self, message: Work) -> None:
         await self.ctx.sleep(message.take_s)
-
-
-def _job() -> JobConfig:
-    return JobConfig.model_validate(
-        {
-            "name": "j",
-            "steps": 1,
-            "model": {"source": "tiny"},
-            "data": {"source": "reasoning_gym", "task": "spell_backward"},
-            "reward": {"kind": "reasoning_gym"},
-            "algorithm": {"group_size": 2, "prompts_per_step": 2},
-        }
-    )
 
 
 async def _lookout(*names: str, mute: str = "") -> tuple[Lookout, dict[str, ActorSystem], Any]:
@@ -119,9 +106,9 @@ def test_what_a_job_waits_for_is_told_though_its_scheduler_takes_no_further_mess
     async def scenario() -> None:
         lookout, systems, head = await _lookout()
         journal = StuckDisk()
-        scheduler = await systems["head"].spawn("scheduler.j", Scheduler(_job(), tmp_path, journal))
+        scheduler = await systems["head"].spawn("scheduler.j", Scheduler(smallest_job(), tmp_path, journal))
         no_processes = SimpleNamespace(supervisors={})
-        head.jobs["j"] = SimpleNamespace(job=_job(), state=JobState.RUNNING, tree=no_processes)
+        head.jobs["j"] = SimpleNamespace(job=smallest_job(), state=JobState.RUNNING, tree=no_processes)
         journal.well.clear()
         pausing = asyncio.ensure_future(scheduler.ask(SetPaused(job="j", paused=True), Acknowledged, timeout_s=60.0))
         await asyncio.sleep(8.0)

@@ -22,21 +22,16 @@ from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.scheduler import messages as m
 from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
-from configs.schema import JobConfig, MetricsConfig
+from configs.schema import MetricsConfig
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
-CONFIG = JobConfig.model_validate(
-    {
-        "name": "j",
-        "seed": 3,
-        "steps": 6,
-        "model": {"source": "tiny"},
-        "data": {"source": "jsonl", "path": "x"},
-        "reward": {"kind": "exact_match"},
-        "algorithm": {"group_size": 2, "prompts_per_step": 3},
-        "rollout": {"max_tokens": 8, "temperature": 0.5},
-    }
+CONFIG = smallest_job(
+    seed=3,
+    steps=6,
+    algorithm={"group_size": 2, "prompts_per_step": 3},
+    rollout={"max_tokens": 8, "temperature": 0.5},
 )
 
 

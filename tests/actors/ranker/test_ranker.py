@@ -20,17 +20,12 @@ from actors.scheduler.messages import Acknowledged
 from actors.scheduler.policies.length_predictor import prompt_keys
 from actors.scheduler.service_messages import RegisterService
 from configs.limits import Limits
-from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
 
-JOB = JobConfig.model_validate(
-    {
-        "name": "j", "steps": 4, "model": {"source": "tiny"}, "data": {"source": "jsonl", "path": "x"},
-        "reward": {"kind": "exact_match"}, "rollout": {"length_ranking": "learned"},
-    }
-)  # fmt: skip
+JOB = smallest_job(steps=4, rollout={"length_ranking": "learned"})
 LIMITS = Limits(ranker_refresh_pairs=4, ranker_refresh_slices=3, ranker_pairs=8)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from actors.rewards.errors import SourceUnreadable
 from actors.rewards.prompt_stream import PromptStream
-from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 
 
 @pytest.fixture
@@ -30,15 +30,8 @@ def tokenizer(tmp_path: Path) -> Path:
 def stream(tokenizer: Path, rows: list[Any], **data: Any) -> PromptStream:
     path = tokenizer / "rows.jsonl"
     path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows))
-    config = {
-        "name": "t",
-        "steps": 1,
-        "seed": 3,
-        "model": {"source": "tiny"},
-        "data": {"source": "jsonl", "path": str(path), **data},
-        "reward": {"kind": "exact_match"},
-    }
-    return PromptStream(JobConfig.model_validate(config), tokenizer)
+    job = smallest_job(seed=3, data={"source": "jsonl", "path": str(path), **data})
+    return PromptStream(job, tokenizer)
 
 
 ROWS = [{"prompt": letter * 3, "answer": letter} for letter in "abcdefgh"]

@@ -10,6 +10,7 @@ import pytest
 from actors.rewards.errors import ScorerBroken
 from actors.rewards.scorer_pool import ScorerPool
 from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 
 VERIFIER = """
 import os, time
@@ -29,15 +30,7 @@ def score(prompt, response, answer, **columns):
 
 
 def job_with(function: str, timeout_s: float = 5.0) -> JobConfig:
-    return JobConfig.model_validate(
-        {
-            "name": "t",
-            "steps": 1,
-            "model": {"source": "tiny"},
-            "data": {"source": "jsonl", "path": "unused.jsonl"},
-            "reward": {"kind": "function", "function": function, "timeout_s": timeout_s},
-        }
-    )
+    return smallest_job(reward={"kind": "function", "function": function, "timeout_s": timeout_s})
 
 
 @pytest.fixture

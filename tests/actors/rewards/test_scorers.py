@@ -9,13 +9,11 @@ import pytest
 from actors.rewards.errors import ScorerBroken
 from actors.rewards.scorers import Example, make_scorer
 from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 
 
 def job(reward: dict[str, Any], data: dict[str, Any] | None = None) -> JobConfig:
-    data = data or {"source": "jsonl", "path": "unused.jsonl"}
-    return JobConfig.model_validate(
-        {"name": "t", "steps": 1, "model": {"source": "tiny"}, "data": data, "reward": reward}
-    )
+    return smallest_job(reward=reward) if data is None else smallest_job(reward=reward, data=data)
 
 
 def example(answer: str, index: int = 0) -> Example:

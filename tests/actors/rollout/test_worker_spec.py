@@ -7,20 +7,11 @@ import pytest
 from actors.rollout import worker_spec
 from actors.rollout.worker_spec import engine_spec
 from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 
 
 def job(mode: str, **rollout: int) -> JobConfig:
-    return JobConfig.model_validate(
-        {
-            "name": "j",
-            "steps": 1,
-            "model": {"path": "m"},
-            "data": {"source": "jsonl", "path": "d"},
-            "reward": {"kind": "exact_match"},
-            "sync": {"mode": mode, "max_staleness": 1},
-            "rollout": rollout,
-        }
-    )
+    return smallest_job(sync={"mode": mode, "max_staleness": 1}, rollout=rollout)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.scheduler import Scheduler
 from actors.scheduler.service_messages import RegisterService
 from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
@@ -35,16 +36,12 @@ BUDGET = 8
 
 def config(**changes: Any) -> JobConfig:
     base: dict[str, Any] = {
-        "name": "j",
         "steps": 4,
-        "model": {"source": "tiny"},
-        "data": {"source": "jsonl", "path": "x"},
-        "reward": {"kind": "exact_match"},
         "algorithm": {"group_size": 4, "prompts_per_step": 4},
         "rollout": {"max_tokens": BUDGET, "max_running": 16},
         "checkpoint": {"every": 2},
     }
-    return JobConfig.model_validate(base | changes)
+    return smallest_job(**base | changes)
 
 
 def length(prompt: int, sibling: int) -> int:

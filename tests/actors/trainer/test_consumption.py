@@ -11,15 +11,11 @@ from actors.trainer.batching import Inbox, tokens_of
 from actors.trainer.consumption import Consumption, consumption
 from configs.schema import JobConfig
 from tests.actors.trainer.trainer_world import lease
+from tests.smallest_job import smallest_job
 
 
 def job(mode: str, **trainer: Any) -> JobConfig:
-    sections: dict[str, Any] = {
-        "name": "j", "steps": 1, "model": {"path": "m"}, "data": {"source": "jsonl", "path": "d"},
-        "reward": {"kind": "exact_match"}, "algorithm": {"prompts_per_step": 32}, "sync": {"mode": mode},
-        "trainer": trainer,
-    }  # fmt: skip
-    return JobConfig.model_validate(sections)
+    return smallest_job(algorithm={"prompts_per_step": 32}, sync={"mode": mode}, trainer=trainer)
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from actors.trainer.trainer import Trainer
 from actors.weights.messages import Manifest, Publish, Published, QueryVersions, Versions
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
@@ -47,13 +48,12 @@ PROMPTS, GROUP = 4, 2
 def job_config(steps: int = 3, **changes: object) -> JobConfig:
     """A job of 4 prompts times 2 siblings a step; ``changes`` are whole sections."""
     sections: dict[str, object] = {
-        "name": "j", "steps": steps, "model": {"path": "m"}, "data": {"source": "jsonl", "path": "d"},
-        "reward": {"kind": "exact_match"}, "algorithm": {"group_size": GROUP, "prompts_per_step": PROMPTS},
+        "steps": steps, "algorithm": {"group_size": GROUP, "prompts_per_step": PROMPTS},
         "rollout": {"engine": "simulated", "max_tokens": 8},
         "trainer": {"backend": "simulated", "lr": 0.1, "micro_batch_tokens": 16, "window_prompts": 2},
         "checkpoint": {"every": 0, "keep": 2},
     }  # fmt: skip
-    return JobConfig.model_validate(sections | changes)
+    return smallest_job(**sections | changes)
 
 
 def lease(step: int, prompt: int, *, replay: bool = False, equal: bool = False) -> LeaseGroup:

@@ -23,21 +23,13 @@ from actors.weights.manifest import hash_chunks, layout
 from actors.weights.messages import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
-from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport, queue_bounds
 from transport.transport import Lane
 from transport.zmq_socket import lane_options
 
-JOB = JobConfig.model_validate(
-    {
-        "name": "j",
-        "steps": 1,
-        "model": {"source": "tiny"},
-        "data": {"source": "jsonl", "path": "unused"},
-        "reward": {"kind": "exact_match"},
-    }
-)
+JOB = smallest_job()
 
 
 @message("test_pull.pull")
