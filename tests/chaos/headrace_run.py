@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -121,19 +120,3 @@ class RunOfHeadrace:
         if self.process.poll() is None:
             self.process.kill()
             self.process.communicate(timeout=30)
-
-
-def free_port() -> int:
-    """A port p such that p, p + 1 and p + 2 (the three lanes) are free now."""
-    for _ in range(50):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port < 65_000 and all(_is_free(port + lane) for lane in range(3)):
-            return port
-    raise AssertionError("no three free ports in a row")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0

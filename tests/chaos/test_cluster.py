@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import yaml
-from headrace_run import SMALL_JOB, free_port
+from headrace_run import SMALL_JOB
+
+from tests.free_ports import free_ports
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -71,7 +73,7 @@ def workers_on(tree: list[dict[str, Any]]) -> set[str]:
 @pytest.mark.timeout(500)
 def test_nodes_leave_and_join_in_mid_run_and_the_job_finishes(start: Start, tmp_path: Path, small_model: Path) -> None:
     """Two nodes over TCP carry the rollout workers; one is told to go, another comes, its worker moves there."""
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports()}"
     control = Control(f"ipc://{tmp_path}/c.sock")
     start("head", "--listen", endpoint, "--control", f"ipc://{tmp_path}/c.sock", "--dir", str(tmp_path / "runs"))
     first = start("node", "--join", endpoint, "--name", "first", "--slots", "1")
@@ -108,7 +110,7 @@ def test_a_head_that_serves_jobs_is_killed_and_its_next_life_goes_on_with_them_o
     start: Start, tmp_path: Path, small_model: Path
 ) -> None:
     """The nodes join again, with what they run: every role process is the one that it was."""
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports()}"
     control = Control(f"ipc://{tmp_path}/c.sock")
     start("head", "--listen", endpoint, "--control", f"ipc://{tmp_path}/c.sock", "--dir", str(tmp_path / "runs"))
     for name in ("first", "second"):
@@ -147,7 +149,7 @@ def processes_in(tree: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
 @pytest.mark.slow
 @pytest.mark.timeout(100)
 def test_a_node_whose_head_is_gone_leaves_at_once_when_it_is_told_to(start: Start, tmp_path: Path) -> None:
-    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    endpoint = f"tcp://127.0.0.1:{free_ports()}"
     control = Control(f"ipc://{tmp_path}/c.sock")
     head = start("head", "--listen", endpoint, "--control", f"ipc://{tmp_path}/c.sock", "--dir", str(tmp_path / "runs"))
     node = start("node", "--join", endpoint, "--name", "first", "--slots", "1")

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 import yaml
-from headrace_run import SMALL_JOB, free_port
+from headrace_run import SMALL_JOB
 
+from tests.free_ports import free_ports
 from transport.security import load_keys
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -95,7 +96,7 @@ class Ctl:
 def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores_the_rest(
     start: Start, tmp_path: Path, small_model: Path, keys: Path
 ) -> None:
-    nodes, control = free_port(), free_port()
+    nodes, control = free_ports(), free_ports()
     job = SMALL_JOB | {
         "steps": 5000,
         "model": {"path": str(small_model)},
@@ -143,7 +144,7 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
 @pytest.mark.slow
 def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(start: Start, tmp_path: Path, keys: Path) -> None:
     """The server's own pair is an operator's; the endpoint that is printed names the host."""
-    port = free_port()
+    port = free_ports()
     head = start(
         "head", "--listen", "tcp://127.0.0.1:*", "--dir", str(tmp_path / "runs"),
         "--control", f"tcp://0.0.0.0:{port}", "--control-keys", str(keys / "control"),

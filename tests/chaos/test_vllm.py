@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import psutil
 import pytest
-from headrace_run import SMALL_JOB, free_port
+from headrace_run import SMALL_JOB
 
 from actors.control.client import ControlClient
 from actors.control.errors import ControlError
@@ -29,6 +29,7 @@ from actors.rewards.tiny_model import make_tiny_model
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.run_directory import read_history
+from tests.free_ports import free_ports
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ class Cluster:
         self.root = root
         self.run_dir = root
         self.control = f"ipc://{root}/c.sock"
-        self.endpoint = f"tcp://127.0.0.1:{free_port()}"
+        self.endpoint = f"tcp://127.0.0.1:{free_ports()}"
         self.processes: dict[str, subprocess.Popen[str]] = {}
 
     def start(self, name: str, *arguments: str) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
-import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import uvloop
 
 from configs.limits import DEFAULT_LIMITS, Limits
+from tests.free_ports import free_ports
 from transport.address import PeerId, new_peer
 from transport.faults import FaultyTransport
 from transport.link_faults import FaultableTransport
@@ -139,7 +138,7 @@ class World:
             return f"memory://{name}"
         if "ipc" in self.kind:
             return f"ipc://{self._directory.name}/{name}"
-        port = self._ports.setdefault(name, _free_ports())
+        port = self._ports.setdefault(name, free_ports())
         key = "" if self._keys is None else f"?key={self._keys.public_hex}"
         return f"tcp://127.0.0.1:{port}{key}"
 
@@ -156,19 +155,6 @@ class World:
         """End the process of a transport, as SIGKILL would."""
         self._transports.remove(transport)
         getattr(transport, "inner", transport).abort()
-
-
-def _free_ports() -> int:
-    """The first of five free ports in a row."""
-    while True:
-        port = random.randrange(20000, 30000)
-        try:
-            for offset in range(5):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port + offset))
-        except OSError:
-            continue
-        return port
 
 
 Scenario = Callable[[World], Awaitable[None]]
