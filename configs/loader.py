@@ -18,6 +18,7 @@ import yaml
 
 from configs.checks import check_job
 from configs.errors import ConfigError, Problem
+from configs.local_paths import found
 from configs.schema import JobConfig
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
@@ -131,24 +132,14 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     """Make the paths of local files absolute: from the working directory, else from beside the job file."""
     data, model = job.data, job.model
     if data.path is not None:
-        data = data.model_copy(update={"path": _resolve(data.path, beside) or data.path})
+        data = data.model_copy(update={"path": found(data.path, beside)})
     if model.path is not None:
         new = str(Path.cwd() / model.path) if model.source == "tiny" else model.path  # a tiny model may be made there
-        model = model.model_copy(update={"path": _resolve(model.path, beside) or new})
+        model = model.model_copy(update={"path": found(model.path, beside, otherwise=new)})
     provider = job.provider
     if provider.trace is not None:
-        provider = provider.model_copy(update={"trace": _resolve(provider.trace, beside) or provider.trace})
+        provider = provider.model_copy(update={"trace": found(provider.trace, beside)})
     rollout = job.rollout
     if rollout.ranker_model is not None:
-        found = _resolve(rollout.ranker_model, beside) or rollout.ranker_model
-        rollout = rollout.model_copy(update={"ranker_model": found})
+        rollout = rollout.model_copy(update={"ranker_model": found(rollout.ranker_model, beside)})
     return job.model_copy(update={"data": data, "model": model, "provider": provider, "rollout": rollout})
-
-
-def _resolve(path: str, beside: Path) -> str | None:
-    written = Path(path).expanduser()
-    candidates = (Path.cwd() / written, beside / written)
-    return next(
-        (str(candidate.resolve()) for candidate in candidates if candidate.exists()),
-        None,
-    )

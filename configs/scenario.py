@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
+from configs.local_paths import found
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig
 from configs.validation import load_file
 
@@ -260,4 +261,8 @@ def load_scenario(path: str | Path) -> Scenario:
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
     """
-    return load_file(Scenario, path, holds="jobs and faults", example="configs/chaos.yaml")
+    scenario = load_file(Scenario, path, holds="jobs and faults", example="configs/chaos.yaml")
+    if scenario.spot.trace is None:
+        return scenario
+    trace = found(scenario.spot.trace, Path(path).parent)
+    return scenario.model_copy(update={"spot": scenario.spot.model_copy(update={"trace": trace})})

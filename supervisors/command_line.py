@@ -177,13 +177,18 @@ def _check_resume(job: Path | None, dir_: Path | None, resume: Path, overrides: 
 
 
 def _check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str | None, at: str | None) -> None:
-    """Exit code 2 for keys that cannot be used, and for a socket that would be open without them."""
     from supervisors.head_keys import check_sockets, load_head_keys
+
+    _refuse_bad_sockets(lambda: check_sockets(load_head_keys(keys, control_keys), listen=listen, control=at))
+
+
+def _refuse_bad_sockets(check: Callable[[], None]) -> None:
+    """Exit code 2 for keys that cannot be used, for what is no address, and for a socket that would be open."""
     from transport.errors import InsecureBind
     from transport.security import KeyFileError
 
     try:
-        check_sockets(load_head_keys(keys, control_keys), listen=listen, control=at)
+        check()
     except (KeyFileError, InsecureBind, ValueError) as error:
         _fail(str(error), EXIT_BAD_CONFIG)
 
@@ -290,6 +295,9 @@ def node(
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
+    from supervisors.node import check_join
+
+    _refuse_bad_sockets(lambda: check_join(join, keys))
     from supervisors.trees import run_node
 
     _finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site, notice_s=notice))

@@ -51,7 +51,7 @@ def check_sockets(keys: HeadKeys, *, listen: str | None, control: str | None) ->
         InsecureBind: an endpoint is open to other machines, and there are no keys for it; says what to do.
         ValueError: an endpoint is none.
     """
-    if listen is not None and listen.startswith("tcp://"):
+    if listen is not None and not listen.startswith("ipc://"):  # a directory is made only to listen in it
         lane_binds(listen, secure=keys.nodes is not None)
     if control is not None:
         check_bind(control, keys.control)

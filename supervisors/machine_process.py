@@ -142,7 +142,7 @@ class MachineProcess:
         self._listen = fixed_listen(listen) if listen is not None else f"ipc://{self._runtime}/head"
         self.desk = HeadDesk(on_progress, on_ready)
         self._head: Child | None = None
-        self._system: ActorSystem
+        self._system: ActorSystem | None = None
 
     async def start(self) -> None:
         """Listen, and start the node agent."""
@@ -150,17 +150,17 @@ class MachineProcess:
         transport = self._machine.transport(
             PEER, listen=self._own_endpoint(), cluster=CLUSTER, limits=self._limits, keys=self._keys, role="machine"
         )
-        self._system = ActorSystem(transport, limits=self._limits)
-        await self._system.start()
+        self._system = system = ActorSystem(transport, limits=self._limits)
+        await system.start()
         options = NodeOptions(
             cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if local else "",
             keys=str(self._keys_directory or ""),
             machine=self._machine,
         )
-        await self._system.spawn("desk", self.desk)
-        await self._system.spawn("agent", NodeAgent("head", options))
-        await self._system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
+        await system.spawn("desk", self.desk)
+        await system.spawn("agent", NodeAgent("head", options))
+        await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
 
     @property
     def endpoint(self) -> str:
@@ -185,7 +185,8 @@ class MachineProcess:
         Raises:
             HeadGaveUp: it could not start, or its restart budget is spent.
         """
-        limits = self._limits
+        limits, system = self._limits, self._system
+        assert system is not None, "started"
         budget = RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
         backoff = Backoff(BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s))
         rng, loop = named_rng(0, "head backoff"), asyncio.get_running_loop()
@@ -193,8 +194,8 @@ class MachineProcess:
         order = msgspec.structs.replace(
             order,
             listen=self._listen,
-            agent=self._system.address("agent"),
-            desk=self._system.address("desk"),
+            agent=system.address("agent"),
+            desk=system.address("desk"),
             limits=limits.model_dump_json(),
         )
         while True:
@@ -288,7 +289,8 @@ class MachineProcess:
         finally:
             if self._head is not None:
                 self._head.kill()
-            await self._system.stop()
+            if self._system is not None:
+                await self._system.stop()
             shutil.rmtree(self._runtime, ignore_errors=True)
 
 

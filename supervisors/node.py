@@ -25,7 +25,8 @@ from supervisors.node_faults import NodeFaults
 from supervisors.nodes import JoinCluster, Joined, LeaveCluster
 from supervisors.process_faults import faults_of
 from transport.address import ActorAddress
-from transport.errors import LinkTimeout
+from transport.endpoints import check_dialed, is_loopback
+from transport.errors import InsecureBind, LinkTimeout
 from transport.security import load_keys
 
 CLUSTER = "headrace"
@@ -105,7 +106,7 @@ class NodeProcess:
         self._notice_s = notice_s
         self._limits = limits
         self._membership: Membership | None = None
-        self.system: ActorSystem
+        self.system: ActorSystem | None = None
 
     async def start(self) -> None:
         """Connect, start the agent and join.
@@ -123,21 +124,21 @@ class NodeProcess:
             keys=keys,
             role="node",
         )
-        self.system = ActorSystem(transport, limits=self._limits)
-        await self.system.start()
+        self.system = system = ActorSystem(transport, limits=self._limits)
+        await system.start()
         try:
-            head = await self.system.connect(self._join)
+            head = await system.connect(self._join)
         except LinkTimeout as error:
             raise LinkTimeout(
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
             ) from error
         options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
         self._agent = NodeAgent(self.name, options)
-        agent = await self.system.spawn("agent", self._agent)
-        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
+        agent = await system.spawn("agent", self._agent)
+        await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
         there = ActorAddress("nodes", head, self._join)
         self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
-        await self.system.spawn("membership", self._membership)
+        await system.spawn("membership", self._membership)
 
     async def wait(self, stopped: asyncio.Event) -> None:
         """Until ``stopped`` is set.
@@ -145,6 +146,7 @@ class NodeProcess:
         Raises:
             HeadLost: the head has not answered for ``limits.rejoin_patience_s``.
         """
+        assert self.system is not None, "started"
         stop = asyncio.create_task(stopped.wait(), name="stop requested")
         lost = asyncio.create_task(self.system.wait_stopped("membership"), name="membership ended")
         for task in (stop, lost):
@@ -158,7 +160,9 @@ class NodeProcess:
             lost.cancel()
 
     async def stop(self) -> None:
-        """Leave the cluster, let its processes end by themselves while there is time, and stop them."""
+        """Leave the cluster, let its processes end by themselves while there is time, and stop them. Idempotent."""
+        if self.system is None:
+            return
         if self._membership is not None and "membership" in self.system.actors():
             known = await self._membership.leave(self._notice_s)
             if known and self._notice_s > 0:
@@ -166,13 +170,31 @@ class NodeProcess:
         await self.system.stop()
 
 
+def check_join(join: str, keys: Path | None) -> None:
+    """Refuse what joining would refuse later.
+
+    Raises:
+        ValueError: ``join`` is no address.
+        KeyFileError: the key directory cannot be used.
+        InsecureBind: the head is on another machine, and there are no keys.
+    """
+    check_dialed(join)
+    if keys is not None:
+        load_keys(keys)
+    elif not _is_here(join):
+        raise InsecureBind(
+            f"{join}: a head on another machine is joined with keys only; make them with headrace keys DIRECTORY, "
+            "let the head allow the public one, and add --keys DIRECTORY"
+        )
+
+
+def _is_here(join: str) -> bool:
+    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
+    return not join.startswith("tcp://") or is_loopback(host)
+
+
 def _listen_beside(join: str, name: str) -> str:
     """Loopback for a head on this machine, else every interface (which needs keys)."""
     if join.startswith("memory://"):
         return f"memory://{name}"
-    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
-    return (
-        "tcp://127.0.0.1:*"
-        if host in ("127.0.0.1", "localhost", "[::1]") or not join.startswith("tcp://")
-        else "tcp://0.0.0.0:*"
-    )
+    return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"

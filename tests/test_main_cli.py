@@ -184,6 +184,21 @@ def test_simulate_says_what_is_wrong_with_a_scenario_and_with_seeds(tmp_path: Pa
         assert (result.exit_code, "--seeds" in result.stderr) == (2, True), wrong
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"), [(None, "my.csv: cannot be read"), ("x,a,up,spot", "my.csv:1: has 4 fields")]
+)
+@pytest.mark.parametrize("seeds", [["--seed", "1"], ["--seeds", "1..2"], ["--seeds", "1..2", "--processes", "2"]])
+def test_simulate_says_what_is_wrong_with_the_trace_of_a_scenario(
+    tmp_path: Path, rows: str | None, says: str, seeds: list[str]
+) -> None:
+    if rows is not None:
+        (tmp_path / "my.csv").write_text(rows)
+    scenario = tmp_path / "spot.yaml"
+    scenario.write_text("name: spot\njobs: [{name: a, place_rollout: elastic}]\nspot: {trace: my.csv}\n")
+    result = invoke("simulate", str(scenario), *seeds)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
 def test_an_unknown_benchmark_is_told_what_there_is() -> None:
     result = invoke("bench", "nothing-of-that-name", "--json")
     assert (result.exit_code, "no benchmark 'nothing-of-that-name'" in result.stderr) == (2, True)
@@ -233,6 +248,13 @@ def test_keys_of_control_clients_are_made_with_their_role(tmp_path: Path) -> Non
             ["run", QUICKSTART, "--set", "cluster.nodes=1", "--set", "cluster.listen=tcp://0.0.0.0:7001"],
             "make keys with `headrace keys`",
         ),
+        (["run", QUICKSTART, "--set", "cluster.nodes=1", "--set", "cluster.listen=foo"], "expected tcp://HOST:PORT"),
+        (["head", "--listen", "foo"], "expected tcp://HOST:PORT"),
+        (["node", "--join", "127.0.0.1:7001"], "expected tcp://HOST:PORT"),
+        (["node", "--join", "tcp://127.0.0.1:70010"], "expected tcp://HOST:PORT"),
+        (["node", "--join", "tcp://127.0.0.1:7001?key=abcd"], "hexadecimal, as the listener printed it"),
+        (["node", "--join", "tcp://10.9.8.7:7001"], "add --keys DIRECTORY"),
+        (["node", "--join", "tcp://10.9.8.7:7001", "--keys", "nowhere"], "make keys with `headrace keys`"),
         (["head", "--control", "tcp://*:7000", "--keys", "k"], "--control-keys control-keys"),
         (["head", "--listen", "tcp://0.0.0.0:7001", "--control-keys", "k"], "make keys with `headrace keys`"),
         (["head", "--keys", "nowhere"], "make keys with `headrace keys`"),

@@ -41,6 +41,24 @@ def split_key(endpoint: str) -> tuple[str, str | None]:
     return address, key if mark else None
 
 
+def check_dialed(endpoint: str) -> None:
+    """Whether ``endpoint`` is one that can be dialed at all.
+
+    Raises:
+        ValueError: it is none; says how one looks.
+    """
+    address, mark, key = endpoint.partition("?key=")
+    tcp = _TCP.fullmatch(address)
+    if tcp is not None and tcp["port"] != "*":
+        reachable = tcp["host"] != "*" and 0 < int(tcp["port"]) <= 65535
+    else:
+        reachable = address.startswith("ipc:///")
+    if not reachable:
+        raise ValueError(f"{endpoint!r} is no address: expected tcp://HOST:PORT, as the listener printed it")
+    if mark and not _KEY.fullmatch(key):
+        raise ValueError(f"{endpoint!r}: what follows ?key= must be hexadecimal, as the listener printed it")
+
+
 def lane_binds(listen: str, *, secure: bool, sockets: int = 3) -> list[str]:
     """Where to bind ``sockets`` sockets for the listen spec ``listen``: signal, message, and the rest for bulk.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import errno
 import functools
 import struct
 import threading
@@ -270,7 +271,8 @@ class ZmqSocket:
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
-            raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}") from error
+            fix = "; does another process listen there? choose another" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}{fix}") from error
         bound = cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         if self._doorkeeper is not None:
             self._doorkeeper.port = int(bound.rpartition(":")[2])

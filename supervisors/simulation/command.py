@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from configs.errors import ConfigError, Problem
+from transport.errors import HeadraceError
 
 EXIT_CLEAN: Final = 0
 EXIT_VIOLATIONS: Final = 1
@@ -56,6 +57,9 @@ def simulate(
     except ConfigError as error:
         print(f"headrace: {error}", file=sys.stderr, flush=True)
         raise typer.Exit(EXIT_BAD_CONFIG) from error
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(EXIT_VIOLATIONS) from error
 
 
 def _range_of(text: str) -> range:
@@ -73,11 +77,10 @@ def _wrong(where: str, what: str, fix: str) -> ConfigError:
 
 
 def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
-    from configs.scenario import load_scenario
     from supervisors.simulation.runner import simulate as run
-    from supervisors.simulation.seeds import replay_command
+    from supervisors.simulation.seeds import load_whole, replay_command
 
-    outcome = run(load_scenario(path), seed, _tell if log else None)
+    outcome = run(load_whole(path), seed, _tell if log else None)
     if outcome.report:
         _tell(outcome.report)
     for violation in outcome.violations:

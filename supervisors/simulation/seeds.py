@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.scenario import load_scenario
+from configs.scenario import Scenario, load_scenario
+from supervisors.providers.replay import planned
 from supervisors.simulation.runner import Outcome, simulate
 from transport.errors import HeadraceError
 
@@ -64,13 +65,25 @@ def replay_command(scenario: Path, seed: int) -> str:
     return f"headrace simulate {shlex.quote(str(scenario))} --seed {seed}"
 
 
+def load_whole(path: Path) -> Scenario:
+    """The scenario at ``path``; its trace has been read and found in order.
+
+    Raises:
+        ConfigError: one of the two.
+    """
+    scenario = load_scenario(path)
+    if scenario.spot.trace is not None:
+        planned(scenario.spot)
+    return scenario
+
+
 def run_seeds(path: Path, seeds: range, on_outcome: Callable[[Outcome], None]) -> Tally:
     """Run them in this process; ``on_outcome`` hears of each.
 
     Raises:
-        ConfigError: the scenario file.
+        ConfigError: the scenario file, or the trace that it names.
     """
-    scenario, tally, began_s = load_scenario(path), Tally(), time.perf_counter()
+    scenario, tally, began_s = load_whole(path), Tally(), time.perf_counter()
     for seed in seeds:
         outcome = simulate(scenario, seed)
         tally.add(outcome, replay_command(path, seed))
@@ -83,8 +96,10 @@ async def run_seeds_in_processes(path: Path, seeds: range, processes: int) -> Ta
     """Share them among processes; what these say on stderr is passed on.
 
     Raises:
+        ConfigError: the scenario file, or the trace that it names.
         SimulationFailed: one of them gave no result.
     """
+    load_whole(path)  # what is wrong with it is said once, not by each of them
     tally, began_s = Tally(), time.perf_counter()
     share = -(-len(seeds) // processes)
     parts = [seeds[start : start + share] for start in range(0, len(seeds), share)]

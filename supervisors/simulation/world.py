@@ -197,8 +197,15 @@ class World:
             main.terminate()  # the operator ends the head that served
 
     def in_background(self, coroutine: Any, name: str) -> asyncio.Task[None]:
-        """A task of the world's own, whoever calls."""
-        task = SimProcess.of_nobody(coroutine, name)
+        """A task of the world's own, whoever calls; that it fails is a finding."""
+
+        async def observed() -> None:
+            try:
+                await coroutine
+            except Exception as error:  # noqa: BLE001  whatever it is, it is told as a finding
+                self.escaped("the world", name, error)
+
+        task = SimProcess.of_nobody(observed(), name)
         self._tasks.append(task)
         return task
 

@@ -17,7 +17,9 @@ from supervisors import machine_process
 from supervisors.errors import HeadGaveUp
 from supervisors.head_messages import HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.machine_process import HeadDesk, MachineProcess
+from supervisors.node import NodeProcess
 from transport.address import ActorAddress, PeerId
+from transport.errors import InsecureBind
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
 
@@ -50,6 +52,17 @@ def lead(
     with pytest.raises(HeadGaveUp) as error:
         asyncio.run(main())
     return str(error.value), told
+
+
+async def test_what_could_not_be_started_can_be_stopped_and_the_cause_is_what_is_told() -> None:
+    """To stop it is in the way of every error: one of its own would hide the one that counts."""
+    deaf = "tcp://192.0.2.1:7001"  # nobody's address, and without keys
+    machine = MachineProcess(listen=deaf, limits=LIMITS, on_progress=lambda _: None, on_ready=lambda _: None)
+    node = NodeProcess(join=deaf, name="n", slots=1, keys=None)
+    for process in (machine, node):
+        with pytest.raises(InsecureBind):
+            await process.start()
+        await process.stop()
 
 
 def test_a_head_that_is_never_ready_is_not_tried_for_ever(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

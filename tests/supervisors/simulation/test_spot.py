@@ -9,7 +9,7 @@ import pytest
 
 from actors.scheduler.job_scope import JobScope
 from configs.limits import DEFAULT_LIMITS
-from configs.scenario import Scenario
+from configs.scenario import Scenario, load_scenario
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import ROOT, scenario
 
@@ -25,6 +25,18 @@ def test_a_job_on_the_machines_of_a_trace_finishes_and_keeps_every_promise() -> 
     assert outcome.violations == [], told(outcome)
     again = simulate(on_trace(ROOT / "configs" / "traces" / "three_nodes.csv"), 3)
     assert again.hash == outcome.hash
+
+
+def test_a_trace_is_found_beside_the_scenario_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("at_s,node,event,kind\n1,a,up,spot\n")
+    (tmp_path / "s.yaml").write_text("name: s\njobs: [{name: a}]\nspot: {trace: mine.csv}\n")
+    assert load_scenario(tmp_path / "s.yaml").spot.trace == str(tmp_path / "mine.csv")
+
+
+def test_a_task_of_the_world_that_fails_is_a_violation(tmp_path: Path) -> None:
+    """Else a replay that could not read its trace would count as a run without one, and as a success."""
+    outcome = simulate(on_trace(tmp_path / "nowhere.csv"), 1)
+    assert any("replay of the spot trace" in sentence for sentence in outcome.violations), told(outcome)
 
 
 @pytest.mark.parametrize("seed", range(4))
