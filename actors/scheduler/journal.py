@@ -6,7 +6,8 @@ Invariants
   within ``journal_flush_s``; what a crash may lose is the tail, which the ledger simply produces anew.
 - ``append`` never waits and encodes nothing: that is the writer's. What is waiting is bounded, in bytes: ``room`` waits
   until there is space.
-- A failed write is final: every later call raises JournalFailed, since the file no longer follows the ledger.
+- A failed write is final: every later call raises JournalFailed, since the file no longer follows the ledger. The
+  writer knows it before anybody is told, and writes nothing behind it, so that there is no hole.
 
     append ──▶ waiting ──flush timer, durable()──▶ writer thread ──one transaction──▶ journal.db
 """
@@ -103,6 +104,8 @@ class SqliteJournal:
         self._failure: JournalFailed | None = None
         self._room = asyncio.Event()
         self._room.set()
+        self._broken: JournalFailed | None = None
+        """The writer's own: nothing is written behind what could not be."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._db = _open(path, job)
         self._seq: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
@@ -128,11 +131,13 @@ class SqliteJournal:
 
     async def durable(self) -> None:
         self._check()
+        flushed = asyncio.wrap_future(self._flush(sync=True))
         try:
             async with asyncio.timeout(self._limits.journal_stall_s):
-                await asyncio.wrap_future(self._flush(sync=True))
+                await asyncio.shield(flushed)  # who no longer waits must not take back what others build on
         except TimeoutError as error:
-            raise JournalFailed(f"the disk did not confirm within {self._limits.journal_stall_s} s") from error
+            self._failure = JournalFailed(f"the disk did not confirm within {self._limits.journal_stall_s} s")
+            raise self._failure from error
 
     async def close(self) -> None:
         try:
@@ -176,37 +181,41 @@ class SqliteJournal:
     def _written(self, size: int, error: BaseException | None) -> None:
         self._unwritten_bytes -= size
         self._flushed_bytes -= size
-        if error is not None and self._failure is None:
-            self._failure = error if isinstance(error, JournalFailed) else JournalFailed(str(error))
+        if isinstance(error, JournalFailed) and self._failure is None:
+            self._failure = error
         if self._failure is not None or self._unwritten_bytes < self._limits.journal_queue_bytes:
             self._room.set()
 
     # ------------------------------------------------------------ the writer's side
 
     def _write(self, items: Iterable[ev.Event | StepBatch | _Prune], sync: bool) -> None:
-        db = self._db
+        if self._broken is not None:
+            raise self._broken
         try:
-            # In WAL mode NORMAL survives the death of the process; only FULL survives a power cut. The file is synced
-            # as a whole, so one FULL commit also makes durable what was written before it.
-            db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
-            db.execute("BEGIN IMMEDIATE")
-            rows: list[tuple[int, str, str, int, bytes]] = []
-            for item in items:
-                if isinstance(item, StepBatch):
-                    db.executemany(
-                        _INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)]
-                    )
-                elif isinstance(item, _Prune):
-                    _insert(db, rows)
-                    _prune(db, item.below)
-                else:
-                    rows.append(self._row(item))
-            _insert(db, rows)
-            if sync:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (str(self._seq),))
-            db.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise JournalFailed(f"the journal could not be written: {error}") from error
+            self._transact(items, sync)
+        except Exception as error:
+            self._broken = JournalFailed(f"the journal could not be written: {error}")
+            raise self._broken from error
+
+    def _transact(self, items: Iterable[ev.Event | StepBatch | _Prune], sync: bool) -> None:
+        db = self._db
+        # In WAL mode NORMAL survives the death of the process; only FULL survives a power cut. The file is synced
+        # as a whole, so one FULL commit also makes durable what was written before it.
+        db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
+        db.execute("BEGIN IMMEDIATE")
+        rows: list[tuple[int, str, str, int, bytes]] = []
+        for item in items:
+            if isinstance(item, StepBatch):
+                db.executemany(_INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)])
+            elif isinstance(item, _Prune):
+                _insert(db, rows)
+                _prune(db, item.below)
+            else:
+                rows.append(self._row(item))
+        _insert(db, rows)
+        if sync:
+            db.execute("INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (str(self._seq),))
+        db.execute("COMMIT")
 
     def _row(self, event: ev.Event) -> tuple[int, str, str, int, bytes]:
         self._seq += 1

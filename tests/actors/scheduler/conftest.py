@@ -298,6 +298,8 @@ class World:
         self.trained: dict[int, list[Any]] = {}
         self.events: list[Any] = []
         self._lives = 0
+        self.dead: list[ActorSystem] = []
+        """Kept to the end: a task that is collected before its loop ends is an error to asyncio."""
 
     async def system(self, name: str) -> ActorSystem:
         self._lives += 1
@@ -339,7 +341,7 @@ class World:
     def kill(self, name: str) -> None:
         """As by a signal that cannot be caught: nothing is said, nothing is flushed."""
         self.transports.pop(name).abort()
-        self.dead = self.systems.pop(name)
+        self.dead.append(self.systems.pop(name))
 
     async def progress(self) -> m.Progress:
         return await self.systems["head"].ref(self.scheduler_at).ask(m.QueryProgress(job="j"), m.Progress)

@@ -210,6 +210,44 @@ async def test_a_write_that_fails_is_told_as_such_and_nothing_is_taken_after_it(
     await journal.close()
 
 
+def tokens(count: int) -> ev.TokensAppended:
+    """Of a sample that nobody has been given: the journal does not look."""
+    one, zero = np.ones(1, np.int32), np.zeros(1, np.int32)
+    ids, logprobs = np.zeros(count, np.int32), np.zeros(count, np.float32)
+    return ev.TokensAppended.one("w", 0, one.astype(np.int64), zero, count * one, zero.astype(np.uint8), ids, logprobs)
+
+
+async def test_nothing_is_durable_behind_a_write_that_failed_before_anybody_was_told(tmp_path: Path) -> None:
+    """A large write fails on the writer's thread while a small one, which would fit, waits behind it."""
+    journal = SqliteJournal(tmp_path / "journal.db", "j")
+    journal.append(ev.Opened(1))
+    await journal.durable()
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count={pages + 3}")
+    journal.append(tokens(1 << 20))
+    journal._on_timer()
+    journal.append(ev.Paused(True))
+    with pytest.raises(JournalFailed, match="full"):
+        await journal.durable()
+    await journal.close()
+    assert SqliteJournal(tmp_path / "journal.db", "j").read() == (0, [ev.Opened(1)])
+
+
+async def test_whoever_stops_waiting_for_the_disk_takes_nothing_back(tmp_path: Path) -> None:
+    """Else what was appended before would be missing, and what comes after it would not."""
+    journal, busy = SqliteJournal(tmp_path / "journal.db", "j"), threading.Event()
+    journal._writer.submit(busy.wait, 10)
+    journal.append(ev.Opened(1))
+    waiting = asyncio.create_task(journal.durable())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    journal.append(ev.Opened(2))
+    busy.set()
+    await journal.close()
+    assert SqliteJournal(tmp_path / "journal.db", "j").read() == (0, [ev.Opened(1), ev.Opened(2)])
+
+
 async def test_what_waits_for_the_disk_is_bounded_and_then_whoever_adds_to_it_waits(tmp_path: Path) -> None:
     limits = DEFAULT_LIMITS.model_copy(update={"journal_queue_bytes": 1000, "journal_flush_s": 0.01})
     journal = SqliteJournal(tmp_path / "journal.db", "j", limits)
@@ -234,6 +272,8 @@ async def test_a_disk_that_confirms_nothing_has_failed(tmp_path: Path) -> None:
         async with asyncio.timeout(5):
             with pytest.raises(JournalFailed, match="did not confirm within"):
                 await journal.durable()
+        with pytest.raises(JournalFailed, match="did not confirm within"):
+            journal.append(ev.Opened(2))
     finally:
         hangs.set()
     journal._writer.submit(journal._db.close)
