@@ -63,6 +63,8 @@ class JobTree:
         self._system, self._nodes, self._machine = system, nodes, machine
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
+        self._resumed = not adopting
+        """Until the scheduler's first life here: later ones go on with what this run's operator wants."""
         self._looked_for: set[str] = set()
         self._leaving: dict[str, asyncio.Event] = {}
         """Workers that are about to go by themselves → that they have."""
@@ -98,7 +100,8 @@ class JobTree:
         metrics = self.address("metrics")
 
         def make_scheduler() -> Scheduler:
-            return Scheduler(job, run_dir, self._machine.journal(job, run_dir), metrics)
+            resumed, self._resumed = self._resumed, False
+            return Scheduler(job, run_dir, self._machine.journal(job, run_dir), metrics, resumed=resumed)
 
         core = [
             actor_child(f"metrics.{name}", lambda: self._machine.metrics(job, run_dir), node="head", role="metrics"),

@@ -22,6 +22,7 @@ import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Final
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import AskError, ReplyError
@@ -38,6 +39,7 @@ from actors.scheduler.service_messages import LookupService, RegisterService, Se
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
+_STOPPED: Final = "stopped by its operator"
 Subscriber = Callable[[jm.JobEvent], None]
 
 
@@ -144,6 +146,8 @@ class Job(Actor):
         progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
             self._change(JobState.PAUSED)  # by the operator of the head before this one
+        if progress.stopping:
+            self._change(JobState.STOPPING, _STOPPED)
 
     @handles(Down)
     async def scheduler_down(self, _: Down) -> None:
@@ -322,7 +326,7 @@ class Job(Actor):
             await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
             if paused:  # the step under way has to end before there can be a checkpoint
                 await self._scheduler.ask(sm.SetPaused(job=self._config.name, paused=False), sm.Acknowledged)
-            self._change(JobState.STOPPING, "stopped by its operator")
+            self._change(JobState.STOPPING, _STOPPED)
         return await self._report()
 
     @handles(jm.CheckpointJob)

@@ -172,6 +172,12 @@ class Paused(msgspec.Struct, frozen=True, tag="paused"):
     paused: bool
 
 
+class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+    """The operator wants the step under way to be the last; False: a run that was resumed goes on."""
+
+    stopping: bool
+
+
 class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
     """What ``policies.offload`` has learned by the end of a step; the newest counts."""
 
@@ -200,6 +206,7 @@ Event = (
     | Committed
     | Checkpointed
     | Paused
+    | Stopping
     | WindowLearned
     | Rewound
 )

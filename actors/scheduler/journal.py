@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS samples (
     first_version INTEGER, last_version INTEGER, attempts INTEGER NOT NULL, reason TEXT NOT NULL,
     PRIMARY KEY (job, step, prompt, sibling)) WITHOUT ROWID;
 """
-KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "window_learned")
+KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "stopping", "window_learned")
 """Small events that are never pruned: they say what was trained, what was learned of windows, and whether to go on."""
 
 
@@ -80,7 +80,7 @@ def prune_step(event: ev.Event, newest: int) -> int:
     """
     return (
         newest
-        if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused)
+        if isinstance(event, ev.Opened | ev.TokensAppended | ev.Returned | ev.Suspected | ev.Paused | ev.Stopping)
         else event.step
     )
 

@@ -3,7 +3,7 @@
 Invariants
 - A group is sent once all its siblings are scored or dropped; one with fewer than two scored siblings is dropped,
   since nothing can be learned from it.
-- StepLeased follows the last group of the step, once, after all of them.
+- StepLeased follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
 - A committed step is sent again exactly as it was committed, marked ``replay``.
 - What the trainer's queue does not take is not leased; it is tried again at the next tick.
 
@@ -65,6 +65,11 @@ class Leases:
         """The step is committed, or the trainer is gone."""
         self.trainer = None
         self.all_sent = False
+
+    def end(self) -> None:
+        """Tell the trainer that there is no such step. One who does not hear it opens the step again."""
+        if self.trainer is not None:
+            self._tell(self.trainer, StepLeased(self._job, self.step, groups=0, samples=0, dropped=0, never=True))
 
     def pump(self) -> None:
         """Send what can be sent."""

@@ -56,6 +56,7 @@ class Ledger(LedgerState):
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
             ev.Paused: self._pause,
+            ev.Stopping: self._stop,
             ev.WindowLearned: self._learned,
             ev.Rewound: self._rewound,
         }
@@ -258,6 +259,10 @@ class Ledger(LedgerState):
 
     def _pause(self, event: ev.Paused) -> Outcome:
         self.paused = event.paused
+        return Outcome()
+
+    def _stop(self, event: ev.Stopping) -> Outcome:
+        self.stopping = event.stopping
         return Outcome()
 
     def _rewound(self, event: ev.Rewound) -> Outcome:

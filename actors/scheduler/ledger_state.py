@@ -32,6 +32,8 @@ class LedgerState:
         self.checkpoints: list[tuple[int, str]] = []
         self.paused = False
         """Nothing is to be handed out."""
+        self.stopping = False
+        """The next commit is the last one."""
         self.window: WindowLearned | None = None
         """What the seeding window has learned, in a job that has one."""
         self.counters = Counters()

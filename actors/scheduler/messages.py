@@ -119,6 +119,8 @@ class Progress(Message):
     waiting_for: str
     """One sentence: what the job waits for now, empty when it moves."""
     paused: bool = False
+    stopping: bool = False
+    """The operator wants the step under way to be the last."""
     quiet_s: float = 0.0
     """How long no sample has moved."""
 
@@ -450,6 +452,8 @@ class StepLeased(Message):
     groups: int
     samples: int
     dropped: int
+    never: bool = False
+    """There is no such step, and none after it: the data has ended, or the operator wants the job to."""
 
 
 @message("scheduler.commit_step")
@@ -482,3 +486,5 @@ class CheckpointTaken(Message):
     job: str
     step: int
     path: str
+    final: bool = False
+    """The trainer has been told to stop, by this scheduler or a former one, and trains no more."""

@@ -39,6 +39,7 @@ class ProgressReport:
             samples_migrated=counters.samples_migrated,
             waiting_for=self._waiting_for(),
             paused=ledger.paused,
+            stopping=ledger.stopping,
             quiet_s=self._scope.ctx.now() - self._moved[1],
         )
 

@@ -92,8 +92,12 @@ class Scheduler(Actor):
         run_dir: Path,
         journal: Journal | None = None,
         metrics: ActorAddress | None = None,
+        *,
+        resumed: bool = False,
     ) -> None:
+        """``resumed``: of a run that was ended before: what its operator wanted then is void."""
         self._job = job
+        self._resumed = resumed
         self._run_dir = run_dir
         self._given_journal = journal
         self._metrics = metrics
@@ -118,6 +122,8 @@ class Scheduler(Actor):
         if ledger.epoch:
             self._recoveries.lost("head", self.ctx.now())
         self._books.apply(ev.Opened(ledger.epoch + 1))
+        if self._resumed and ledger.stopping:
+            self._books.apply(ev.Stopping(False))
         await journal.durable()
         self._make_parts(journal)
         self._scoring.add(restored(self._books))
@@ -242,7 +248,10 @@ class Scheduler(Actor):
 
     @handles(m.RequestCheckpoint)
     async def request_checkpoint(self, order: m.RequestCheckpoint) -> m.Acknowledged:
-        self._steps.request_checkpoint(stop=order.stop)
+        if order.stop:
+            self._books.apply(ev.Stopping(True))
+            await self._journal.durable()
+        self._steps.request_checkpoint()
         return m.Acknowledged()
 
     @handles(m.QueryProgress)

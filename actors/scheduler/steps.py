@@ -54,7 +54,6 @@ class Steps:
         self._seeding = seeding
         self.count = scope.job.steps
         """Fewer than the job says once its data has ended."""
-        self._stop_requested = False
         self._checkpoint_requested = False
         self._committing = asyncio.Lock()
         self._next_known = asyncio.Event()
@@ -99,7 +98,7 @@ class Steps:
         job, step = self._scope.services.get("job"), ledger.issued_steps
         done = ledger.committed_steps + self._leases.all_sent
         last = min(done + self._scope.job.staleness + 1, self.count - 1)
-        if job is None or step > last or self._stop_requested:
+        if job is None or step > last or ledger.stopping:
             return
         asked, at_s = self._asked_batch
         if step != asked or now - at_s > self._scope.limits.ask_timeout_s:
@@ -110,12 +109,19 @@ class Steps:
         """There is no batch for ``step``."""
         self.count = min(self.count, step)
         self._next_known.set()
+        self._end_if_never()
 
-    def request_checkpoint(self, *, stop: bool) -> None:
-        """With the next commit; ``stop``: and that is the last one."""
+    def request_checkpoint(self) -> None:
+        """With the next commit, which is the last one if the job is stopping."""
         self._checkpoint_requested = True
-        self._stop_requested = self._stop_requested or stop
         self._next_known.set()
+        self._end_if_never()
+
+    def _end_if_never(self) -> None:
+        """The trainer may have opened a step before it was known that there is none: it must not wait for it."""
+        ledger, step = self._scope.ledger, self._leases.step
+        if step >= self.count or (ledger.stopping and step not in ledger.batches):
+            self._leases.end()
 
     def job_registered(self) -> None:
         """Tell it what it has missed, and ask it anew for what it may have forgotten."""
@@ -144,6 +150,7 @@ class Steps:
             except IllegalTransition as error:
                 self._scope.event("open_step_refused", step=order.step, why=str(error))
                 raise NotAccepted(str(error)) from error
+            self._end_if_never()
             self._scope.flow.lease()
 
     async def commit(self, commit: m.CommitStep) -> m.Committed:
@@ -183,7 +190,7 @@ class Steps:
         ledger = self._scope.ledger
         try:
             async with asyncio.timeout(self._scope.limits.next_batch_s):
-                while step >= ledger.issued_steps and step < self.count and not self._stop_requested:
+                while step >= ledger.issued_steps and step < self.count and not ledger.stopping:
                     self._next_known.clear()
                     await self._next_known.wait()
         except TimeoutError:
@@ -220,7 +227,7 @@ class Steps:
     def _verdict(self, step: int) -> m.Committed:
         """What the trainer does after ``step``."""
         every = self._scope.job.checkpoint.every
-        stop = self._stop_requested or step + 1 >= self.count
+        stop = self._scope.ledger.stopping or step + 1 >= self.count
         due = every > 0 and (step + 1) % every == 0
         return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
 
@@ -242,10 +249,9 @@ class Steps:
         if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
             ledger.forget(kept[0][0])
             self._journal.prune(kept[0][0])
-        final = self._stop_requested or news.step >= self.count
         scope.event("checkpoint_stored", step=news.step, path=news.path)
         if (job := scope.services.get("job")) is not None:
-            scope.tell(job, CheckpointStored(job=scope.name, step=news.step, path=news.path, final=final))
+            scope.tell(job, CheckpointStored(job=scope.name, step=news.step, path=news.path, final=news.final))
 
 
 def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:

@@ -175,6 +175,8 @@ class Inbox:
         self.groups: dict[int, LeaseGroup] = {}
         self.duplicates = 0
         self.wrong_step = 0
+        self.never = False
+        """There is no such step, and none after it."""
         self.changed: int | None = None
         """A prompt that has been handed out and was leased again with other samples: the step is void."""
         size = plan.window_prompts
@@ -211,9 +213,9 @@ class Inbox:
         self.groups[group.prompt] = group
         return True
 
-    def close(self, groups: int) -> None:
-        """The scheduler has sent ``groups`` groups, all of the step."""
-        self._sent = groups
+    def close(self, groups: int, *, never: bool = False) -> None:
+        """The scheduler has sent ``groups`` groups, all of the step; ``never``: there is no such step."""
+        self._sent, self.never = groups, never
 
     def reopen(self) -> None:
         """The step is leased once more, to a scheduler's next life: ``complete`` again when that has sent all of it."""

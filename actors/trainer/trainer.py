@@ -6,7 +6,7 @@
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
       LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
-      StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest
+      StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
       backend.step                               the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
       CommitStep(s) ──▶ scheduler  ┘ the next step for the second
@@ -119,7 +119,7 @@ class Trainer(Actor):
     @handles(StepLeased)
     async def step_leased(self, message: StepLeased) -> None:
         if self._inbox is not None and self._inbox.step == message.step:
-            self._inbox.close(message.groups)
+            self._inbox.close(message.groups, never=message.never)
             self._news.set()
 
     @handles(ServiceChanged)
@@ -145,7 +145,7 @@ class Trainer(Actor):
         await self._publisher.sync(self.step)
         finished = self.step >= self._job.steps
         if finished:
-            await self._checkpoint()
+            await self._checkpoint(final=True)
         while not finished:
             finished = await self._train_step()
         await self._publisher.settle()
@@ -164,6 +164,9 @@ class Trainer(Actor):
                 await self._accumulate(window, accounts)
             if not windows and not inbox.exhausted:
                 await self._wait(inbox, accounts)
+        if inbox.never:
+            await self._checkpoint(final=True)
+            return True
         shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
         weight = self._algorithm.normaliser(shape)
         result = await self._bounded(self._backend.step(weight=weight))
@@ -176,7 +179,7 @@ class Trainer(Actor):
         accounts.published_s = self.ctx.now() - began_s
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
-            await self._checkpoint()
+            await self._checkpoint(final=committed.stop)
         self._spans.flush()
         return committed.stop
 
@@ -332,7 +335,7 @@ class Trainer(Actor):
         self.step = state.step
         self.ctx.log.info("checkpoint loaded", path=str(path), step=self.step)
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, *, final: bool) -> None:
         """Write the checkpoint of the present weights; flushing it to the disk goes on beside the next step."""
         await self._stored()
         limits, step = self.ctx.limits, self.step
@@ -340,13 +343,13 @@ class Trainer(Actor):
             partial = await self.ctx.run_blocking(checkpoint.begin, self._run_dir, step)
             await self._bounded(self._backend.save(partial / checkpoint.TRAINER_DIRECTORY), limits.checkpoint_timeout_s)
             await self._bounded(self._backend.export_checkpoint(partial), limits.checkpoint_timeout_s)
-        self._storing = self.ctx.start_task(self._store(partial, step), f"store checkpoint {step}")
+        self._storing = self.ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
 
-    async def _store(self, partial: Path, step: int) -> None:
+    async def _store(self, partial: Path, step: int, *, final: bool) -> None:
         state = checkpoint.CheckpointState(job=self._job.name, step=step)
         path = await self.ctx.run_blocking(checkpoint.commit, partial, state)
         await self.ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
-        taken = CheckpointTaken(job=self._job.name, step=step, path=str(path))
+        taken = CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final)
         await self._ask(taken, Acknowledged)
 
     async def _stored(self) -> None:

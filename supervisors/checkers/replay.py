@@ -131,6 +131,7 @@ class Replay:
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
             ev.Paused: lambda _: None,
+            ev.Stopping: lambda _: None,
             ev.WindowLearned: lambda _: None,
             ev.Rewound: self._rewound,
         }

@@ -223,6 +223,7 @@ class FakeTrainer(Actor):
         self.crash_before_commit = -1
         self.replays = 0
         self.train_s = 0.03
+        self.checkpoint_s = 0.0
         self.metrics = {"kl": 0.5, "trainer_idle_fraction": 0.25}
 
     async def on_start(self) -> None:
@@ -254,6 +255,9 @@ class FakeTrainer(Actor):
             self.news.clear()
             await self.news.wait()
             assert self.leased is not None and self.leased.groups == len(self.groups)
+            if self.leased.never:
+                await self.checkpoint(final=True)
+                return self.ctx.stop("completed")
             await self.ctx.sleep(self.train_s)
             if self.crash_before_commit == self.step:
                 raise RuntimeError("crash on purpose")
@@ -272,10 +276,14 @@ class FakeTrainer(Actor):
             )  # fmt: skip
             answer = await scheduler.ask(commit, m.Committed)
             if answer.checkpoint:
-                path = f"step_{self.step:06d}"
-                await scheduler.ask(m.CheckpointTaken(job="j", step=self.step, path=path), m.Acknowledged)
+                await self.ctx.sleep(self.checkpoint_s)
+                await self.checkpoint(final=answer.stop)
             if answer.stop:
                 return self.ctx.stop("completed")
+
+    async def checkpoint(self, *, final: bool) -> None:
+        taken = m.CheckpointTaken(job="j", step=self.step, path=f"step_{self.step:06d}", final=final)
+        await self.ctx.ref(self.scheduler).ask(taken, m.Acknowledged)
 
 
 def _samples(group: m.LeaseGroup) -> list[tuple[int, int, tuple[int, ...], float]]:
@@ -309,9 +317,9 @@ class World:
         self.systems[name], self.transports[name] = system, transport
         return system
 
-    async def start_head(self) -> None:
+    async def start_head(self, *, resumed: bool = False) -> None:
         system = await self.system("head")
-        self.scheduler = Scheduler(self.config, Path(), journal=self.journal)
+        self.scheduler = Scheduler(self.config, Path(), journal=self.journal, resumed=resumed)
         self.scheduler_at = (await system.spawn("scheduler.j", self.scheduler)).address
         self.job = Job(self.config, self.scheduler_at, stop_token_ids=(STOP,))
         self.job_at = (await system.spawn("job.j", self.job)).address

@@ -420,6 +420,26 @@ def test_a_step_that_nobody_answers_is_opened_again_after_a_silence(tmp_path: Pa
     assert world.scheduler.opened == [0, 0, 1, 2]
 
 
+def test_a_step_that_never_comes_ends_the_trainer_with_a_checkpoint_of_what_it_has(tmp_path: Path) -> None:
+    """It learns at the end of its data, or from its operator, only when it has opened the step after."""
+    world = World(tmp_path)
+
+    def nothing_after_one(message: OpenStep) -> bool:
+        never = StepLeased(job="j", step=message.step, groups=0, samples=0, dropped=0, never=True)
+        if message.step > 0:
+            world.system.ref(message.trainer).tell(never)
+        return message.step == 0
+
+    world.scheduler.on_open = nothing_after_one
+    end = run_to_end(world)
+    assert end.reason == "completed"
+    assert list(world.scheduler.commits) == [0]
+    assert [(taken.step, taken.final) for taken in world.scheduler.checkpoints] == [(1, True)]
+    assert len([call for call in world.backend.calls if call.startswith("step")]) == 1, (
+        "nothing is learned of a step that there is not"
+    )
+
+
 def test_a_step_that_the_scheduler_refuses_ends_the_trainer_with_its_reason(tmp_path: Path) -> None:
     """As when the checkpoint is ahead of the ledger: waiting would be for ever."""
     world = World(tmp_path)

@@ -1,0 +1,124 @@
+"""How a job ends that ends early: its data ends, or its operator wants it to; whoever dies meanwhile, it does end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from actors.core.actor import concurrent, handles
+from actors.jobs.messages import CancelJob, JobReport
+from actors.rewards.messages import PromptsRead, ReadPrompts
+from actors.scheduler import messages as m
+from tests.actors.scheduler.conftest import FakeRewards
+
+InWorld = Callable[..., None]
+LONG_S = 3600.0
+
+
+class SlowSource(FakeRewards):
+    """Takes ``last_s`` to find that its data has ended."""
+
+    last_s = 7.0
+
+    @handles(ReadPrompts)
+    @concurrent
+    async def read(self, question: ReadPrompts) -> PromptsRead:
+        if question.start + question.count > self.prompts:
+            await self.ctx.sleep(self.last_s)
+            return PromptsRead(prompts=[], exhausted=True)
+        return await super().read(question)
+
+
+async def start(world: Any, source: FakeRewards) -> None:
+    await (await world.system("rewards")).spawn("rewards", source)
+    await world.start_worker("rollout-0")
+    await world.start_trainer()
+
+
+async def cancel(world: Any) -> None:
+    await world.systems["head"].ref(world.job_at).ask(CancelJob(job="j"), JobReport)
+
+
+def test_a_trainer_that_has_opened_a_step_which_never_comes_takes_its_checkpoint_and_ends(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await start(world, SlowSource(world.scheduler_at, prompts=8))
+        assert await world.job.wait_over(LONG_S) == "finished"
+        assert sorted(world.trained) == [0, 1]
+        assert world.job.result()["checkpoint"] == "step_000002"
+
+    in_world(scenario, steps=50)
+
+
+def test_a_job_that_waits_for_prompts_ends_when_it_is_told_to(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        source = SlowSource(world.scheduler_at, prompts=8)
+        source.last_s = LONG_S
+        await start(world, source)
+        await world.until(lambda: 1 in world.trained)
+        await asyncio.sleep(30)
+        await cancel(world)
+        assert await world.job.wait_over(10.0) == "interrupted"
+        assert world.job.result()["checkpoint"] == "step_000002"
+
+    in_world(scenario, steps=50)
+
+
+def test_what_the_operator_wanted_is_not_forgotten_with_the_head(in_world: InWorld) -> None:
+    """It dies before the step under way has been committed; nobody asks a second time."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        await cancel(world)
+        for name in ("head", "trainer", "rewards"):
+            world.kill(name)
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_trainer()
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        assert len(world.trained) < 5
+
+    in_world(scenario, steps=50)
+
+
+def test_the_last_checkpoint_of_a_trainer_that_a_former_scheduler_has_stopped_ends_the_job(in_world: InWorld) -> None:
+    """The head dies while it is being written; the trainer has its word to stop, tells the next one, and is gone."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        world.trainer.checkpoint_s = LONG_S
+        await cancel(world)
+        await asyncio.sleep(10)
+        for name in ("head", "trainer"):
+            world.kill(name)
+        await world.start_head()
+        committed = world.scheduler._ledger.committed_steps
+        assert committed == len(world.trained) < 5
+        taken = m.CheckpointTaken(job="j", step=committed, path="step", final=True)
+        await world.systems["head"].ref(world.scheduler_at).ask(taken, m.Acknowledged)
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+
+    in_world(scenario, steps=50, checkpoint={"every": 0})
+
+
+def test_a_run_that_is_resumed_goes_on_whatever_ended_it(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        await cancel(world)
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        for name in list(world.systems):
+            world.kill(name)
+        trained = len(world.trained)
+        await world.start_head(resumed=True)
+        await world.start_rewards()
+        await world.start_worker("rollout-0")
+        await world.start_trainer(step=trained)
+        assert await world.job.wait_over(LONG_S) == "finished"
+        assert sorted(world.trained) == list(range(6))
+
+    in_world(scenario, steps=6)
