@@ -47,7 +47,7 @@ class NotPossible(ReplyError):
 
 class Job(Actor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
-    ``spent``: what the job's machines have cost so far; None: nobody has said what they cost.
+    ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Job(Actor):
         run_dir: Path | None = None,
         stop_token_ids: tuple[int, ...] = (),
         restarts: Callable[[], int] | None = None,
-        spent: Callable[[], float] | None = None,
+        take_cost: Callable[[], float] | None = None,
     ) -> None:
         self._config = config
         self._scheduler_at = scheduler
@@ -67,8 +67,7 @@ class Job(Actor):
         self._run_dir = run_dir
         self._stop_token_ids = stop_token_ids
         self._restarts = restarts
-        self._spent = spent
-        self._spent_before = 0.0
+        self._take_cost = take_cost
         self._summary = Summary()
         self._subscribers: list[Subscriber] = []
         self._issuing: set[int] = set()
@@ -118,7 +117,7 @@ class Job(Actor):
             "samples_trained_twice": newest.get("samples_trained_twice", 0),
             "policy_version": newest.get("policy_version", 0),
             "checkpoint": self._checkpoint,
-        } | ({} if self._spent is None else summary.cost())
+        } | ({} if self._take_cost is None else summary.cost())
 
     def fail(self, reason: str) -> None:
         """A supervisor has given up. Idempotent; a job that is over stays as it is."""
@@ -251,10 +250,8 @@ class Job(Actor):
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()
-        if self._spent is not None:
-            spent = self._spent()
-            row |= cost_of(row, spent - self._spent_before)
-            self._spent_before = spent
+        if self._take_cost is not None:
+            row |= cost_of(row, self._take_cost())
         self._summary.add(row)
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))
