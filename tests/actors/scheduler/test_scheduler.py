@@ -12,6 +12,7 @@ import pytest
 from actors.core.errors import RemoteError
 from actors.rewards.messages import Verdict
 from actors.scheduler import messages as m
+from actors.scheduler.ledger import Ledger
 
 InWorld = Callable[..., None]
 
@@ -344,6 +345,20 @@ def test_a_head_that_dies_goes_on_with_the_same_samples(in_world: InWorld, lost:
         assert world.job.result()["samples_trained_twice"] == 0
 
     in_world(scenario)
+
+
+def test_a_run_without_a_fault_has_ignored_no_row_and_its_pruned_journal_says_so_too(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        floor, events = world.journal.read()
+        assert floor > 0
+        restored = Ledger(floor)
+        restored.restore(events)
+        assert restored.counters == world.scheduler._ledger.counters
+        assert restored.counters.unknown_rows == 0
+
+    in_world(scenario, steps=8, checkpoint={"every": 1, "keep": 2}, sync={"mode": "async", "max_staleness": 1})
 
 
 def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_only_one(in_world: InWorld) -> None:
