@@ -310,6 +310,28 @@ def test_a_verifier_without_a_result_is_asked_again_and_then_the_sample_is_dropp
     in_world(scenario, steps=1)
 
 
+def test_tries_are_remembered_no_longer_than_it_takes_to_settle_a_sample(in_world: InWorld) -> None:
+    """All but one get their reward at the second asking: in step 0 beside a bad one, in step 1 with no other."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        good = world.rewards.verdict
+
+        def verdict(prompt: int, sibling: int) -> Verdict:
+            if sibling or prompt % 4 == 3:
+                return good(prompt, sibling)
+            if world.rewards.asked.count((prompt, 0)) < 2:
+                return Verdict(prompt, 0, None, "no_result", "slow")
+            return Verdict(prompt, 0, None, "data", "bad") if prompt == 2 else good(prompt, 0)
+
+        world.rewards.verdict = verdict
+        await finish(world)
+        assert world.rewards.asked.count((0, 0)) == world.rewards.asked.count((2, 0)) == 2
+        assert world.scheduler._scoring._tries == {}
+
+    in_world(scenario, steps=2)
+
+
 def test_a_group_with_a_single_reward_is_dropped_whole(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
