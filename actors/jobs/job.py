@@ -73,7 +73,8 @@ class Job(Actor):
         self._issuing: set[int] = set()
         self._asked_again = asyncio.Event()
         """The scheduler knows something new about the prompt source: no use in waiting longer."""
-        self._checkpoint_waiters: list[asyncio.Future[jm.CheckpointReport]] = []
+        self._checkpoint_waiters: list[tuple[int, asyncio.Future[jm.CheckpointReport]]] = []
+        """With the steps that were committed when they asked: a checkpoint of no later one is not the one they mean."""
         self._checkpoint = ""
         self._reason = ""
         self._started_s = 0.0
@@ -262,8 +263,10 @@ class Job(Actor):
         self._checkpoint = news.path
         report = jm.CheckpointReport(step=news.step, path=news.path)
         waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
+        for steps, waiter in waiters:
+            if news.step <= steps and not news.final:
+                self._checkpoint_waiters.append((steps, waiter))
+            elif not waiter.done():
                 waiter.set_result(report)
         self._publish("checkpoint", {"step": news.step, "path": news.path})
         if news.final:
@@ -287,7 +290,7 @@ class Job(Actor):
         self._publish("state", {"state": state.value, "reason": reason})
         if state.over:
             self._ended_s = self.ctx.now()
-            for waiter in self._checkpoint_waiters:
+            for _, waiter in self._checkpoint_waiters:
                 if not waiter.done():
                     waiter.set_exception(NotPossible(f"the job is {state}: no further checkpoint will be taken"))
             self.ctx.start_task(self._end(), "end")
@@ -327,7 +330,7 @@ class Job(Actor):
     async def checkpoint(self, _: jm.CheckpointJob) -> jm.CheckpointReport:
         self._require(JobState.RUNNING, JobState.STOPPING, to="take a checkpoint")
         waiter: asyncio.Future[jm.CheckpointReport] = asyncio.get_running_loop().create_future()
-        self._checkpoint_waiters.append(waiter)
+        self._checkpoint_waiters.append((self._summary.steps, waiter))
         await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=False), sm.Acknowledged)
         try:
             async with asyncio.timeout(self._config.limits.checkpoint_timeout_s):

@@ -55,7 +55,8 @@ class Steps:
         self.count = scope.job.steps
         """Fewer than the job says once its data has ended."""
         self._stop_requested = False
-        self._checkpoint_requested = False
+        self._checkpoint_requested = -1
+        """The steps that were committed when a checkpoint was last asked for; -1: none is wanted."""
         self._committing = asyncio.Lock()
         self._next_known = asyncio.Event()
         """Set when a batch is issued, or when it is known that none will be."""
@@ -113,7 +114,7 @@ class Steps:
 
     def request_checkpoint(self, *, stop: bool) -> None:
         """With the next commit; ``stop``: and that is the last one."""
-        self._checkpoint_requested = True
+        self._checkpoint_requested = self._scope.ledger.committed_steps
         self._stop_requested = self._stop_requested or stop
         self._next_known.set()
 
@@ -222,7 +223,7 @@ class Steps:
         every = self._scope.job.checkpoint.every
         stop = self._stop_requested or step + 1 >= self.count
         due = every > 0 and (step + 1) % every == 0
-        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
+        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested >= 0)
 
     async def checkpoint_taken(self, news: m.CheckpointTaken) -> None:
         """Note it durably, then let go of what no checkpoint that is kept can replay.
@@ -237,7 +238,8 @@ class Steps:
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         await self._journal.durable()
-        self._checkpoint_requested = False
+        if news.step > self._checkpoint_requested:  # else it was being stored before anybody asked
+            self._checkpoint_requested = -1
         kept = ledger.checkpoints[-scope.job.checkpoint.keep :]
         if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
             ledger.forget(kept[0][0])

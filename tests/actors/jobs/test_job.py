@@ -206,8 +206,27 @@ async def test_a_checkpoint_on_request_answers_once_it_is_durable(stage: Stage) 
     asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
     await stage.until_heard(1)
     assert not asked.done()
-    stage.ref.tell(CheckpointStored(job="j", step=1, path="somewhere", final=False))
-    assert await asked == jm.CheckpointReport(step=1, path="somewhere")
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="somewhere", final=False))
+    assert await asked == jm.CheckpointReport(step=2, path="somewhere")
+
+
+async def test_an_older_checkpoint_that_is_still_being_stored_is_no_answer_unless_it_is_the_last(stage: Stage) -> None:
+    await stage.start()
+    stage.commit(0)
+    first = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(1)
+    stage.ref.tell(CheckpointStored(job="j", step=1, path="older", final=False))
+    stage.commit(1)
+    await stage.order(jm.JobStatus(job="j"))
+    assert not first.done()
+    second = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(2)
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="newer", final=False))
+    assert await first == jm.CheckpointReport(step=2, path="newer")
+    await stage.order(jm.JobStatus(job="j"))
+    assert not second.done()
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="last", final=True))
+    assert await second == jm.CheckpointReport(step=2, path="last")
 
 
 async def test_a_checkpoint_that_will_not_come_is_answered_when_the_job_ends(stage: Stage) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from actors.core.errors import RemoteError
+from actors.jobs.messages import CheckpointJob, CheckpointReport
 from actors.rewards.messages import Verdict
 from actors.scheduler import messages as m
 from actors.scheduler.ledger import Ledger
@@ -440,6 +441,26 @@ def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in
         assert len(world.trained) < 50
 
     in_world(scenario, steps=50)
+
+
+def test_a_checkpoint_on_request_is_not_an_older_one_that_is_still_being_stored(in_world: InWorld) -> None:
+    """A trainer stores a checkpoint beside the next step, and may tell of it after another one was asked for."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        head, ledger = world.systems["head"], world.scheduler._ledger
+        await world.until(lambda: ledger.committed_steps == 2)
+        asked = asyncio.create_task(head.ref(world.job_at).ask(CheckpointJob(job="j"), CheckpointReport))
+        await asyncio.sleep(0.001)
+        older = m.CheckpointTaken(job="j", step=2, path="older")
+        await head.ref(world.scheduler_at).ask(older, m.Acknowledged)
+        assert ledger.committed_steps == 2
+        assert await asked == CheckpointReport(step=3, path="step_000003")
+        assert [step for step, _ in ledger.checkpoints] == [2, 3]
+        await finish(world)
+        assert [step for step, _ in ledger.checkpoints] == [2, 3, 6]
+
+    in_world(scenario, steps=6, checkpoint={"every": 0, "keep": 9})
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
