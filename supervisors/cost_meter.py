@@ -25,6 +25,7 @@ class CostMeter:
         self._now = now
         self._since_s = now()
         self._spent = 0.0
+        self._taken = 0.0
         self._there: Counter[str] = Counter()
 
     def see(self, kinds: Iterable[str]) -> list[str]:
@@ -38,3 +39,9 @@ class CostMeter:
         """Up to now."""
         an_hour = sum(count * self._prices.get(kind, 0.0) for kind, count in self._there.items())
         return self._spent + an_hour * (self._now() - self._since_s) / HOUR_S
+
+    def take(self) -> float:
+        """What was spent since the last time; kept here, for whoever puts it into rows may restart in between."""
+        spent = self.spent()
+        since, self._taken = spent - self._taken, spent
+        return since

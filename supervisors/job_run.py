@@ -144,7 +144,7 @@ class JobRun:
                 run_dir=self.run_dir,
                 stop_token_ids=stop_tokens,
                 restarts=self.restarts,
-                spent=self._cost.spent if self._cost is not None else None,
+                take_cost=self._cost.take if self._cost is not None else None,
             )
             self._actor.subscribe(self._news.on_job_event)
             return self._actor

@@ -49,7 +49,7 @@ class NotPossible(ReplyError):
 
 class Job(Actor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
-    ``spent``: what the job's machines have cost so far; None: nobody has said what they cost.
+    ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Job(Actor):
         run_dir: Path | None = None,
         stop_token_ids: tuple[int, ...] = (),
         restarts: Callable[[], int] | None = None,
-        spent: Callable[[], float] | None = None,
+        take_cost: Callable[[], float] | None = None,
     ) -> None:
         self._config = config
         self._scheduler_at = scheduler
@@ -69,14 +69,14 @@ class Job(Actor):
         self._run_dir = run_dir
         self._stop_token_ids = stop_token_ids
         self._restarts = restarts
-        self._spent = spent
-        self._spent_before = 0.0
+        self._take_cost = take_cost
         self._summary = Summary()
         self._subscribers: list[Subscriber] = []
         self._issuing: set[int] = set()
         self._asked_again = asyncio.Event()
         """The scheduler knows something new about the prompt source: no use in waiting longer."""
-        self._checkpoint_waiters: list[asyncio.Future[jm.CheckpointReport]] = []
+        self._checkpoint_waiters: list[tuple[int, asyncio.Future[jm.CheckpointReport]]] = []
+        """With the steps that were committed when they asked: a checkpoint of no later one is not the one they mean."""
         self._checkpoint = ""
         self._reason = ""
         self._started_s = 0.0
@@ -120,7 +120,7 @@ class Job(Actor):
             "samples_trained_twice": newest.get("samples_trained_twice", 0),
             "policy_version": newest.get("policy_version", 0),
             "checkpoint": self._checkpoint,
-        } | ({} if self._spent is None else summary.cost())
+        } | ({} if self._take_cost is None else summary.cost())
 
     def fail(self, reason: str) -> None:
         """A supervisor has given up. Idempotent; a job that is over stays as it is."""
@@ -255,10 +255,8 @@ class Job(Actor):
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()
-        if self._spent is not None:
-            spent = self._spent()
-            row |= cost_of(row, spent - self._spent_before)
-            self._spent_before = spent
+        if self._take_cost is not None:
+            row |= cost_of(row, self._take_cost())
         self._summary.add(row)
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))
@@ -269,8 +267,10 @@ class Job(Actor):
         self._checkpoint = news.path
         report = jm.CheckpointReport(step=news.step, path=news.path)
         waiters, self._checkpoint_waiters = self._checkpoint_waiters, []
-        for waiter in waiters:
-            if not waiter.done():
+        for steps, waiter in waiters:
+            if news.step <= steps and not news.final:
+                self._checkpoint_waiters.append((steps, waiter))
+            elif not waiter.done():
                 waiter.set_result(report)
         self._publish("checkpoint", {"step": news.step, "path": news.path})
         if news.final:
@@ -294,7 +294,7 @@ class Job(Actor):
         self._publish("state", {"state": state.value, "reason": reason})
         if state.over:
             self._ended_s = self.ctx.now()
-            for waiter in self._checkpoint_waiters:
+            for _, waiter in self._checkpoint_waiters:
                 if not waiter.done():
                     waiter.set_exception(NotPossible(f"the job is {state}: no further checkpoint will be taken"))
             self.ctx.start_task(self._end(), "end")
@@ -334,7 +334,7 @@ class Job(Actor):
     async def checkpoint(self, _: jm.CheckpointJob) -> jm.CheckpointReport:
         self._require(JobState.RUNNING, JobState.STOPPING, to="take a checkpoint")
         waiter: asyncio.Future[jm.CheckpointReport] = asyncio.get_running_loop().create_future()
-        self._checkpoint_waiters.append(waiter)
+        self._checkpoint_waiters.append((self._summary.steps, waiter))
         await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=False), sm.Acknowledged)
         try:
             async with asyncio.timeout(self._config.limits.checkpoint_timeout_s):

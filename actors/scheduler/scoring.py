@@ -142,8 +142,7 @@ class Scoring:
                 retry[row] = verdict.failure_message or "the verifier gave no finite number"
         retry.update(dict.fromkeys(missing, "the reward worker returned no verdict"))
         if scored:
-            event = ev.Scored(batch.step, np.fromiter(scored, np.int32), np.fromiter(scored.values(), np.float64))
-            self._books.apply(event)
+            self._enter(ev.Scored(batch.step, np.fromiter(scored, np.int32), np.fromiter(scored.values(), np.float64)))
         self._retry_or_drop(batch, retry)
         self._settled(batch.step)
         return later
@@ -162,7 +161,7 @@ class Scoring:
         values = np.array(rewards, np.float64)
         if not (np.isfinite(values).all() and np.array_equal(np.sort(named), np.sort(rows))):
             return False
-        self._books.apply(ev.Scored(batch.step, named, values))
+        self._enter(ev.Scored(batch.step, named, values))
         self._settled(batch.step)
         return True
 
@@ -170,7 +169,6 @@ class Scoring:
         for row, why in reasons.items():
             tries = self._tries.get((batch.step, row), 0) + 1
             if tries > self._limits.score_retries:
-                self._tries.pop((batch.step, row), None)
                 self._drop(batch, [row], f"{FailureKind.NO_RESULT}: {why}")
             else:
                 self._tries[batch.step, row] = tries
@@ -178,7 +176,14 @@ class Scoring:
 
     def _drop(self, batch: StepBatch, rows: list[int], reason: str) -> None:
         self._ctx.log.warning("samples dropped", step=batch.step, samples=len(rows), why=reason)
-        self._books.apply(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
+        self._enter(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
+
+    def _enter(self, event: ev.Scored | ev.Dropped) -> None:
+        """These samples are not asked about again: how often they were is of no use any more."""
+        self._books.apply(event)
+        if self._tries:
+            for row in event.rows.tolist():
+                self._tries.pop((event.step, row), None)
 
 
 def restored(books: Books) -> dict[int, np.ndarray]:

@@ -54,7 +54,8 @@ class Steps:
         self._seeding = seeding
         self.count = scope.job.steps
         """Fewer than the job says once its data has ended."""
-        self._checkpoint_requested = False
+        self._checkpoint_requested = -1
+        """The steps that were committed when a checkpoint was last asked for; -1: none is wanted."""
         self._committing = asyncio.Lock()
         self._next_known = asyncio.Event()
         """Set when a batch is issued, or when it is known that none will be."""
@@ -113,7 +114,7 @@ class Steps:
 
     def request_checkpoint(self) -> None:
         """With the next commit, which is the last one if the job is stopping."""
-        self._checkpoint_requested = True
+        self._checkpoint_requested = self._scope.ledger.committed_steps
         self._next_known.set()
         self._end_if_never()
 
@@ -229,7 +230,7 @@ class Steps:
         every = self._scope.job.checkpoint.every
         stop = self._scope.ledger.stopping or step + 1 >= self.count
         due = every > 0 and (step + 1) % every == 0
-        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested)
+        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested >= 0)
 
     async def checkpoint_taken(self, news: m.CheckpointTaken) -> None:
         """Note it durably, then let go of what no checkpoint that is kept can replay.
@@ -244,7 +245,8 @@ class Steps:
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         await self._journal.durable()
-        self._checkpoint_requested = False
+        if news.step > self._checkpoint_requested:  # else it was being stored before anybody asked
+            self._checkpoint_requested = -1
         kept = ledger.checkpoints[-scope.job.checkpoint.keep :]
         if len(kept) == scope.job.checkpoint.keep and kept[0][0] > ledger.floor:
             ledger.forget(kept[0][0])

@@ -61,6 +61,7 @@ class JobProvider:
             yield
         finally:
             task.cancel()
+            self._replay = None  # a head that still runs may go on to say what it wants
             await provider.close()
 
     def _most(self) -> int | None:

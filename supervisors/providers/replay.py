@@ -114,13 +114,12 @@ class Replay:
         self._fill(event.at_s)
 
     def _fill(self, at_s: float) -> None:
-        """Start what is wanted and offered, the longest offered first."""
-        staying = sum(node not in self._leaving for node in self._provider.running)
-        available = len(self._offered)
-        wanted = available if self._target is None else to_start(
-            Offload(0.0, self._target), available=available, running=staying
-        )  # fmt: skip
-        for node in list(self._offered)[:wanted]:
+        """Start what is wanted and offered, the longest offered first; after one that cannot be had, the next.
+
+        It ends: each turn takes one of those that are offered, and none comes back.
+        """
+        while self._wanted():
+            node = next(iter(self._offered))
             kind = self._offered.pop(node)
             try:
                 self._provider.start(node, kind)
@@ -131,8 +130,17 @@ class Replay:
             self.started += 1
             self._on_event(TraceEvent(at_s, node, "up", kind))
 
+    def _wanted(self) -> int:
+        """Of those that are offered."""
+        available = len(self._offered)
+        if self._target is None:
+            return available
+        staying = sum(node not in self._leaving for node in self._provider.running)
+        return to_start(Offload(0.0, self._target), available=available, running=staying)
+
     def _ended(self, node: str, how: How) -> None:
         self._leaving.discard(node)
-        if how == "failed":
+        if how == "failed":  # else it was asked to go: whoever asked fills, unless it is the end of all
             self.failed += 1
             log.warning("a machine has ended although the trace still has it", node=node)
+            self._fill(0.0)

@@ -35,3 +35,17 @@ def test_a_kind_without_a_price_costs_nothing_and_is_told_when_it_comes() -> Non
     assert meter.see(["reserved", "h20"]) == []
     clock.now_s += 100
     assert meter.spent() == pytest.approx(1.0)
+
+
+def test_what_is_taken_is_taken_once_whoever_comes_and_goes_in_between() -> None:
+    clock = Clock()
+    meter = CostMeter({"reserved": 36.0}, clock)
+    meter.see(["reserved"])
+    clock.now_s += 100
+    assert meter.take() == pytest.approx(1.0)
+    assert meter.take() == 0.0
+    clock.now_s += 100
+    meter.see(["reserved", "reserved"])
+    clock.now_s += 100
+    assert meter.take() == pytest.approx(1.0 + 2.0)
+    assert meter.spent() == pytest.approx(4.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,14 @@ from actors.jobs import messages as jm
 from actors.jobs.job import Job
 from actors.jobs.stop_tokens import BadStopToken, stop_token_ids
 from actors.jobs.summary import Summary, read_rows, row_of
+from actors.metrics.messages import Flush, Flushed
 from actors.metrics.recorder import Metrics
 from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.scheduler import messages as m
 from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from configs.schema import MetricsConfig
+from supervisors.cost_meter import CostMeter
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -83,10 +85,14 @@ class Stage:
     def __init__(self, system: ActorSystem, run_dir: Path) -> None:
         self.system, self.run_dir, self.scheduler = system, run_dir, ScriptedScheduler()
 
-    async def start(self) -> None:
-        scheduler = await self.system.spawn("scheduler.j", self.scheduler)
-        metrics = await self.system.spawn("metrics.j", Metrics("j", self.run_dir, MetricsConfig(tensorboard=False)))
-        self.job = Job(CONFIG, scheduler.address, metrics.address, run_dir=self.run_dir, stop_token_ids=(7,))
+    async def start(self, take_cost: Callable[[], float] | None = None) -> None:
+        await self.system.spawn("scheduler.j", self.scheduler)
+        await self.system.spawn("metrics.j", Metrics("j", self.run_dir, MetricsConfig(tensorboard=False)))
+        await self.start_job(take_cost)
+
+    async def start_job(self, take_cost: Callable[[], float] | None) -> None:
+        scheduler, metrics = self.system.address("scheduler.j"), self.system.address("metrics.j")
+        self.job = Job(CONFIG, scheduler, metrics, run_dir=self.run_dir, stop_token_ids=(7,), take_cost=take_cost)
         self.ref = await self.system.spawn("job.j", self.job)
 
     def commit(self, step: int, reward: float = 0.5, replay: bool = False) -> None:
@@ -97,6 +103,9 @@ class Stage:
 
     async def order(self, order: object) -> jm.JobReport:
         return await self.ref.ask(order, jm.JobReport)  # type: ignore[arg-type]
+
+    async def flush(self) -> None:
+        await self.system.ref(self.system.address("metrics.j")).ask(Flush(job="j"), Flushed)
 
     async def until_heard(self, count: int) -> None:
         async with asyncio.timeout(10):
@@ -152,6 +161,29 @@ async def test_a_resumed_run_counts_the_rows_of_its_earlier_part(stage: Stage) -
     assert result["steps"] == 2 and result["samples"] == 12 and result["reward_first"] == pytest.approx(0.2)
 
 
+async def test_a_job_that_restarts_in_the_same_head_bills_what_was_spent_once_and_its_own_absence_too(
+    stage: Stage,
+) -> None:
+    now_s = 0.0
+    meter = CostMeter({"reserved": 3600.0}, lambda: now_s)
+    meter.see(["reserved"])
+    await stage.start(meter.take)
+    for step in range(3):
+        now_s += 1.0
+        stage.commit(step)
+        await stage.order(jm.JobStatus(job="j"))
+    await stage.flush()
+    await stage.system.stop_actor("job.j")
+    now_s += 4.0
+    await stage.start_job(meter.take)
+    now_s += 1.0
+    stage.commit(3)
+    await stage.order(jm.JobStatus(job="j"))
+    await stage.flush()
+    assert stage.job.result()["cost"] == pytest.approx(meter.spent()) == pytest.approx(8.0)
+    assert [row["cost"] for row in read_rows(stage.run_dir / "metrics.jsonl")] == pytest.approx([1.0, 1.0, 1.0, 5.0])
+
+
 async def test_pause_resume_and_cancel_reach_the_scheduler(stage: Stage) -> None:
     await stage.start()
     stage.commit(0)
@@ -174,8 +206,27 @@ async def test_a_checkpoint_on_request_answers_once_it_is_durable(stage: Stage) 
     asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
     await stage.until_heard(1)
     assert not asked.done()
-    stage.ref.tell(CheckpointStored(job="j", step=1, path="somewhere", final=False))
-    assert await asked == jm.CheckpointReport(step=1, path="somewhere")
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="somewhere", final=False))
+    assert await asked == jm.CheckpointReport(step=2, path="somewhere")
+
+
+async def test_an_older_checkpoint_that_is_still_being_stored_is_no_answer_unless_it_is_the_last(stage: Stage) -> None:
+    await stage.start()
+    stage.commit(0)
+    first = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(1)
+    stage.ref.tell(CheckpointStored(job="j", step=1, path="older", final=False))
+    stage.commit(1)
+    await stage.order(jm.JobStatus(job="j"))
+    assert not first.done()
+    second = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
+    await stage.until_heard(2)
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="newer", final=False))
+    assert await first == jm.CheckpointReport(step=2, path="newer")
+    await stage.order(jm.JobStatus(job="j"))
+    assert not second.done()
+    stage.ref.tell(CheckpointStored(job="j", step=2, path="last", final=True))
+    assert await second == jm.CheckpointReport(step=2, path="last")
 
 
 async def test_a_checkpoint_that_will_not_come_is_answered_when_the_job_ends(stage: Stage) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import sqlite3
 import threading
 from pathlib import Path
@@ -153,6 +154,44 @@ async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str
     after.apply(ev.Rewound(2))
     run_replay = ev.Leased(2, np.arange(4, dtype=np.int32), replay=True)
     after.apply(run_replay)
+
+
+def with_the_next_batch_before_the_tokens(steps: int) -> list[ev.Event]:
+    """Of whole steps, each batch issued while the step before it is generated, as a run reads ahead."""
+    events: list[ev.Event] = []
+    scratch = Ledger()
+    scratch.apply(ev.Opened(1))
+    for step in range(steps):
+        issued, *others = run_step(scratch, step)
+        at = max((i for i, event in enumerate(events) if isinstance(event, ev.TokensAppended)), default=0)
+        events[at:at] = [issued]
+        events += others
+    return [ev.Opened(1), *events]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "memory"])
+async def test_a_pruned_journal_counts_ignored_rows_as_the_run_did(tmp_path: Path, kind: str) -> None:
+    """Tokens of a pruned step are kept with the batch that had been issued by then, without their hand-out."""
+    ledger, journal = Ledger(), SqliteJournal(tmp_path / "journal.db", "j") if kind == "sqlite" else MemoryJournal("j")
+
+    def happens(*events: ev.Event) -> None:
+        for event in events:
+            ledger.apply(event)
+            journal.append(event)
+
+    run = with_the_next_batch_before_the_tokens(4)
+    late = next(event for event in reversed(run) if isinstance(event, ev.TokensAppended))
+    happens(*run, late)
+    happens(ev.Checkpointed(3, "p", dataclasses.asdict(ledger.counters)), late)
+    journal.prune(3)
+    await journal.durable()
+    floor, events = journal.read()
+    await journal.close()
+    after = Ledger(floor)
+    after.restore(events)
+    assert ledger.counters.unknown_rows == 2 * len(late.assignments)
+    assert [sum(isinstance(event, tag) for event in events) for tag in (ev.Assigned, ev.TokensAppended)] == [1, 4]
+    assert after.counters == ledger.counters
 
 
 async def test_a_crash_of_the_memory_journal_loses_only_what_was_not_durable() -> None:

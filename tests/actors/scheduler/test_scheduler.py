@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from actors.core.errors import RemoteError
+from actors.jobs.messages import CheckpointJob, CheckpointReport
 from actors.rewards.messages import Verdict
 from actors.scheduler import messages as m
+from actors.scheduler.ledger import Ledger
 
 InWorld = Callable[..., None]
 
@@ -309,6 +311,28 @@ def test_a_verifier_without_a_result_is_asked_again_and_then_the_sample_is_dropp
     in_world(scenario, steps=1)
 
 
+def test_tries_are_remembered_no_longer_than_it_takes_to_settle_a_sample(in_world: InWorld) -> None:
+    """All but one get their reward at the second asking: in step 0 beside a bad one, in step 1 with no other."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        good = world.rewards.verdict
+
+        def verdict(prompt: int, sibling: int) -> Verdict:
+            if sibling or prompt % 4 == 3:
+                return good(prompt, sibling)
+            if world.rewards.asked.count((prompt, 0)) < 2:
+                return Verdict(prompt, 0, None, "no_result", "slow")
+            return Verdict(prompt, 0, None, "data", "bad") if prompt == 2 else good(prompt, 0)
+
+        world.rewards.verdict = verdict
+        await finish(world)
+        assert world.rewards.asked.count((0, 0)) == world.rewards.asked.count((2, 0)) == 2
+        assert world.scheduler._scoring._tries == {}
+
+    in_world(scenario, steps=2)
+
+
 def test_a_group_with_a_single_reward_is_dropped_whole(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
@@ -344,6 +368,20 @@ def test_a_head_that_dies_goes_on_with_the_same_samples(in_world: InWorld, lost:
         assert world.job.result()["samples_trained_twice"] == 0
 
     in_world(scenario)
+
+
+def test_a_run_without_a_fault_has_ignored_no_row_and_its_pruned_journal_says_so_too(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        floor, events = world.journal.read()
+        assert floor > 0
+        restored = Ledger(floor)
+        restored.restore(events)
+        assert restored.counters == world.scheduler._ledger.counters
+        assert restored.counters.unknown_rows == 0
+
+    in_world(scenario, steps=8, checkpoint={"every": 1, "keep": 2}, sync={"mode": "async", "max_staleness": 1})
 
 
 def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_only_one(in_world: InWorld) -> None:
@@ -403,6 +441,26 @@ def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in
         assert len(world.trained) < 50
 
     in_world(scenario, steps=50)
+
+
+def test_a_checkpoint_on_request_is_not_an_older_one_that_is_still_being_stored(in_world: InWorld) -> None:
+    """A trainer stores a checkpoint beside the next step, and may tell of it after another one was asked for."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        head, ledger = world.systems["head"], world.scheduler._ledger
+        await world.until(lambda: ledger.committed_steps == 2)
+        asked = asyncio.create_task(head.ref(world.job_at).ask(CheckpointJob(job="j"), CheckpointReport))
+        await asyncio.sleep(0.001)
+        older = m.CheckpointTaken(job="j", step=2, path="older")
+        await head.ref(world.scheduler_at).ask(older, m.Acknowledged)
+        assert ledger.committed_steps == 2
+        assert await asked == CheckpointReport(step=3, path="step_000003")
+        assert [step for step, _ in ledger.checkpoints] == [2, 3]
+        await finish(world)
+        assert [step for step, _ in ledger.checkpoints] == [2, 3, 6]
+
+    in_world(scenario, steps=6, checkpoint={"every": 0, "keep": 9})
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

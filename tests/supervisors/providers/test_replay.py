@@ -136,6 +136,52 @@ def test_a_machine_that_cannot_be_had_is_counted_and_the_replay_goes_on() -> Non
     run(main())
 
 
+def test_one_that_cannot_be_had_leaves_its_place_to_the_next_one_on_offer_until_none_is_left() -> None:
+    async def main() -> None:
+        provider = Recorded()
+        provider.cannot |= {"b", "c", "e"}
+        rows = [(0.0, "up", "a"), (1.0, "up", "b"), (2.0, "up", "c"), (3.0, "up", "d"), (4.0, "up", "e")]
+        replay = Replay(trace(*rows, (10.0, "kill", "a"), (20.0, "kill", "d")), provider, target=1)
+        await replay.run()
+        assert provider.said == [(0, "start", "a"), (10, "kill", "a"), (10, "start", "d"), (20, "kill", "d")]
+        assert replay.counts() == {"started": 2, "noticed": 0, "killed": 2, "failed": 3, "returned": 0}
+
+    run(main())
+
+
+def test_a_machine_that_ends_by_itself_leaves_its_place_to_the_next_one_on_offer_at_once() -> None:
+    async def main() -> None:
+        provider = Recorded()
+        provider.cannot.add("b")
+        rows = [(0.0, "up", "a"), (0.0, "up", "b"), (0.0, "up", "c"), (0.0, "up", "d"), (50.0, "kill", "c")]
+        replay = Replay(trace(*rows), provider, target=1)
+        task = asyncio.create_task(replay.run())
+        await asyncio.sleep(10)
+        provider._ended("a")
+        assert provider.said == [(0, "start", "a"), (10, "start", "c")]
+        await task
+        assert provider.said[2:] == [(50, "kill", "c"), (50, "start", "d")]
+        assert replay.counts() == {"started": 3, "noticed": 0, "killed": 1, "failed": 2, "returned": 0}
+
+    run(main())
+
+
+def test_machines_that_end_as_the_provider_is_closed_are_not_replaced() -> None:
+    async def main() -> None:
+        provider = Recorded()
+        replay = Replay(trace((0.0, "up", "a"), (0.0, "up", "b"), (0.0, "up", "c")), provider, target=2)
+        await replay.run()
+        closing = asyncio.create_task(provider.close())
+        await asyncio.sleep(0.5)
+        provider._ended("a")
+        await closing
+        assert not provider.running
+        assert [what for _, what, _ in provider.said] == ["start", "start", "go", "go"]
+        assert replay.counts()["failed"] == 0
+
+    run(main())
+
+
 def noticed(trace: Trace, alive: set[str], now_s: float) -> int:
     """How many of ``alive`` have been told to go."""
     return len({e.node for e in trace.events if e.what == "notice" and e.at_s <= now_s} & alive)
