@@ -196,6 +196,7 @@ class Links:
 
     def on_peer_up(self, peer: PeerId) -> None:
         """The link is there: what waited for it goes first."""
+        self._replaced.pop(peer, None)  # nobody is linked to a life that has been replaced
         box = self._boxes.get(peer)
         if box is not None and box.connecting is not None:
             # The task itself may be the caller, and if it is not it has nothing left to do but to return.

@@ -117,3 +117,14 @@ async def test_a_peer_that_was_replaced_is_not_connected_to_again() -> None:
     links, _ = links_on(transport)
     links.on_peer_down(PEER, DownReason.REPLACED)
     assert send(links, 1, surely=False, endpoint="memory://far") is SendOutcome.NO_LINK
+
+
+async def test_a_peer_that_was_taken_for_replaced_and_is_linked_again_is_connected_to_again() -> None:
+    """A link comes up with the life that rules only, so whoever is linked has not been replaced."""
+    transport = Narrow(room=5)
+    transport.linked = False
+    links, _ = links_on(transport)
+    links.on_peer_down(PEER, DownReason.REPLACED)
+    links.on_peer_up(PEER)
+    links.on_peer_down(PEER, DownReason.UNREACHABLE)
+    assert send(links, 1, surely=False, endpoint="memory://far") is SendOutcome.QUEUED
