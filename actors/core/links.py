@@ -7,6 +7,7 @@
 Invariants
 - While an outbox holds something for a lane, all that follows on that lane queues behind it: order is kept.
 - An outbox is bounded. What must arrive and finds it full breaks the link: a gap is never silent.
+- What was queued for a link does not travel on its successor: it is lost with it, and ``on_lost`` hears of each.
 - A parcel whose deadline passes in the outbox is not sent; what remains of a deadline is computed at the sending.
 """
 
@@ -124,6 +125,7 @@ class Links:
             outcome = self._queue(peer, box, lane, parcel, surely)
             self._retry_soon(peer, box)
         elif outcome is SendOutcome.NO_LINK and self._may_connect(peer, endpoint):
+            self._drop(peer)  # what waited there for room was for the link that is gone
             box = self._boxes[peer] = _Outbox()
             box.connecting = asyncio.get_running_loop().create_task(self._connect(peer, endpoint, box))
             self._tasks[box.connecting] = None
@@ -189,6 +191,12 @@ class Links:
             self._lose(peer, box)
             self._on_unreachable(peer, why)
 
+    def _drop(self, peer: PeerId) -> None:
+        box = self._boxes.pop(peer, None)
+        if box is not None:
+            box.cancel()
+            self._lose(peer, box)
+
     def _lose(self, peer: PeerId, box: _Outbox) -> None:
         for queue in box.queues.values():
             for parcel in queue:
@@ -233,10 +241,7 @@ class Links:
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> DownReason:
         """Forget what was queued; returns what the loss means (a link that was cut here is no goodbye)."""
-        box = self._boxes.pop(peer, None)
-        if box is not None:
-            box.cancel()
-            self._lose(peer, box)
+        self._drop(peer)
         if reason is DownReason.REPLACED:
             self._replaced[peer] = None
             while len(self._replaced) > self._limits.message_queue_frames:

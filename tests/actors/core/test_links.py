@@ -43,23 +43,31 @@ class Narrow:
     async def start(self, receiver: Receiver) -> None: ...
     async def close(self, *, timeout_s: float) -> None: ...
 
-    def disconnect(self, peer: PeerId) -> None:
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         self.disconnected.append(peer)
 
     def peers(self) -> list[PeerId]:
         return [PEER]
 
+    def report_malformed(self, peer: PeerId) -> None: ...
 
-def links_on(transport: Narrow) -> tuple[Links, list[PeerId]]:
+
+def links_on(transport: Narrow, lost: list[int] | None = None) -> tuple[Links, list[PeerId]]:
+    """``lost`` gets the numbers of those that were queued and will not be sent."""
     unreachable: list[PeerId] = []
+    gone = [] if lost is None else lost
     return Links(
-        transport, LIMITS, lambda _: None, lambda peer, _: unreachable.append(peer), lambda *_: None
+        transport,
+        LIMITS,
+        lambda _: None,
+        lambda peer, _: unreachable.append(peer),
+        lambda _, envelope: gone.append(envelope.request_id),
     ), unreachable
 
 
-def send(links: Links, number: int, *, surely: bool, endpoint: str = "") -> SendOutcome:
+def send(links: Links, number: int, *, surely: bool, endpoint: str = "", lane: Lane = Lane.MESSAGE) -> SendOutcome:
     envelope = Envelope(kind=Kind.REPLY, request_id=number)
-    return links.send(PEER, endpoint, Lane.MESSAGE, envelope, [], surely=surely)
+    return links.send(PEER, endpoint, lane, envelope, [], surely=surely)
 
 
 async def until(transport: Narrow, count: int) -> None:
@@ -128,3 +136,18 @@ async def test_a_peer_that_was_taken_for_replaced_and_is_linked_again_is_connect
     links.on_peer_up(PEER)
     links.on_peer_down(PEER, DownReason.UNREACHABLE)
     assert send(links, 1, surely=False, endpoint="memory://far") is SendOutcome.QUEUED
+
+
+async def test_what_waited_for_room_on_a_link_that_is_lost_is_accounted_for_when_another_lane_finds_out() -> None:
+    lost: list[int] = []
+    transport = Narrow(room=0)
+    links, _ = links_on(transport, lost)
+    assert send(links, 1, surely=True) is SendOutcome.QUEUED
+    assert send(links, 2, surely=True) is SendOutcome.QUEUED
+    transport.linked = False
+    assert send(links, 3, surely=True, endpoint="memory://far", lane=Lane.SIGNAL) is SendOutcome.QUEUED
+    assert lost == [1, 2], "they were for the link that is gone"
+    transport.linked, transport.room = True, 5
+    links.on_peer_up(PEER)
+    await asyncio.sleep(0.02)
+    assert (transport.sent, lost) == ([3], [1, 2]), "and the new one starts without them"
