@@ -10,13 +10,16 @@ hold a gigabyte.
 Invariants
 - Who has been let in is never shut down: the kernel is asked how much each connection was sent and has acknowledged,
   and whoever was let in has acknowledged more than a handshake's questions before it sends anything else.
-- Only connections to this listener's own port are touched; a descriptor may have become something else's meanwhile.
-- Strangers that only wait are left to libzmq's handshake deadline. Nothing runs while nobody waits.
+- Only connections to this listener's own port are touched. libzmq may close a descriptor at any time and its number
+  become something else's, so a judgement takes hold of what it is about: who is asked is who is shown out.
+- Strangers that only wait are left to libzmq's handshake deadline. Nothing runs while nobody waits, and somebody
+  looks as long as anybody does.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -58,8 +61,7 @@ class Doorkeeper:
         self._waiting[descriptor] = None
         while len(self._waiting) > self._strangers_max:
             self._judge(next(iter(self._waiting)), one_too_many=True)
-        if self._timer is None and self._waiting:
-            self._timer = self._loop.call_later(_LOOK_S, self._look_again)
+        self._look_later()
 
     def close(self) -> None:
         """Idempotent."""
@@ -67,38 +69,57 @@ class Doorkeeper:
             self._timer.cancel()
         self._waiting.clear()
 
-    def _look_again(self) -> None:
-        self._timer = None
-        for descriptor in list(self._waiting):
-            self._judge(descriptor, one_too_many=False)
-        if self._waiting:
+    def _look_later(self) -> None:
+        if self._timer is None and self._waiting:
             self._timer = self._loop.call_later(_LOOK_S, self._look_again)
 
-    def _judge(self, descriptor: int, *, one_too_many: bool) -> None:
-        told = self._ask(descriptor)
-        if told is None or told[0] > GREETED_BYTES:
-            del self._waiting[descriptor]
-        elif one_too_many or told[1] > self._stranger_bytes:
-            del self._waiting[descriptor]
-            self._show_out(descriptor)
+    def _look_again(self) -> None:
+        self._timer = None
+        try:
+            for descriptor in list(self._waiting):
+                self._judge(descriptor, one_too_many=False)
+        finally:
+            self._look_later()  # whatever went wrong with one of them
 
-    def _ask(self, descriptor: int) -> tuple[int, int] | None:
+    def _judge(self, descriptor: int, *, one_too_many: bool) -> None:
+        connection = _held(descriptor)
+        if connection is None:
+            del self._waiting[descriptor]
+            return
+        with connection:
+            told = self._ask(connection)
+            if told is None or told[0] > GREETED_BYTES:
+                del self._waiting[descriptor]
+            elif one_too_many or told[1] > self._stranger_bytes:
+                del self._waiting[descriptor]
+                self._show_out(connection)
+
+    def _ask(self, connection: socket.socket) -> tuple[int, int] | None:
         """Bytes that the other end has acknowledged and sent; None if this is no connection of ours any more."""
         assert _TCP_INFO is not None, "nobody waits where the kernel cannot be asked"
         try:
-            with socket.socket(fileno=os.dup(descriptor)) as connection:
-                if connection.getsockname()[1] != self.port:
-                    return None
-                info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
+            if connection.getsockname()[1] != self.port:
+                return None
+            info = connection.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES)
         except (OSError, IndexError):
             return None
         return _ACKNOWLEDGED_AND_RECEIVED.unpack(info) if len(info) == _INFO_BYTES else None
 
-    def _show_out(self, descriptor: int) -> None:
+    def _show_out(self, connection: socket.socket) -> None:
         """libzmq finds the connection ended, and frees what it held for it."""
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            self.shown_out += 1
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                return  # it has hung up by itself
+        self.shown_out += 1
+        with contextlib.suppress(OSError):  # it has hung up by itself
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+def _held(descriptor: int) -> socket.socket | None:
+    """What is behind libzmq's descriptor now, under one of ours; None if it is no socket any more."""
+    try:
+        held = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=held)
+    except OSError:
+        os.close(held)
+        return None

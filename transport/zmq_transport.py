@@ -321,8 +321,10 @@ class ZmqTransport:
 
     def _up(self, link: Link) -> None:
         for old in [other for peer, other in self._links.items() if peer.name == link.peer.name]:
-            old.end(DownReason.REPLACED)
-            self._down(old, DownReason.REPLACED)
+            # the same life again: its link has broken, and the handshake was faster than the reading of what is left
+            reason = DownReason.UNREACHABLE if old.peer == link.peer else DownReason.REPLACED
+            old.end(reason)
+            self._down(old, reason)
         self._lives.welcome(link.peer)
         self._links[link.peer] = link
         self._receiver.on_peer_up(link.peer)

@@ -83,8 +83,8 @@ class Inbound:
         """A link is lost."""
         self._router.count("links_down")
         self._strikes.pop(peer, None)
-        meaning = self._router.links.on_peer_down(peer, reason)
-        self._router.peer_gone(peer, gone_by_link(meaning), f"the link to {peer} is down ({reason.value})")
+        self._router.links.on_peer_down(peer, reason)
+        self._router.peer_gone(peer, gone_by_link(reason), f"the link to {peer} is down ({reason.value})")
 
     def _strike(self, peer: PeerId, why: str) -> None:
         self._router.count("malformed")

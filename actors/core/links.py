@@ -6,7 +6,9 @@
 
 Invariants
 - While an outbox holds something for a lane, all that follows on that lane queues behind it: order is kept.
-- An outbox is bounded. What must arrive and finds it full breaks the link: a gap is never silent.
+- An outbox is bounded. What must arrive and finds it full breaks the link, or the attempt to make one: a gap is never
+  silent. Both ends hear UNREACHABLE then, as it is no goodbye.
+- What was queued for a link does not travel on its successor: it is lost with it, and ``on_lost`` hears of each.
 - A parcel whose deadline passes in the outbox is not sent; what remains of a deadline is computed at the sending.
 """
 
@@ -48,6 +50,8 @@ class _Outbox:
         self.queues: dict[Lane, deque[Parcel]] = {lane: deque() for lane in Lane}
         self.connecting: asyncio.Task[None] | None = None
         self.retry: asyncio.TimerHandle | None = None
+        self.cut = False
+        """Something that must arrive is missing in it: none of it may be sent."""
 
     def cancel(self) -> None:
         if self.connecting is not None:
@@ -74,7 +78,6 @@ class Links:
         self._on_lost = on_lost
         self._boxes: dict[PeerId, _Outbox] = {}
         self._replaced: dict[PeerId, None] = {}
-        self._cut: dict[PeerId, None] = {}
         self._endpoints: dict[PeerId, str] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._closed = False
@@ -124,6 +127,7 @@ class Links:
             outcome = self._queue(peer, box, lane, parcel, surely)
             self._retry_soon(peer, box)
         elif outcome is SendOutcome.NO_LINK and self._may_connect(peer, endpoint):
+            self._drop(peer)  # what waited there for room was for the link that is gone
             box = self._boxes[peer] = _Outbox()
             box.connecting = asyncio.get_running_loop().create_task(self._connect(peer, endpoint, box))
             self._tasks[box.connecting] = None
@@ -189,6 +193,12 @@ class Links:
             self._lose(peer, box)
             self._on_unreachable(peer, why)
 
+    def _drop(self, peer: PeerId) -> None:
+        box = self._boxes.pop(peer, None)
+        if box is not None:
+            box.cancel()
+            self._lose(peer, box)
+
     def _lose(self, peer: PeerId, box: _Outbox) -> None:
         for queue in box.queues.values():
             for parcel in queue:
@@ -196,8 +206,9 @@ class Links:
 
     def on_peer_up(self, peer: PeerId) -> None:
         """The link is there: what waited for it goes first."""
+        self._replaced.pop(peer, None)  # nobody is linked to a life that has been replaced
         box = self._boxes.get(peer)
-        if box is not None and box.connecting is not None:
+        if box is not None and box.connecting is not None and not box.cut:
             # The task itself may be the caller, and if it is not it has nothing left to do but to return.
             box.connecting = None
             self._on_sent(peer)
@@ -227,21 +238,27 @@ class Links:
     def cut(self, peer: PeerId) -> None:
         """Break the link to a peer that does not take what must arrive, or that talks nonsense."""
         self.counters["links_cut"] += 1
-        self._cut[peer] = None
-        self._transport.disconnect(peer)
+        box = self._boxes.get(peer)
+        if box is None or box.connecting is None:
+            self._transport.disconnect(peer, DownReason.UNREACHABLE)
+        elif not box.cut:
+            # In a turn of its own, as a lost link is told too: nobody who sends is called back from within.
+            box.cut = True
+            asyncio.get_running_loop().call_soon(self._break_off, peer, box)
 
-    def on_peer_down(self, peer: PeerId, reason: DownReason) -> DownReason:
-        """Forget what was queued; returns what the loss means (a link that was cut here is no goodbye)."""
-        box = self._boxes.pop(peer, None)
-        if box is not None:
+    def _break_off(self, peer: PeerId, box: _Outbox) -> None:
+        if self._boxes.get(peer) is box:
             box.cancel()
-            self._lose(peer, box)
+            self._give_up(peer, box, f"the link to {peer} was cut before it was up")
+            self._transport.disconnect(peer, DownReason.UNREACHABLE)  # it may have come up meanwhile
+
+    def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
+        """Forget what was queued."""
+        self._drop(peer)
         if reason is DownReason.REPLACED:
             self._replaced[peer] = None
             while len(self._replaced) > self._limits.message_queue_frames:
                 del self._replaced[next(iter(self._replaced))]
-        was_cut = self._cut.pop(peer, peer) is None
-        return DownReason.UNREACHABLE if was_cut else reason
 
     def close(self) -> None:
         """Connect no more and retry no more."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import stat
 import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -151,10 +154,32 @@ class World:
         await seen_a.until(lambda r: bool(r.ups()))
         return a, seen_a, b, seen_b
 
+    def break_link(self, one: Any, other: Any) -> None:
+        """Break the link between two peers, which both live on."""
+        if "zmq" not in self.kind:
+            self.network.break_link(one.peer.name, other.peer.name)
+        else:
+            _hang_up([bound for end in (one, other) for bound in getattr(end, "inner", end)._bound])
+
     def crash(self, transport: Any) -> None:
         """End the process of a transport, as SIGKILL would."""
         self._transports.remove(transport)
         getattr(transport, "inner", transport).abort()
+
+
+def _hang_up(listening: list[str]) -> None:
+    """End every connection of this process to one of these endpoints, as a router does that has forgotten it."""
+    names = [bound.removeprefix("ipc://") if "ipc" in bound else int(bound.rpartition(":")[2]) for bound in listening]
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        try:
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as end:
+                ends = (end.getsockname(), end.getpeername())
+                if any((name[1] if isinstance(name, tuple) else name) in names for name in ends):
+                    end.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # libzmq closes and opens them meanwhile
 
 
 Scenario = Callable[[World], Awaitable[None]]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -160,3 +163,98 @@ async def test_a_crowd_at_the_door_leaves_the_loop_its_turns() -> None:
         assert most <= 3 * 8, "a turn of the loop takes 8 events of each of three monitors"
         for stranger in strangers:
             stranger.close()
+
+
+def keeper_of(port: int) -> Doorkeeper:
+    """One that shows out whoever has said anything."""
+    keeper = Doorkeeper(stranger_bytes=0, strangers_max=9)
+    keeper.port = port
+    return keeper
+
+
+@contextlib.contextmanager
+def strangers(count: int) -> Iterator[tuple[Doorkeeper, list[socket.socket], list[int]]]:
+    """They have come and said something; a keeper of their door, their ends, and the descriptors of ours."""
+    with contextlib.ExitStack() as stack:
+        door = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        ends: list[socket.socket] = []
+        descriptors: list[int] = []
+        for _ in range(count):
+            ends.append(stack.enter_context(socket.create_connection(door.getsockname())))
+            ours, _ = door.accept()
+            descriptors.append(ours.detach())
+            ends[-1].send(b"hm")
+            ends[-1].settimeout(DEADLINE_S)
+        keeper = keeper_of(door.getsockname()[1])
+        stack.callback(keeper.close)
+        yield keeper, ends, descriptors
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def after_the_question(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Let something happen once, between the first question to the kernel and what comes of it."""
+    ask, left = Doorkeeper._ask, [happens]
+
+    def asked(*of: Any) -> Any:
+        told = ask(*of)
+        while left:
+            left.pop()()
+        return told
+
+    monkeypatch.setattr(Doorkeeper, "_ask", asked)
+
+
+def descriptors_of(file: os.stat_result) -> list[int]:
+    found: list[int] = []
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), file):
+                found.append(descriptor)
+    return found
+
+
+async def test_looking_at_what_is_no_socket_any_more_keeps_no_descriptor() -> None:
+    keeper = keeper_of(1)
+    with tempfile.TemporaryFile() as file:
+        keeper.accepted(file.fileno())
+        await until(lambda: keeper.waiting == 0)
+        assert descriptors_of(os.fstat(file.fileno())) == [file.fileno()]
+
+
+async def test_a_stranger_that_hangs_up_while_it_is_looked_at_does_not_end_the_looking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with strangers(2) as (keeper, ends, descriptors):
+        after_the_question(monkeypatch, lambda: os.close(descriptors[0]))
+        for descriptor in descriptors:
+            keeper.accepted(descriptor)
+        await until(lambda: keeper.waiting == 0)
+        assert [end.recv(1) for end in ends] == [b"", b""]
+
+
+async def test_what_a_descriptor_becomes_while_it_is_looked_at_is_not_shown_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one, other = socket.socketpair()
+    with one, other, strangers(1) as (keeper, ends, descriptors):
+        after_the_question(monkeypatch, lambda: os.dup2(one.fileno(), descriptors[0]))
+        keeper.accepted(descriptors[0])
+        await until(lambda: keeper.waiting == 0)
+        one.send(b"still there")
+        assert other.recv(64) == b"still there"
+        assert ends[0].recv(1) == b"" and keeper.shown_out == 1
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise RuntimeError("a bug")
+
+    errors: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    with strangers(1) as (keeper, ends, descriptors):
+        after_the_question(monkeypatch, fails)
+        keeper.accepted(descriptors[0])
+        await until(lambda: keeper.waiting == 0)
+        assert ends[0].recv(1) == b"" and len(errors) == 1

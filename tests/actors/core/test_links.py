@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
+
 from actors.core.links import Links
 from configs.limits import DEFAULT_LIMITS
 from transport.address import PeerId
@@ -26,7 +28,7 @@ class Narrow:
         self.room = room
         self.linked = True
         self.sent: list[int] = []
-        self.disconnected: list[PeerId] = []
+        self.disconnected: list[DownReason] = []
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         if not self.linked:
@@ -43,23 +45,42 @@ class Narrow:
     async def start(self, receiver: Receiver) -> None: ...
     async def close(self, *, timeout_s: float) -> None: ...
 
-    def disconnect(self, peer: PeerId) -> None:
-        self.disconnected.append(peer)
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
+        self.disconnected.append(reason)
 
     def peers(self) -> list[PeerId]:
         return [PEER]
 
+    def report_malformed(self, peer: PeerId) -> None: ...
 
-def links_on(transport: Narrow) -> tuple[Links, list[PeerId]]:
+
+class Silent(Narrow):
+    """Nobody answers for now."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(room)
+        self.linked = False
+
+    async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
+        return await asyncio.get_running_loop().create_future()
+
+
+def links_on(transport: Narrow, lost: list[int] | None = None) -> tuple[Links, list[PeerId]]:
+    """``lost`` gets the numbers of those that were queued and will not be sent."""
     unreachable: list[PeerId] = []
+    gone = [] if lost is None else lost
     return Links(
-        transport, LIMITS, lambda _: None, lambda peer, _: unreachable.append(peer), lambda *_: None
+        transport,
+        LIMITS,
+        lambda _: None,
+        lambda peer, _: unreachable.append(peer),
+        lambda _, envelope: gone.append(envelope.request_id),
     ), unreachable
 
 
-def send(links: Links, number: int, *, surely: bool, endpoint: str = "") -> SendOutcome:
+def send(links: Links, number: int, *, surely: bool, endpoint: str = "", lane: Lane = Lane.MESSAGE) -> SendOutcome:
     envelope = Envelope(kind=Kind.REPLY, request_id=number)
-    return links.send(PEER, endpoint, Lane.MESSAGE, envelope, [], surely=surely)
+    return links.send(PEER, endpoint, lane, envelope, [], surely=surely)
 
 
 async def until(transport: Narrow, count: int) -> None:
@@ -94,9 +115,32 @@ async def test_what_must_arrive_and_finds_the_outbox_full_breaks_the_link() -> N
     for number in range(LIMITS.message_queue_frames):
         assert send(links, number, surely=True) is SendOutcome.QUEUED
     assert send(links, 99, surely=True) is SendOutcome.FULL
-    assert transport.disconnected == [PEER]
-    assert links.on_peer_down(PEER, DownReason.STOPPED) is DownReason.UNREACHABLE, "what we cut is no goodbye"
-    assert links.on_peer_down(PEER, DownReason.STOPPED) is DownReason.STOPPED
+    assert transport.disconnected == [DownReason.UNREACHABLE], "what we cut is no goodbye"
+
+
+@pytest.mark.parametrize("up_at_once", [False, True])
+async def test_what_must_arrive_and_finds_the_outbox_full_breaks_off_the_connecting_too(up_at_once: bool) -> None:
+    """Else the link would come up and carry all but that one."""
+    lost: list[int] = []
+    transport = Silent(room=100)
+    links, unreachable = links_on(transport, lost)
+    numbers = list(range(LIMITS.message_queue_frames))
+    for number in numbers:
+        assert send(links, number, surely=True, endpoint="memory://far") is SendOutcome.QUEUED
+    assert send(links, 98, surely=True) is SendOutcome.FULL
+    assert send(links, 99, surely=True) is SendOutcome.FULL
+    assert unreachable == [], "nobody is called back from within a send"
+    if up_at_once:
+        transport.linked = True
+        links.on_peer_up(PEER)
+    await asyncio.sleep(0.01)
+    assert (lost, unreachable, links.is_queueing(PEER)) == (numbers, [PEER], False)
+    transport.linked = True
+    links.on_peer_up(PEER)
+    assert transport.sent == []
+    assert transport.disconnected == [DownReason.UNREACHABLE], "should the link have come up meanwhile"
+    assert send(links, 100, surely=True) is SendOutcome.QUEUED
+    assert transport.sent == [100]
 
 
 async def test_a_failed_connect_gives_up_what_waited_for_it() -> None:
@@ -117,3 +161,29 @@ async def test_a_peer_that_was_replaced_is_not_connected_to_again() -> None:
     links, _ = links_on(transport)
     links.on_peer_down(PEER, DownReason.REPLACED)
     assert send(links, 1, surely=False, endpoint="memory://far") is SendOutcome.NO_LINK
+
+
+async def test_a_peer_that_was_taken_for_replaced_and_is_linked_again_is_connected_to_again() -> None:
+    """A link comes up with the life that rules only, so whoever is linked has not been replaced."""
+    transport = Narrow(room=5)
+    transport.linked = False
+    links, _ = links_on(transport)
+    links.on_peer_down(PEER, DownReason.REPLACED)
+    links.on_peer_up(PEER)
+    links.on_peer_down(PEER, DownReason.UNREACHABLE)
+    assert send(links, 1, surely=False, endpoint="memory://far") is SendOutcome.QUEUED
+
+
+async def test_what_waited_for_room_on_a_link_that_is_lost_is_accounted_for_when_another_lane_finds_out() -> None:
+    lost: list[int] = []
+    transport = Narrow(room=0)
+    links, _ = links_on(transport, lost)
+    assert send(links, 1, surely=True) is SendOutcome.QUEUED
+    assert send(links, 2, surely=True) is SendOutcome.QUEUED
+    transport.linked = False
+    assert send(links, 3, surely=True, endpoint="memory://far", lane=Lane.SIGNAL) is SendOutcome.QUEUED
+    assert lost == [1, 2], "they were for the link that is gone"
+    transport.linked, transport.room = True, 5
+    links.on_peer_up(PEER)
+    await asyncio.sleep(0.02)
+    assert (transport.sent, lost) == ([3], [1, 2]), "and the new one starts without them"
