@@ -11,6 +11,7 @@ import pytest
 import typer
 import yaml
 
+from actors.trainer.checkpoint import checkpoint_path
 from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
@@ -60,6 +61,21 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         targets = re.findall(r"\]\(([^)\s#]+)\)", prose(page))
         todo += [(page.parent / target).resolve() for target in targets if "://" not in target]
     assert [names(page) for page in PAGES if page not in seen] == []
+
+
+def test_the_guides_tell_of_the_quickstart_as_its_job_file_has_it() -> None:
+    """Its number of steps, and its checkpoints, the last of which is written at the end."""
+    job = read_job(ROOT / "configs" / "quickstart.yaml")
+    first_run, resume = (
+        text(ROOT / "docs" / "guides" / f"{name}.md") for name in ("first_run", "resume_and_checkpoints")
+    )
+    told = re.findall(r"(\d+) steps|step 1/(\d+)|step_0*(\d+)", first_run)
+    assert {int(number) for found in told for number in found if number} == {job.steps}
+    assert len(told) == 5
+    kept = {checkpoint_path(Path("runs/quickstart"), step) for step in (job.steps, job.steps - job.checkpoint.every)}
+    named = {Path(path) for path in re.findall(r"runs/quickstart/checkpoints/\w+", first_run + resume)}
+    assert named <= kept
+    assert named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
