@@ -70,7 +70,7 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """A first message of role ``system`` where the chat template is used."""
     max_prompt_tokens: PositiveInt = 512
-    """Longer prompts are dropped with a reason."""
+    """Longer prompts are passed over."""
 
 
 class RewardConfig(Section):

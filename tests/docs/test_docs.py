@@ -7,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import typer
 import yaml
 
+from actors.rewards.scorers import Example, make_scorer
+from actors.rewards.sources import open_source
 from actors.trainer.checkpoint import checkpoint_path
+from configs.data_checks import check_data
 from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
@@ -76,6 +80,28 @@ def test_the_guides_tell_of_the_quickstart_as_its_job_file_has_it() -> None:
     named = {Path(path) for path in re.findall(r"runs/quickstart/checkpoints/\w+", first_run + resume)}
     assert named <= kept
     assert named
+
+
+def test_the_guide_to_a_real_model_writes_prompts_that_its_job_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the guide on a row as GSM8K has them; the right answer earns 1 from the job's own scorer."""
+    row = {"question": "48 clips and half as many?", "answer": "48/2 = <<48/2=24>>24\n48+24 = <<48+24=72>>72\n#### 72"}
+
+    def rows_of(*_: str, **__: str) -> list[dict[str, str]]:
+        return [row]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", rows_of)
+    (lines,) = fences(ROOT / "docs" / "guides" / "real_model.md", "python")
+    exec(lines, {})
+    job = validate(JobConfig, yaml.safe_load((ROOT / "configs" / "gpu_qwen.yaml").read_text()), lambda _: "the job")
+    assert check_data(job) == []
+    read = open_source(job.data, job.seed).row(0)
+    assert (read.prompt, read.answer) == (row["question"], "72")
+    example = Example(prompt=read.prompt, answer=read.answer, index=0, extra=read.extra)
+    assert make_scorer(job)(r"Together \boxed{72}.", example) == 1.0
+    assert make_scorer(job)(r"\boxed{24}", example) == 0.0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
