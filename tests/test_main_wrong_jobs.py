@@ -40,6 +40,12 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "bad range": ({"algorithm.group_size": 1}, "algorithm.group_size", "Samples per prompt"),
     "negative": ({"trainer.lr": -1.0}, "trainer.lr", "greater than 0"),
     "not finite": ({"trainer.lr": float("inf")}, "trainer.lr", "finite"),
+    "unknown limit": (
+        {"limits.mailbox_message": 9},
+        "limits.mailbox_message",
+        "Did you mean 'limits.mailbox_messages'?",
+    ),
+    "limit like no other": ({"limits.zzz": 9}, "limits.zzz", "in docs/reference/limits.md"),
     "limit of nothing": ({"limits.mailbox_messages": 0}, "limits.mailbox_messages", "above 0"),
     "unknown engine": ({"rollout.engine": "tourch"}, "rollout.engine", "Did you mean 'torch'?"),
     "unknown algorithm": ({"algorithm.name": "ppo"}, "algorithm.name", "grpo"),
