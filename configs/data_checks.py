@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import JobConfig
+from configs.source_lookup import arguments_of
 
 ROWS_CHECKED = 20
 """Enough to catch a wrong file or column; the rest is checked while it is read."""
@@ -107,4 +108,26 @@ def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found
             have = ", ".join(columns) or "none"
             fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its columns: {have}"
             return [(field, f"{where} has no column {key!r} (it has: {have})", fix)]
+    further = [column for column in columns if column not in (job.data.prompt_key, job.data.answer_key)]
+    return _check_call(job.reward.function, further, where) if job.reward.function else []
+
+
+def _check_call(function: str, further: list[str], where: str) -> list[Found]:
+    """Whether the call ``function(prompt, response, answer, **further)`` would be refused, for every sample."""
+    arguments = arguments_of(function)
+    if arguments is None:
+        own, takes, takes_any = ["prompt", "response", "answer"], set[str](), True
+    else:
+        by_position = len(arguments.posonlyargs)
+        names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+        own = names[by_position:3]
+        takes = {*names[max(by_position, 3) :], *(argument.arg for argument in arguments.kwonlyargs)}
+        takes_any = arguments.kwarg is not None
+    for column in further:
+        if column in own:
+            wrong = f"{where} has a column {column!r}, and {function} has a parameter of that name"
+            return [("data.path", wrong, "Rename one of them: further columns come as keyword arguments")]
+        if column not in takes and not takes_any:
+            wrong = f"{function} does not take the column {column!r}, which {where} has"
+            return [("reward.function", wrong, "Add **columns to its parameters, or one of that name")]
     return []

@@ -70,7 +70,7 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """A first message of role ``system`` where the chat template is used."""
     max_prompt_tokens: PositiveInt = 512
-    """Longer prompts are dropped with a reason."""
+    """Longer prompts are passed over."""
 
 
 class RewardConfig(Section):
@@ -81,7 +81,8 @@ class RewardConfig(Section):
     function: str | None = None
     """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
     answer_pattern: str | None = None
-    """Regular expression with one group; its last match in the response is the answer. Unset: the whole response."""
+    """Regular expression with one group; its last match in the response is the answer. Unset: the whole response.
+    ``exact_match`` and ``math_verify`` cut the reference answer alike where it matches there, else take it as it is."""
     timeout_s: PositiveFloat = 10.0
     """One call; beyond it the sample has no result, which is never a reward of 0."""
     workers: PositiveInt = 1

@@ -28,6 +28,9 @@ Loc = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
 
 _SHOWN_MAX = 80
+_LISTED_MAX = 40
+"""Keys of a section that a message spells out. Only ``limits`` has more, and a page of its own."""
+_LONG_LIST = "docs/reference/limits.md"
 
 
 def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
@@ -139,7 +142,11 @@ def _suggest_key(root: type[BaseModel], at: _Place) -> str:
             return f"Did you mean {'.'.join(path)!r}?"
     everywhere = dotted_keys(root)
     near = difflib.get_close_matches(at.field, everywhere, n=1, cutoff=0.75)
-    return f"Did you mean {near[0]!r}?" if near else f"Remove it; known here: {', '.join(known)}"
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    if len(known) > _LISTED_MAX:
+        return f"Remove it, or use one of the {len(known)} in {_LONG_LIST}"
+    return f"Remove it; known here: {', '.join(known)}"
 
 
 # ------------------------------------------------------------ finding one's way in the schema

@@ -9,6 +9,7 @@ the command that needs it, so that ``--help`` is fast.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib
 import json
@@ -344,11 +345,17 @@ def _doctor_run(run_dir: Path, json_: bool) -> NoReturn:
 )
 def bench(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="loop, …: a module of benchmarks/.")],
+    name: Annotated[
+        str | None, typer.Argument(help="loop, …: a module of benchmarks/. Left out: what there is.")
+    ] = None,
 ) -> None:
     """Measure. Everything after NAME goes to the benchmark."""
     folder = Path(__file__).resolve().parent.parent / "benchmarks"
-    known = sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
+    files = {file.stem: file for file in sorted(folder.glob("*.py")) if not file.stem.startswith("_")}
+    known = list(files)
+    if name is None and known:
+        lines = [f"  {stem:12} {_first_line(file)}" for stem, file in files.items()]
+        _fail("\n".join(["name a benchmark:", *lines]), EXIT_BAD_CONFIG)
     if name not in known:
         have = (
             f"there are: {', '.join(known)}"
@@ -360,6 +367,11 @@ def bench(
         sys.path.insert(0, str(folder.parent))
     code = importlib.import_module(f"benchmarks.{name}").main(context.args)
     raise typer.Exit(int(code or EXIT_FINISHED))
+
+
+def _first_line(file: Path) -> str:
+    """Of the module's docstring, without importing it."""
+    return (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n")[0]
 
 
 keys_command.register(app)

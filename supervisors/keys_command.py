@@ -50,12 +50,16 @@ def _change(directory: Path, allow: list[str], read_only: list[str], operators: 
     from actors.control.keys import allow_client, allow_read_only, make_client
     from transport import security
 
+    allowed, looking = _entries("--allow", allow), _entries("--read-only", read_only)
+    for wanted in (directory, *operators, *readers):
+        if wanted.exists() and not wanted.is_dir():
+            raise ValueError(f"{wanted} is a file: expected a directory of keys, or a name for a new one")
     if not (directory / "node.secret").exists():
         security.write_keys(security.generate_keys(), directory)
     public = security.load_keys(directory).public.decode()
-    for name, key in map(_entry, allow):
+    for name, key in allowed:
         allow_client(directory, name, key)
-    for name, key in map(_entry, read_only):
+    for name, key in looking:
         allow_read_only(directory, name, key)
     for client in operators:
         allow_client(directory, client.resolve().name, make_client(client).public)
@@ -64,20 +68,23 @@ def _change(directory: Path, allow: list[str], read_only: list[str], operators: 
     return public
 
 
-def _entry(text: str) -> tuple[str, bytes]:
-    name, _, public = text.partition("=")
-    return name, public.encode()
+def _entries(option: str, texts: list[str]) -> list[tuple[str, bytes]]:
+    for text in texts:
+        if not all(text.partition("=")):
+            raise ValueError(f"{option} {text}: expected NAME=PUBLIC")
+    return [(name, public.encode()) for name, _, public in (text.partition("=") for text in texts)]
 
 
 def _summary(directory: Path) -> str:
-    from actors.control.keys import client_names
+    from actors.control.keys import READ_ONLY_FOLDER, client_names
 
     allowed, readers = client_names(directory)
     look = f", {len(readers)} may only look ({', '.join(readers)})" if readers else ""
     names = f" ({', '.join(allowed)})" if allowed else ""
+    folders = [str(directory / "allowed"), *([str(directory / READ_ONLY_FOLDER)] if readers else [])]
     return (
         f"{len(allowed)} others are allowed{names}{look}; add one with --allow NAME=PUBLIC, "
-        f"take one away by removing its file in {directory}"
+        f"take one away by removing its file in {' or '.join(folders)}"
     )
 
 

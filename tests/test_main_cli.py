@@ -204,6 +204,39 @@ def test_an_unknown_benchmark_is_told_what_there_is() -> None:
     assert (result.exit_code, "no benchmark 'nothing-of-that-name'" in result.stderr) == (2, True)
 
 
+def test_bench_without_a_name_lists_what_there_is() -> None:
+    result = invoke("bench")
+    assert result.exit_code == 2
+    listed = {line.split()[0]: line for line in result.stderr.splitlines()[1:]}
+    assert {"ask", "loop", "recovery"} <= set(listed)
+    assert "Recovery times on real processes" in listed["recovery"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--allow", "foo"], "--allow foo: expected NAME=PUBLIC"),
+        (["--allow", "foo="], "--allow foo=: expected NAME=PUBLIC"),
+        (["--read-only", "=x"], "--read-only =x: expected NAME=PUBLIC"),
+        (["--operator", "file"], "file is a file: expected a directory of keys, or a name for a new one"),
+    ],
+)
+def test_wrong_words_to_keys_are_told_before_any_key_is_made(
+    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    result = invoke("keys", "k", *arguments)
+    assert (result.exit_code, result.stderr) == (2, f"headrace: {says}\n")
+    assert not (tmp_path / "k").exists()
+
+
+def test_a_file_is_no_place_for_keys(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = invoke("keys", str(tmp_path / "file"))
+    assert (result.exit_code, "is a file: expected a directory" in result.stderr) == (2, True)
+
+
 def test_keys_are_made_once_and_shown(tmp_path: Path) -> None:
     first = invoke("keys", str(tmp_path / "a"))
     other = invoke("keys", str(tmp_path / "b"))
@@ -212,6 +245,7 @@ def test_keys_are_made_once_and_shown(tmp_path: Path) -> None:
     assert first.stdout == again.stdout
     assert len(first.stdout.strip()) == 40
     assert "1 others are allowed" in again.stderr
+    assert again.stderr.rstrip().endswith(f"take one away by removing its file in {tmp_path / 'a' / 'allowed'}")
     assert invoke("keys", str(tmp_path / "a"), "--allow", "b=short").exit_code == 2
 
 
@@ -227,6 +261,7 @@ def test_keys_of_control_clients_are_made_with_their_role(tmp_path: Path) -> Non
     first, again = invoke(*command), invoke(*command)  # what is there stays
     assert (first.exit_code, first.output) == (0, again.output)
     assert "1 others are allowed (alice), 1 may only look (bob)" in again.stderr
+    assert f"{tmp_path / 'control' / 'allowed'} or {tmp_path / 'control' / 'read-only'}" in again.stderr
     keys = load_control_keys(tmp_path / "control")
     assert keys.pair.public.decode() == first.stdout.strip()
     assert keys.pair.allowed == {load_keys(tmp_path / "alice").public}

@@ -10,10 +10,19 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from configs.loader import load_job
 from supervisors.command_line import app
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 JSONL = {"data.source": "jsonl", "reward.kind": "exact_match"}
+SCORED = {"data.source": "jsonl", "reward.kind": "function", "reward.function": "rewards:score"}
+REWARDS = """
+def score(prompt, response, answer, **columns): return 1.0
+def positional(prompt, response, answer, /, **columns): return 1.0
+def own_names(question, said, right, *, response): return 1.0
+def narrow(question, said, right): return 1.0
+wrapped = print
+"""
 
 CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "unknown key": ({"rollout.wokers": 2}, "rollout.wokers", "Did you mean 'rollout.workers'?"),
@@ -31,6 +40,12 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "bad range": ({"algorithm.group_size": 1}, "algorithm.group_size", "Samples per prompt"),
     "negative": ({"trainer.lr": -1.0}, "trainer.lr", "greater than 0"),
     "not finite": ({"trainer.lr": float("inf")}, "trainer.lr", "finite"),
+    "unknown limit": (
+        {"limits.mailbox_message": 9},
+        "limits.mailbox_message",
+        "Did you mean 'limits.mailbox_messages'?",
+    ),
+    "limit like no other": ({"limits.zzz": 9}, "limits.zzz", "in docs/reference/limits.md"),
     "limit of nothing": ({"limits.mailbox_messages": 0}, "limits.mailbox_messages", "above 0"),
     "unknown engine": ({"rollout.engine": "tourch"}, "rollout.engine", "Did you mean 'torch'?"),
     "unknown algorithm": ({"algorithm.name": "ppo"}, "algorithm.name", "grpo"),
@@ -69,6 +84,26 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "row that is no object": (JSONL | {"data.path": "list.jsonl"}, "data.path", "Write rows such as"),
     "wrong column": (JSONL | {"data.path": "rows.jsonl"}, "data.prompt_key", "Use one of its columns"),
     "prompt of the wrong type": (JSONL | {"data.path": "numbers.jsonl"}, "data.prompt_key", "expected text"),
+    "column with the name of the function's own parameter": (
+        SCORED | {"data.path": "answered.jsonl"},
+        "data.path",
+        "has a column 'response', and rewards:score has a parameter of that name. Rename one of them",
+    ),
+    "column with the name of a parameter that cannot be read": (
+        SCORED | {"data.path": "answered.jsonl", "reward.function": "rewards:wrapped"},
+        "data.path",
+        "has a column 'response'",
+    ),
+    "column that the function does not take": (
+        SCORED | {"data.path": "answered.jsonl", "reward.function": "rewards:narrow"},
+        "reward.function",
+        "Add **columns",
+    ),
+    "column of a data set that the function does not take": (
+        SCORED | {"data.source": "hf_dataset", "data.path": "set", "reward.function": "rewards:narrow"},
+        "reward.function",
+        "Add **columns",
+    ),
     "not a data set": (
         {"data.source": "hf_dataset", "data.path": "empty", "reward.kind": "exact_match"},
         "data.path",
@@ -183,6 +218,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(configs.checks, "installed", lambda package: package != "wandb" and real(package))
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
+    (tmp_path / "set").mkdir()
     (tmp_path / "whole" / "config.json").write_text("{}")
     (tmp_path / "hf" / "hub" / "models--cached--model" / "snapshots").mkdir(parents=True)
     good = json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n"
@@ -193,11 +229,22 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "list.jsonl": "[1, 2]\n",
         "rows.jsonl": '{"question": "2+2=", "answer": "4"}\n',
         "numbers.jsonl": '{"prompt": 4, "answer": "4"}\n',
+        "answered.jsonl": '{"prompt": "2+2=", "answer": "4", "response": "5"}\n',
+        "rewards.py": REWARDS,
+        "set/dataset_info.json": json.dumps({"features": {"prompt": {}, "answer": {}, "level": {}}}),
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\x01")
     return tmp_path
+
+
+@pytest.mark.parametrize("function", ["positional", "own_names"])
+def test_a_function_that_takes_each_column_is_let_through(function: str, workplace: Path) -> None:
+    """Only what a call would refuse is refused: the same column is no harm to these."""
+    job = SCORED | {"data.path": "answered.jsonl", "reward.function": f"rewards:{function}"}
+    (workplace / "job.yaml").write_text(yaml.safe_dump(_changed(job)))
+    assert load_job("job.yaml").reward.function == f"rewards:{function}"
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -9,7 +9,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actors.rewards.errors import ScorerBroken
@@ -31,15 +31,22 @@ Scorer = Callable[[str, Example], float]
 
 
 def make_scorer(job: JobConfig) -> Scorer:
-    """The scorer that ``job.reward`` names, with the answer extracted first where a pattern is set."""
+    """The scorer that ``job.reward`` names, with the answer extracted first where a pattern is set.
+
+    Where response and reference are compared, the pattern cuts both: data such as GSM8K's hold worked solutions.
+    """
     source = open_source(job.data, job.seed) if needs_source(job.reward) else None
     score = _scorer(job, source)
     pattern = re.compile(job.reward.answer_pattern, re.DOTALL) if job.reward.answer_pattern else None
+    compares = job.reward.kind in ("exact_match", "math_verify")
 
     def scored(response: str, example: Example) -> float:
         answer = extract_answer(response, pattern)
         if answer is None:
             return 0.0  # the response holds no answer at all: that is a verdict, not a failure
+        reference = extract_answer(example.answer, pattern) if compares else None
+        if reference is not None:
+            example = replace(example, answer=reference)
         reward = float(score(answer, example))
         if not math.isfinite(reward):
             raise ScorerBroken(f"reward.kind {job.reward.kind}: the scorer returned {reward}; expected a finite number")
@@ -48,12 +55,12 @@ def make_scorer(job: JobConfig) -> Scorer:
     return scored
 
 
-def extract_answer(response: str, pattern: re.Pattern[str] | None) -> str | None:
-    """The last match of the pattern's group; the whole response without a pattern; None if nothing matches."""
+def extract_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
+    """The last match of the pattern's group; the whole text without a pattern; None if nothing matches."""
     if pattern is None:
-        return response
+        return text
     found = None
-    for match in pattern.finditer(response):
+    for match in pattern.finditer(text):
         found = match.group(1)
     return found
 

@@ -264,7 +264,7 @@ def command_line() -> str:
         NOTE,
         "`headrace` after `make install`, or `python main.py` in a clone. Exit codes of `headrace run`: 0 finished;",
         "1 failed; 2 bad configuration or usage; 130 interrupted, after a checkpoint. Of `headrace ctl`: 0 done; 1 the",
-        "server said no; 2 the request is wrong, or there is nothing to talk to.",
+        "server said no, or cannot be reached; 2 the request is wrong, or no run was found to ask.",
     ]
     for words, command in _commands(root, ["headrace"]):
         parts += _command(words, command)

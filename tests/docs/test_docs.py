@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import typer
 import yaml
 
+from actors.rewards.scorers import Example, make_scorer
+from actors.rewards.sources import open_source
+from actors.trainer.checkpoint import checkpoint_path
+from configs.data_checks import check_data
 from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
@@ -60,6 +65,43 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         targets = re.findall(r"\]\(([^)\s#]+)\)", prose(page))
         todo += [(page.parent / target).resolve() for target in targets if "://" not in target]
     assert [names(page) for page in PAGES if page not in seen] == []
+
+
+def test_the_guides_tell_of_the_quickstart_as_its_job_file_has_it() -> None:
+    """Its number of steps, and its checkpoints, the last of which is written at the end."""
+    job = read_job(ROOT / "configs" / "quickstart.yaml")
+    first_run, resume = (
+        text(ROOT / "docs" / "guides" / f"{name}.md") for name in ("first_run", "resume_and_checkpoints")
+    )
+    told = re.findall(r"(\d+) steps|step 1/(\d+)|step_0*(\d+)", first_run)
+    assert {int(number) for found in told for number in found if number} == {job.steps}
+    assert len(told) == 5
+    kept = {checkpoint_path(Path("runs/quickstart"), step) for step in (job.steps, job.steps - job.checkpoint.every)}
+    named = {Path(path) for path in re.findall(r"runs/quickstart/checkpoints/\w+", first_run + resume)}
+    assert named <= kept
+    assert named
+
+
+def test_the_guide_to_a_real_model_writes_prompts_that_its_job_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lines of the guide on a row as GSM8K has them; the right answer earns 1 from the job's own scorer."""
+    row = {"question": "48 clips and half as many?", "answer": "48/2 = <<48/2=24>>24\n48+24 = <<48+24=72>>72\n#### 72"}
+
+    def rows_of(*_: str, **__: str) -> list[dict[str, str]]:
+        return [row]
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", rows_of)
+    (lines,) = fences(ROOT / "docs" / "guides" / "real_model.md", "python")
+    exec(lines, {})
+    job = validate(JobConfig, yaml.safe_load((ROOT / "configs" / "gpu_qwen.yaml").read_text()), lambda _: "the job")
+    assert check_data(job) == []
+    read = open_source(job.data, job.seed).row(0)
+    assert (read.prompt, read.answer) == (row["question"], "72")
+    example = Example(prompt=read.prompt, answer=read.answer, index=0, extra=read.extra)
+    assert make_scorer(job)(r"Together \boxed{72}.", example) == 1.0
+    assert make_scorer(job)(r"\boxed{24}", example) == 0.0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)

@@ -23,6 +23,7 @@ from actors.scheduler.workers import WorkerTable
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
 from configs.loader import schema_keys
+from supervisors.fault_schedule import STARTED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -71,3 +72,18 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)
+
+
+def test_the_page_of_events_names_every_event_that_code_records() -> None:
+    """Names are written out where they are recorded; those of supervision follow from the kinds."""
+    sources = [*(ROOT / "actors").rglob("*.py"), *(ROOT / "supervisors").rglob("*.py")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in sources if "simulation" not in path.parts)
+    told = re.findall(r"(?:event|record|_event|_record|_write_event|_tell_metrics)\(\s*\"([a-z_]+)\"", code)
+    told += re.findall(r"Event\(job=[^\n]*, name=\"([a-z_]+)\"", code)
+    supervisor = (ROOT / "supervisors" / "supervisor.py").read_text(encoding="utf-8")
+    tells = re.findall(r"self\._tell\(([^,]*), child", supervisor)
+    told += [f"child_{kind}" for tell in tells for kind in re.findall(r"\"([a-z_]+)\"", tell)]
+    page = (REFERENCE / "events.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`[a-z_]+`(?:, `[a-z_]+`)*) \|", page, re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`([a-z_]+)`", cell)]
+    assert sorted(named) == sorted({*told, STARTED})

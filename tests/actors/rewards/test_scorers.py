@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +40,34 @@ def test_the_answer_is_the_last_match_of_the_pattern(response: str, reward: floa
     """A model may change its mind; a response without an answer is wrong, not broken."""
     scorer = make_scorer(job({"kind": "exact_match", "answer_pattern": "<answer>(.*?)</answer>"}))
     assert scorer(response, example("4")) == reward
+
+
+WORKED = "In May she sold 48/2 = <<48/2=24>>24 clips.\nTogether that is 48+24 = <<48+24=72>>72.\n#### 72"
+"""An answer as GSM8K writes it."""
+
+
+@pytest.mark.parametrize("kind", ["exact_match", "math_verify"])
+@pytest.mark.parametrize(
+    ("response", "reward"),
+    [("24 + 48\n#### 72", 1.0), ("#### 72.", 1.0), ("#### $72", 1.0), ("#### 24", 0.0), ("72", 0.0)],
+)
+def test_a_reference_that_is_a_worked_solution_is_cut_as_the_response_is(
+    kind: str, response: str, reward: float
+) -> None:
+    """The pattern is the one in the guide: the reference's last match is compared, not its whole text."""
+    guide = (Path(__file__).parents[3] / "docs/guides/bring_your_own_task.md").read_text(encoding="utf-8")
+    (pattern,) = re.findall(r"answer_pattern: '(.+)'", guide)
+    scorer = make_scorer(job({"kind": kind, "answer_pattern": pattern}))
+    assert scorer(response, example(WORKED)) == reward
+
+
+def test_a_function_gets_the_reference_as_it_stands_in_the_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brings a function says what the answer column means."""
+    module = types.ModuleType("scorers_for_test")
+    module.score = lambda prompt, response, answer, **_: float((response, answer) == ("72", WORKED))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "scorers_for_test", module)
+    reward = {"kind": "function", "function": "scorers_for_test:score", "answer_pattern": r"#### (\d+)"}
+    assert make_scorer(job(reward))("#### 72", example(WORKED)) == 1.0
 
 
 @pytest.mark.parametrize(
