@@ -224,8 +224,8 @@ def test_workers_latencies_are_measured_while_they_work(in_world: Callable[..., 
         await world.start()
         await world.until(lambda: len(world.trained) >= 2)
         for worker in world.scheduler._workers.by_name.values():
-            assert worker.view(0.0).latency.empty  # the fake worker's steps say nothing of their time
+            assert worker.view().latency.empty  # the fake worker's steps say nothing of their time
             worker.latency.add(0.01, StepShape(1, 1, 5, prefilled=False), 2.0)
-            assert worker.view(0.0).latency.step_s(1, 10) == pytest.approx(0.01)
+            assert worker.view().latency.step_s(1, 10) == pytest.approx(0.01)
 
     in_world(scenario)
