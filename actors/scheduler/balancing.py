@@ -74,10 +74,8 @@ class Balancing:
             for worker in there
             if worker.policy_version == newest >= 0
             and worker.pulling_version < 0
-            and now >= worker.resting_until_s
-            and not worker.leaving
+            and worker.may_get_work(now)
             and worker.name not in suspects
-            and not worker.off_duty
         ]
 
     def _forget_what_has_left(self) -> None:

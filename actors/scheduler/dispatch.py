@@ -72,9 +72,9 @@ class Dispatcher:
         """Returns how many samples were handed out."""
         suspects = self._books.ledger.workers_with_suspects()
         workers = [
-            w.view(now, has_suspect=w.name in suspects, pending_max=self._pending_max)
+            w.view(has_suspect=w.name in suspects, pending_max=self._pending_max)
             for w in self._workers.by_name.values()
-            if not w.off_duty
+            if w.may_get_work(now)
         ]
         if not any(w.slots > w.in_flight for w in workers):
             return 0

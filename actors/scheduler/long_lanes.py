@@ -7,7 +7,8 @@ Invariants
 - The choice holds for all of the step: a worker with few long samples decodes fast only as long as it has few.
 - Without estimates of at least half of the groups, or without a latency table of each worker, nobody is dedicated;
   nor, by replay, before a committed step has shown what estimates are worth.
-- What workers still have of earlier steps counts: a dedicated worker must have the time.
+- What workers still have of earlier steps counts: a dedicated worker must have the time. One that rests or leaves at
+  that moment is not asked: it has no place for anything.
 - It is a preference: where the dedicated workers are gone, or idle, the assignment policy overrules it.
 """
 
@@ -90,6 +91,7 @@ def choose(
     """Who is dedicated to which of these groups, all of them not begun yet; ``past``: committed steps, the newest."""
     expected = np.array([group.expected_tokens for group in groups])
     known = np.isfinite(expected)
+    workers = [worker for worker in workers if worker.slots]
     if choice == "none" or len(workers) < 2 or not len(groups) or known.mean() < KNOWN_MIN:
         return _NONE
     if any(worker.latency.empty for worker in workers):

@@ -11,7 +11,7 @@ from actors.scheduler.policies.latency_table import EMPTY, LatencyTable
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
-    """One live worker."""
+    """One live worker that may get work; one that rests or leaves is not shown."""
 
     name: str
     policy_version: int

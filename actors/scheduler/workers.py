@@ -97,13 +97,16 @@ class Worker:
         """How many its engine runs at once, as far as that has been seen."""
         return self.slots if self.full_at is None else min(self.full_at, self.slots)
 
-    def view(self, now: float, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:
-        """What policies see; a worker that rests or leaves has no room.
+    def may_get_work(self, now: float) -> bool:
+        """It does not rest, nor leave, nor stand back for the trainer."""
+        return now >= self.resting_until_s and not self.leaving and not self.off_duty
+
+    def view(self, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:
+        """What policies see of one that may get work.
 
         ``pending_max``: it is given at most that many more than its engine runs. None: as many as it has slots.
         """
         slots = self.slots if pending_max is None else min(self.slots, self.runs + pending_max)
-        slots = self.in_flight if now < self.resting_until_s or self.leaving else slots
         return WorkerView(
             self.name,
             self.policy_version,

@@ -8,7 +8,10 @@ Invariants
 - A suspect, a prompt that an engine held when it crashed, is given whole to a worker that holds no other suspect: when
   that one crashes too, it is known why.
 - Groups that are kept for certain workers (``dispatch_long``) go to those, and to others only when those are gone or
-  when the others have nothing else to do.
+  when the others have nothing else to do: when they have room, and none of the step's other groups is left. Those other
+  groups go to a dedicated worker only when all but such workers are gone, or when it holds nothing at all and no
+  group of another step is kept for it. A step is issued whole, so what is kept for it has been handed out by then.
+- What holds tokens, and a suspect, goes to any worker that serves its version when its own workers have no room.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 - The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
   wait at a worker at all is the view's business: ``slots`` is the cap.
@@ -21,6 +24,8 @@ serves already, where there is one.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,11 +40,30 @@ def decide(view: AssignView, now: float) -> list[Decision]:
     for step in _steps(view):
         groups = [g for g in view.groups if g.step == step]
         ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
-        able = ready + _soon_ready(view, step, now)
-        if able:
-            left = [_place_lane(lane, ready, able, hands) for lane in _lanes(groups)]
-            _place_left(left, able, hands)
+        there = _There(ready, ready + _soon_ready(view, step, now))
+        if there.able:
+            long, others = (_place_lane(lane, there, hands) for lane in _lanes(groups))
+            if others:
+                _place(others, _idle_of_the_dedicated(others, view, hands, there), hands)
+            else:
+                _place(long, there.but(long[0].kept_for if long else frozenset()), hands)
     return _cut(hands.picks, view.message_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """Workers that may generate samples of a step."""
+
+    ready: list[WorkerView]
+    """They serve a version that is new enough."""
+    able: list[WorkerView]
+    """Those, then the ones that are loading it."""
+
+    def among(self, names: frozenset[str]) -> _There:
+        return _There([w for w in self.ready if w.name in names], [w for w in self.able if w.name in names])
+
+    def but(self, names: frozenset[str]) -> _There:
+        return _There([w for w in self.ready if w.name not in names], [w for w in self.able if w.name not in names])
 
 
 class _Hands:
@@ -60,7 +84,7 @@ class _Hands:
 def _lanes(groups: list[GroupView]) -> list[list[GroupView]]:
     """Groups that are kept for certain workers, then the others, each in the order in which they are placed."""
     kept = [g for g in groups if g.kept_for]
-    return [_in_order(lane) for lane in (kept, [g for g in groups if not g.kept_for]) if lane]
+    return [_in_order(lane) for lane in (kept, [g for g in groups if not g.kept_for])]
 
 
 def _in_order(groups: list[GroupView]) -> list[GroupView]:
@@ -71,24 +95,28 @@ def _in_order(groups: list[GroupView]) -> list[GroupView]:
     return sorted((groups[i] for i in longest_first(filled)), key=lambda g: not g.moved)
 
 
-def _place_lane(
-    groups: list[GroupView], ready: list[WorkerView], able: list[WorkerView], hands: _Hands
-) -> list[GroupView]:
-    """Place what may be placed among the lane's own workers; returns what is left of its groups."""
-    own = groups[0].kept_for or frozenset(w.name for w in able) - groups[0].not_for
-    if any(w.name in own for w in able):  # else all of them are gone: anybody may
-        ready, able = [w for w in ready if w.name in own], [w for w in able if w.name in own]
+def _place_lane(groups: list[GroupView], there: _There, hands: _Hands) -> list[GroupView]:
+    """Place what may be placed among the lane's own workers; returns what is left of groups that nobody has begun."""
+    if not groups:
+        return []
+    kept_for, not_for = groups[0].kept_for, groups[0].not_for
+    own = there.among(kept_for) if kept_for else there.but(not_for)
+    if not own.able:  # all of them are gone: anybody may
+        return _place(groups, there, hands)
+    return _place(groups, own, hands, (there.but(kept_for) if kept_for else there.among(not_for)).ready)
+
+
+def _place(groups: list[GroupView], there: _There, hands: _Hands, beyond: Sequence[WorkerView] = ()) -> list[GroupView]:
+    """Place groups among these workers, what is begun among those ``beyond`` too; returns what is left of the rest."""
+    ready, able = there.ready, there.able
+    if not groups or not able:
+        return groups
     share = _share(groups, hands.load, able)
     anybody, at_once = _Shortest(able, share, hands), _Shortest(ready or able, share, hands)
     left: list[GroupView] = []
     for group in groups:
         if group.suspect or group.version >= 0:
-            serving = [w for w in ready if w.policy_version >= group.version]
-            if group.suspect:
-                _place_alone(group, serving, hands)
-            elif serving:
-                level = _share([group], hands.load, serving)  # among those alone who may have it
-                _Shortest(serving, level, hands).place(group)
+            _place_begun(group, (ready, beyond), hands)
             continue
         rows = (at_once if group.moved else anybody).place(group)
         if len(rows):
@@ -96,17 +124,24 @@ def _place_lane(
     return left
 
 
-def _place_left(lanes: list[list[GroupView]], able: list[WorkerView], hands: _Hands) -> None:
-    """Of two lanes: workers without work of their own lane help out, dedicated ones only when they would idle."""
-    if len(lanes) < 2:
-        return
-    long, others = lanes
-    helpers = [w for w in able if hands.load[w.name] == 0] if others else [w for w in able if hands.room[w.name] > 0]
-    left = others or long
-    if left and helpers:
-        shortest = _Shortest(helpers, _share(left, hands.load, helpers), hands)
-        for group in left:
-            shortest.place(group)
+def _place_begun(group: GroupView, pools: tuple[Sequence[WorkerView], ...], hands: _Hands) -> None:
+    """Give what holds tokens, or a suspect, to those that serve its version; to a later pool what the first cannot."""
+    for pool in pools:
+        serving = [w for w in pool if w.policy_version >= group.version]
+        if group.suspect:
+            if _place_alone(group, serving, hands):
+                return
+        elif serving and len(group.rows):
+            level = _share([group], hands.load, serving)  # among those alone who may have it
+            group = group.part(_Shortest(serving, level, hands).place(group))
+
+
+def _idle_of_the_dedicated(left: list[GroupView], view: AssignView, hands: _Hands, there: _There) -> _There:
+    """Dedicated workers that hold nothing, and for which nothing is kept of another step either."""
+    dedicated = there.among(left[0].not_for)
+    idle = frozenset(w.name for w in dedicated.able if not hands.load[w.name])
+    kept = {g.kept_for for g in view.groups if g.step != left[0].step} if idle else set[frozenset[str]]()
+    return dedicated.among(idle.difference(*kept))
 
 
 def _steps(view: AssignView) -> list[int]:
@@ -146,7 +181,7 @@ class _Shortest:
 
     def __init__(self, workers: list[WorkerView], share: int, hands: _Hands) -> None:
         self._share, self._hands = share, hands
-        with_room = [w for w in workers if hands.room[w.name] > 0]  # one that rests may have no slot at all
+        with_room = [w for w in workers if hands.room[w.name] > 0]  # one may have no slot at all
         self._queue = [(_length(w, hands.load[w.name]), i, w) for i, w in enumerate(with_room)]
         heapq.heapify(self._queue)
 
@@ -171,8 +206,8 @@ def _length(worker: WorkerView, held: int) -> tuple[int, float]:
     return worker.pending(held), held / worker.slots
 
 
-def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> None:
-    """Give a suspect to the least loaded worker that has none, or to nobody yet."""
+def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> bool:
+    """Give a suspect to the least loaded worker that has none, or to nobody yet. Whether somebody got it."""
     n, room = len(group.rows), hands.room
     able = [w for w in workers if w.name not in hands.taken and room[w.name] > 0]
     fitting = [w for w in able if room[w.name] >= n or hands.load[w.name] == 0]
@@ -180,6 +215,7 @@ def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> 
         name = min(fitting, key=lambda w: hands.load[w.name] / w.slots).name
         hands.give(name, group.step, group.rows[: min(n, room[name])])
         hands.taken.add(name)
+    return bool(fitting)
 
 
 def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:

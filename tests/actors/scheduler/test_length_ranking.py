@@ -68,7 +68,7 @@ def test_a_dedicated_worker_helps_out_before_it_idles_and_others_help_it_when_th
     mine = frozenset({"b"})
     others = [group(p, 10, not_for=mine) for p in range(4)]
     idle = placed([WorkerView("a", 0, 8, 0), WorkerView("b", 0, 8, 0)], others)
-    assert idle == {"a": [0, 1]}, "one lane alone is not helped: the step has nothing long yet to hand out"
+    assert idle == {"a": [0, 1], "b": [2, 3]}, "a step is issued whole: what is long has been handed out before"
     long = [group(8, 500, kept_for=mine), group(9, 400, kept_for=mine), group(10, 300, kept_for=mine)]
     assert placed([WorkerView("a", 0, 64, 0), WorkerView("b", 0, 4, 0)], [*others[:1], *long]) == {
         "b": [8],
@@ -224,8 +224,8 @@ def test_workers_latencies_are_measured_while_they_work(in_world: Callable[..., 
         await world.start()
         await world.until(lambda: len(world.trained) >= 2)
         for worker in world.scheduler._workers.by_name.values():
-            assert worker.view(0.0).latency.empty  # the fake worker's steps say nothing of their time
+            assert worker.view().latency.empty  # the fake worker's steps say nothing of their time
             worker.latency.add(0.01, StepShape(1, 1, 5, prefilled=False), 2.0)
-            assert worker.view(0.0).latency.step_s(1, 10) == pytest.approx(0.01)
+            assert worker.view().latency.step_s(1, 10) == pytest.approx(0.01)
 
     in_world(scenario)
