@@ -246,9 +246,11 @@ class WeightClient:
         if holding.own and not holding.named:
             await self._ctx.run_blocking(self._writer.finish, holding.path)
             holding.has_its_name()
-        self._leaving += [self.shelf.pop(version) for version in list(self.shelf) if version != manifest.policy_version]
-        for former in self._leaving:
-            former.end()
+        formers = [former for former in self.shelf.values() if former is not holding]
+        self.shelf.clear()
+        for former in formers:  # what was begun and is not needed now, be it of this version, would have no owner
+            former.end() if former.named else former.discard()
+        self._leaving += formers
         self.shelf[manifest.policy_version] = holding
         self.shelf.notify()
         self._ctx.start_task(self._make_room(holding), "make room for the next version")
