@@ -55,7 +55,7 @@ class StreamDesk:
                       since=router.now(), owner=owner, lane=lane, window=window)  # fmt: skip
 
     def open(self, stream: Stream[Any]) -> None:
-        """Ask for the items; what fails is raised by the first ``anext``."""
+        """Ask for the items; what fails is raised by the first ``anext``, what cannot be sent at all at once."""
         router, window = self._router, stream.window
         router.requests.open(stream)
         deadline_at = router.now() + window.timeout_s
@@ -70,8 +70,10 @@ class StreamDesk:
             )
             if refusal is not None:
                 raise error_of(refusal, stream.target, stream.question, stream=True)
-        except AskError as error:
+        except BaseException as error:
             router.requests.close(stream)
+            if not isinstance(error, AskError):
+                raise
             stream.fail(error)
 
     def grant(self, stream: Stream[Any], items: int, size: int) -> None:

@@ -6,10 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import pytest
+
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.answers import Done
+from actors.core.links import MessageTooLarge
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from configs.limits import DEFAULT_LIMITS
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind
 from transport.transport import Lane, SendOutcome
@@ -77,4 +81,19 @@ async def test_a_stream_that_is_opened_twice_goes_on_once(make_system: Any) -> N
     send(near, far, Envelope(kind=Kind.CANCEL, target="counter", request_id=77))
     await until(lambda: far.stats().streams == 0 and counter.closed == counter.begun)
     assert counter.begun == 1
+    await ref.ask(Hello(), Done)
+
+
+@pytest.mark.parametrize(("what", "error"), [(bytes(5000), MessageTooLarge), (object(), TypeError)])
+async def test_a_stream_whose_question_cannot_be_sent_leaves_no_open_question(
+    make_system: Any, what: object, error: type[Exception]
+) -> None:
+    """Whoever opened it learns why; nobody would ever close what it never entered."""
+    limits = DEFAULT_LIMITS.model_copy(update={"message_max_bytes": 4096})
+    near, far = await make_system("near", limits=limits), await make_system("far")
+    ref = near.ref((await far.spawn("counter", Counter())).address)
+    with pytest.raises(error):
+        async with ref.stream(Count(what=what), Number):
+            pass
+    assert len(near._router.requests) == 0
     await ref.ask(Hello(), Done)
