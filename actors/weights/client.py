@@ -71,7 +71,7 @@ class PulledWeights:
 class WeightClient:
     """Pulls versions on behalf of one actor; one pull at a time.
 
-    ``serve`` starts what passes on to others the versions on ``shelf``, and says where it is.
+    ``serve`` sees to it that the versions on ``shelf`` are passed on to others, and says by whom. Called for each pull.
     """
 
     def __init__(self, ctx: Context, job: str, serve: Callable[[], Awaitable[ActorAddress]] | None = None) -> None:
@@ -101,7 +101,7 @@ class WeightClient:
                 return self._pulled(holding, started_s, mapped=True)
         try:
             if reply.host != host_id() and reply.relay and self._serve is not None:
-                self._served_by = self._served_by or await self._serve()
+                self._served_by = await self._serve()
                 self.shelf.expect(_manifest(reply).policy_version)  # before anybody is sent to us for it
                 reply = await self._locate(weights, _manifest(reply).policy_version, self._served_by)
             holding = await self._fetch(weights, reply)
