@@ -56,6 +56,10 @@ class TargetGone(Message):
     detail: str = ""
 
 
+NoReply = Refusal | Failure | TargetGone
+"""The answers that are no reply."""
+
+
 class Caller(NamedTuple):
     """Who asked: answers go to ``request_id`` at ``peer``, this process included."""
 
@@ -69,7 +73,7 @@ def failure_of(error: Exception, *, declared: bool) -> Failure:
     return Failure(error_type=type(error).__name__, detail=str(error), traceback=trace, declared=declared)
 
 
-def error_of(answer: Message, target: ActorAddress, question: str, *, stream: bool) -> AskError:
+def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bool) -> AskError:
     """The exception that an answer other than a reply means to whoever asked."""
     match answer:
         case Refusal():
@@ -82,5 +86,3 @@ def error_of(answer: Message, target: ActorAddress, question: str, *, stream: bo
         case TargetGone():
             text = f"{target} {answer.reason} while it worked on {question}: {answer.detail}"
             return SentNoReply(text, target=target, question=question)
-        case _:
-            raise TypeError(f"{type(answer).__name__} is no answer")

@@ -2,6 +2,7 @@
 
 Invariants
 - Calls run one after the other, in the order in which they were made.
+- The thread keeps nothing of a call that has ended: not its arguments, nor its result.
 - The loop is never blocked; on a virtual-time loop, where no thread may run, calls run inline.
 - A call that does not return within ``limits.blocking_call_s`` is called stuck: nobody waits for ever for a dead disk.
 - ``close`` has a deadline. A thread that is stuck in a call past it is left behind (it is a daemon) and reported.
@@ -115,15 +116,23 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _serve(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
-    while (job := jobs.get()) is not None:
-        call, future = job
-        try:
-            result = call()
-        except BaseException as error:  # noqa: BLE001 - all of it belongs to the caller, who is on the loop
-            _report(loop, future, None, error)
-        else:
-            _report(loop, future, result, None)
+    while _serve_one(jobs, loop):
+        pass
     _report(loop, ended, None, None)
+
+
+def _serve_one(jobs: queue.SimpleQueue[_Job | None], loop: asyncio.AbstractEventLoop) -> bool:
+    """Do the next job; False at the end. What it was about is let go of on return, not when another one comes."""
+    if (job := jobs.get()) is None:
+        return False
+    call, future = job
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - all of it belongs to the caller, who is on the loop
+        _report(loop, future, None, error)
+    else:
+        _report(loop, future, result, None)
+    return True
 
 
 def _report(

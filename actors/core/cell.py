@@ -154,7 +154,7 @@ class Cell:
         taken = 0
         while not self._stop_reason:
             delivery = mailbox.take()
-            if delivery is None:
+            if delivery is None or not (delivery.handler.occupies or self._has_slot_for(delivery)):
                 taken = 0
                 await mailbox.wait()
                 continue
@@ -172,6 +172,13 @@ class Cell:
             if taken >= turn:  # a full mailbox must not keep the loop from everybody else
                 taken = 0
                 await asyncio.sleep(0)
+
+    def _has_slot_for(self, delivery: Delivery) -> bool:
+        """Whether one more may run beside the others; else it goes back, where it can be withdrawn and refused."""
+        if len(self.working) < self.limits.concurrent_handlers:
+            return True
+        self.mailbox.put_back(delivery)
+        return False
 
     def _is_due(self, delivery: Delivery) -> bool:
         """Whether somebody still wants it; else whoever asked is told."""
@@ -191,11 +198,6 @@ class Cell:
     async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
         """As a task of its own; returns when the next message may be taken."""
         assert self._group is not None
-        while len(self.working) >= self.limits.concurrent_handlers and not self._stop_reason:
-            await self.mailbox.wait()
-        if self._stop_reason:
-            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.STOPPING))
-            return
         task = self._group.create_task(self._run(delivery, batch), name=f"{self.name}: {delivery.tag}")
         self.working[delivery] = task
         # A task that is cancelled before its first step never reaches the end of ``_run``.

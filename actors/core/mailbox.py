@@ -53,6 +53,10 @@ class Mailbox:
         """The next message, None if there is none."""
         return self._items.popleft() if self._items else None
 
+    def put_back(self, delivery: Delivery) -> None:
+        """What was taken is not begun yet: it is the next again."""
+        self._items.appendleft(delivery)
+
     def take_more(self, like: Delivery, most: int) -> list[Delivery]:
         """The next ones, at most so many, up to the first that is not a tell for the handler of ``like``."""
         items, more = self._items, list[Delivery]()

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Final, TypeVar, cast
 
 from actors.core.actor import Actor, Handler
-from actors.core.answers import Caller, Failure, Refusal, TargetGone, error_of
+from actors.core.answers import Caller, Failure, NoReply, Refusal, TargetGone, error_of
 from actors.core.cell import ActorExit, Cell
 from actors.core.context import Context
 from actors.core.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
@@ -326,7 +326,7 @@ class Router:
             waiter.settle(message)
         elif kind is Kind.STREAM_END and isinstance(waiter, Stream):
             waiter.end(number)
-        elif kind in (Kind.ERROR, Kind.REFUSED, Kind.DOWN) and message is not None:
+        elif kind in (Kind.ERROR, Kind.REFUSED, Kind.DOWN) and isinstance(message, NoReply):
             waiter.fail(error_of(message, waiter.target, waiter.question, stream=waiter.is_stream))
         else:
             got = "nothing" if message is None else type(message).__name__

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
-from actors.core.answers import Caller, error_of
+from actors.core.answers import Caller, Refusal, error_of
 from actors.core.delivery import Delivery, Window
-from actors.core.errors import AskError, ConsumerTooSlow
+from actors.core.errors import AskError, ConsumerTooSlow, RefusalReason
 from actors.core.message import Message, tag_of
 from actors.core.streams import Producer, Stream, size_in_process
 from transport.address import ActorAddress, PeerId
@@ -55,7 +55,7 @@ class StreamDesk:
                       since=router.now(), owner=owner, lane=lane, window=window)  # fmt: skip
 
     def open(self, stream: Stream[Any]) -> None:
-        """Ask for the items; what fails is raised by the first ``anext``."""
+        """Ask for the items; what fails is raised by the first ``anext``, what cannot be sent at all at once."""
         router, window = self._router, stream.window
         router.requests.open(stream)
         deadline_at = router.now() + window.timeout_s
@@ -70,8 +70,10 @@ class StreamDesk:
             )
             if refusal is not None:
                 raise error_of(refusal, stream.target, stream.question, stream=True)
-        except AskError as error:
+        except BaseException as error:
             router.requests.close(stream)
+            if not isinstance(error, AskError):
+                raise
             stream.fail(error)
 
     def grant(self, stream: Stream[Any], items: int, size: int) -> None:
@@ -127,16 +129,22 @@ class StreamDesk:
         assert delivery.caller is not None
         assert delivery.window is not None
         producer = Producer(delivery, delivery.caller, delivery.window)
-        self.producers[producer.caller] = producer
         producer.task = cast("asyncio.Task[None]", asyncio.current_task())
         try:
-            async for item in items:
-                if producer.starved:
-                    await producer.wait_credit()
-                await self._send_item(producer, item)
-            self._router.answer(delivery, Kind.STREAM_END, None, producer.sent_items)
+            if producer.caller in self.producers:  # credit is granted to an id: two of one could not be told apart
+                refusal = Refusal(reason=RefusalReason.NOT_IDEMPOTENT, detail="that stream is open already")
+                self._router.answer(delivery, Kind.REFUSED, refusal)
+                return
+            self.producers[producer.caller] = producer
+            try:
+                async for item in items:
+                    if producer.starved:
+                        await producer.wait_credit()
+                    await self._send_item(producer, item)
+                self._router.answer(delivery, Kind.STREAM_END, None, producer.sent_items)
+            finally:
+                del self.producers[producer.caller]
         finally:
-            del self.producers[producer.caller]
             await cast(Any, items).aclose()
 
     async def _send_item(self, producer: Producer, item: Message) -> None:

@@ -11,9 +11,11 @@ Invariants
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 from actors.core.context import Context
+from actors.core.errors import NameTaken
 from actors.rollout.relay import Relay
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
@@ -60,11 +62,12 @@ class VersionPuller:
         self._client.close()
 
     async def _serve(self) -> ActorAddress:
-        """Pass on what is pulled over the network."""
-        relay = await self._ctx.spawn(
-            f"{self._ctx.self_address.name}-relay", Relay(self._client.shelf, self._send_bytes_per_s)
-        )
-        return relay.address
+        """Pass on what is pulled over the network; a relay that has crashed since the last pull is replaced."""
+        own = self._ctx.self_address
+        name = f"{own.name}-relay"
+        with contextlib.suppress(NameTaken):  # it lives
+            await self._ctx.spawn(name, Relay(self._client.shelf, self._send_bytes_per_s))
+        return ActorAddress(name, own.peer, own.endpoint)
 
     async def _pull(self, weights: ActorAddress) -> None:
         delay_s, version = self._ctx.limits.backoff_first_s, self._wanted

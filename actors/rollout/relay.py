@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import ReplyError
 from actors.weights.holding import Holding, Shelf
-from actors.weights.manifest import whole_chunk
+from actors.weights.manifest import whole_chunk, wrong_chunks
 from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
 from actors.weights.pace import Pace
 
@@ -42,10 +42,9 @@ class Relay(Actor):
     @concurrent
     async def get_chunks(self, message: GetChunks) -> AsyncIterator[Chunk]:
         holding = await self._holding(message.policy_version)
-        manifest = holding.manifest
-        for index in (int(i) for i in message.chunks):
-            if not 0 <= index < len(manifest.chunk_hashes):
-                raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} does not exist")
+        if wrong := wrong_chunks(holding.manifest, message.chunks):
+            raise NotOnTheShelf(wrong)
+        for index in message.chunks.tolist():
             if not await holding.until(index, self.ctx.limits.pull_timeout_s):
                 raise NotOnTheShelf(f"chunk {index} of version {message.policy_version} did not come here")
             chunk = _chunk(holding, index, message.base)

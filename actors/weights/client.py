@@ -71,7 +71,7 @@ class PulledWeights:
 class WeightClient:
     """Pulls versions on behalf of one actor; one pull at a time.
 
-    ``serve`` starts what passes on to others the versions on ``shelf``, and says where it is.
+    ``serve`` sees to it that the versions on ``shelf`` are passed on to others, and says by whom. Called for each pull.
     """
 
     def __init__(self, ctx: Context, job: str, serve: Callable[[], Awaitable[ActorAddress]] | None = None) -> None:
@@ -101,7 +101,7 @@ class WeightClient:
                 return self._pulled(holding, started_s, mapped=True)
         try:
             if reply.host != host_id() and reply.relay and self._serve is not None:
-                self._served_by = self._served_by or await self._serve()
+                self._served_by = await self._serve()
                 self.shelf.expect(_manifest(reply).policy_version)  # before anybody is sent to us for it
                 reply = await self._locate(weights, _manifest(reply).policy_version, self._served_by)
             holding = await self._fetch(weights, reply)
@@ -246,9 +246,11 @@ class WeightClient:
         if holding.own and not holding.named:
             await self._ctx.run_blocking(self._writer.finish, holding.path)
             holding.has_its_name()
-        self._leaving += [self.shelf.pop(version) for version in list(self.shelf) if version != manifest.policy_version]
-        for former in self._leaving:
-            former.end()
+        formers = [former for former in self.shelf.values() if former is not holding]
+        self.shelf.clear()
+        for former in formers:  # what was begun and is not needed now, be it of this version, would have no owner
+            former.end() if former.named else former.discard()
+        self._leaving += formers
         self.shelf[manifest.policy_version] = holding
         self.shelf.notify()
         self._ctx.start_task(self._make_room(holding), "make room for the next version")

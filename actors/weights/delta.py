@@ -59,6 +59,8 @@ def apply_delta(delta: Buffer, old: Buffer, place: memoryview) -> None:
     Raises:
         MalformedDelta: it is none, or is about other bytes. ``place`` may have been written to.
     """
+    if isinstance(delta, np.ndarray) and delta.ndim != 1:
+        raise MalformedDelta(f"a delta of shape {delta.shape} is no row of bytes")
     data, former = _view(delta), _view(old)
     size = former.nbytes
     if len(data) < _HEAD.size or len(place) != size:

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta, NoRoom
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
@@ -50,6 +52,8 @@ class Holding:
         """Put ``chunks`` in their places; which of them are right. Blocks."""
         landed: list[int] = []
         for chunk in chunks:
+            if chunk.data.ndim != 1 or chunk.data.dtype != np.uint8:
+                continue  # from the wire, where it may be any array: as good as damaged
             start, end = chunk_bounds(self.manifest, chunk.index)
             place = self.view[start:end]
             if chunk.base >= 0:

@@ -55,6 +55,16 @@ def whole_chunk(manifest: Manifest, view: memoryview, index: int) -> Chunk:
     return Chunk(policy_version=manifest.policy_version, index=index, data=np.frombuffer(view[start:end], np.uint8))
 
 
+def wrong_chunks(manifest: Manifest, chunks: np.ndarray) -> str:
+    """Why ``chunks``, as they came from whoever asks for them, cannot be chunks of the version; empty if they can."""
+    count = len(manifest.chunk_hashes)
+    if chunks.ndim != 1 or chunks.dtype != np.int32 or len(chunks) > count:
+        asked = f"{chunks.dtype}{list(chunks.shape)}"
+        return f"chunks are asked for as int32[n], of version {manifest.policy_version} at most {count}: not {asked}"
+    wrong = chunks[(chunks < 0) | (chunks >= count)]
+    return f"chunk {wrong[0]} does not exist: version {manifest.policy_version} has {count}" if len(wrong) else ""
+
+
 def hash_chunks(data: memoryview | bytes | bytearray, chunk_bytes: int) -> tuple[bytes, ...]:
     """xxh3-128 digests of every chunk of ``data``."""
     view = memoryview(data)

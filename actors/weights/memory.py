@@ -66,6 +66,7 @@ class SegmentWriter:
     def __init__(self) -> None:
         self._spare: tuple[Path, mmap.mmap] | None = None
         self._lock = threading.Lock()
+        self._closed = False
 
     def begin(self, path: Path, size: int) -> tuple[mmap.mmap, bool]:
         """``<path>.partial`` to be written, and whether it was there, left by somebody who did not finish.
@@ -115,6 +116,8 @@ class SegmentWriter:
         if size < PARALLEL_BYTES:
             return
         with self._lock, contextlib.suppress(OSError):
+            if self._closed:
+                return
             _remove_spares_of_the_dead(path)
             if self._spare is not None and len(self._spare[1]) != size:
                 self._drop_spare()
@@ -137,8 +140,9 @@ class SegmentWriter:
                 self._spare = None
 
     def close(self) -> None:
-        """Give the spare back."""
+        """Give the spare back; none is prepared any more, not by what is queued on a thread either."""
         with self._lock:
+            self._closed = True
             self._drop_spare()
 
     def _drop_spare(self) -> None:

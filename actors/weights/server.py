@@ -31,7 +31,7 @@ from actors.scheduler.messages import Acknowledged, VersionAvailable
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, same_layout, whole_chunk
+from actors.weights.manifest import check_manifest, same_layout, whole_chunk, wrong_chunks
 from actors.weights.memory import damaged_chunks, map_segment, warm_chunks
 from actors.weights.messages import (
     Chunk,
@@ -59,7 +59,7 @@ class RefusedPublish(ReplyError):
 
 
 class NotHeld(ReplyError):
-    """That version is not held here; ask for the newest."""
+    """That version is not held here, or has no such chunks; ask for the newest."""
 
 
 class WeightServer(RegisteredActor):
@@ -191,9 +191,9 @@ class WeightServer(RegisteredActor):
         if version not in self._held:
             raise NotHeld(f"version {version} is not held; held: {sorted(self._held)}")
         segment, manifest = self._held[version]
+        if wrong := wrong_chunks(manifest, message.chunks):
+            raise NotHeld(wrong)
         wanted: list[int] = message.chunks.tolist()
-        if wrong := [index for index in wanted if not 0 <= index < len(manifest.chunk_hashes)]:
-            raise NotHeld(f"chunk {wrong[0]} does not exist: version {version} has {len(manifest.chunk_hashes)}")
         if version not in self._views:
             self._views[version] = map_segment(segment)
         view, source = self._views[version], self._deltas(manifest, message.base)

@@ -29,7 +29,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/ranker/ranker.py", "Ranker._work", "self._news.wait()"),
     ],
     "the thread of an actor waits for its next call, and for the end of its life": [
-        ("actors/core/blocking.py", "_serve", "jobs.get()"),
+        ("actors/core/blocking.py", "_serve_one", "jobs.get()"),
     ],
     "an event that a signal sets: an operator may come or not": [
         ("supervisors/child.py", "_until_end.obey", "terminated.wait()"),

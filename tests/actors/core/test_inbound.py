@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from actors.core.actor import Actor, handles
+from actors.core.answers import Done
+from actors.core.errors import WrongReply
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from transport.codec import encode_body
@@ -78,3 +82,18 @@ async def test_work_whose_deadline_has_passed_while_it_waited_never_starts(make_
     notes.gate.set()
     await until(lambda: far.stats().counters.get("expired_before_start", 0) + len(notes.read) == 3)
     assert notes.read == ["first", "in time"]
+
+
+@pytest.mark.parametrize("kind", [Kind.ERROR, Kind.REFUSED, Kind.DOWN])
+async def test_an_error_that_is_none_ends_the_question_as_a_wrong_reply(make_system: Any, kind: Kind) -> None:
+    """It has left the table of open questions by then: no deadline would end it any more."""
+    near, far, notes = await linked(make_system)
+    asked = asyncio.ensure_future(near.ref(far.address("notes")).ask(Note(text="?"), Done, timeout_s=60))
+    await until(lambda: len(near._router.requests) == 1)
+    [waiter] = near._router.requests
+    wrong = Envelope(kind=kind, request_id=waiter.request_id, tag="core.done")
+    assert far._router.links.send(near.peer, "", Lane.MESSAGE, wrong, encode_body(Done())) is SendOutcome.QUEUED
+    with pytest.raises(WrongReply, match="got Done"):
+        async with asyncio.timeout(5):
+            await asked
+    notes.gate.set()

@@ -140,3 +140,11 @@ def test_a_whole_file_that_an_earlier_life_has_left_is_ours_and_has_its_name(tmp
     assert holding is not None and holding.whole and holding.own and holding.named
     holding.release()
     assert not path.exists()
+
+
+def test_a_writer_that_is_closed_prepares_nothing_more(tmp_path: Path) -> None:
+    """The preparation may have been queued on its owner's thread before; nobody would give that spare back."""
+    writer = SegmentWriter()
+    writer.close()
+    writer.prepare(tmp_path / PULLED, 4096)
+    assert not list(tmp_path.iterdir())

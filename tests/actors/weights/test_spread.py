@@ -25,11 +25,13 @@ from actors.weights.memory import damaged_chunks
 from actors.weights.messages import (
     Chunk,
     GetChunks,
+    GetSegment,
     Manifest,
     ManifestReply,
     Publish,
     Published,
     QueryVersions,
+    SegmentReady,
     Versions,
 )
 from actors.weights.pace import Pace
@@ -461,3 +463,17 @@ async def test_when_a_relay_dies_those_that_it_fed_are_fed_by_another(world: Wor
     await world.systems[0].stop()
     done = await asyncio.gather(*pulls, return_exceptions=True)
     assert [isinstance(one, PulledWeights) for one in done[1:]] == [True] * 4
+
+
+async def test_a_relay_that_has_crashed_is_there_again_for_the_next_version(world: World) -> None:
+    """Else its puller goes on to be named as a feed, and whoever is sent to it is sent on, version after version."""
+    worker = await world.worker("rollout-0", "there")
+    await world.publish(1, words(1))
+    await world.pull(worker, 1)
+    [system] = world.systems
+    await system.stop_actor("rollout-0-relay")
+    await world.publish(2, words(2))
+    await world.pull(worker, 2)
+    assert "rollout-0-relay" in system.actors()
+    relay = world.near.ref(system.address("rollout-0-relay"))
+    assert (await relay.ask(GetSegment(job="j", policy_version=2), SegmentReady)).path.endswith("v2@rollout-0")
