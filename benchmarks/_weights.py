@@ -26,7 +26,7 @@ from actors.core.errors import AskError
 from actors.core.host_memory import keep_freed_memory
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
-from actors.rollout.relay import Relay
+from actors.rollout.relay import relay_beside
 from actors.scheduler.service_messages import LookupService, ServiceFound
 from actors.weights.client import WINDOW_CHUNKS, WeightClient
 from actors.weights.errors import WeightsError
@@ -82,7 +82,7 @@ class Puller(Actor):
         self._client = WeightClient(self.ctx, self._job, self._serve)
 
     async def _serve(self) -> ActorAddress:
-        return (await self.ctx.spawn(f"{self.ctx.self_address.name}-relay", Relay(self._client.shelf))).address
+        return await relay_beside(self.ctx, self._client.shelf)
 
     async def on_stop(self) -> None:
         self._client.close()

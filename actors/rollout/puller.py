@@ -11,12 +11,10 @@ Invariants
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 from actors.core.context import Context
-from actors.core.errors import NameTaken
-from actors.rollout.relay import Relay
+from actors.rollout.relay import relay_beside
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from transport.address import ActorAddress
@@ -62,12 +60,8 @@ class VersionPuller:
         self._client.close()
 
     async def _serve(self) -> ActorAddress:
-        """Pass on what is pulled over the network; a relay that has crashed since the last pull is replaced."""
-        own = self._ctx.self_address
-        name = f"{own.name}-relay"
-        with contextlib.suppress(NameTaken):  # it lives
-            await self._ctx.spawn(name, Relay(self._client.shelf, self._send_bytes_per_s))
-        return ActorAddress(name, own.peer, own.endpoint)
+        """Pass on what is pulled over the network."""
+        return await relay_beside(self._ctx, self._client.shelf, self._send_bytes_per_s)
 
     async def _pull(self, weights: ActorAddress) -> None:
         delay_s, version = self._ctx.limits.backoff_first_s, self._wanted

@@ -9,14 +9,17 @@ so, and asks the weight server for somebody else.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.errors import ReplyError
+from actors.core.context import Context
+from actors.core.errors import NameTaken, ReplyError
 from actors.weights.holding import Holding, Shelf
 from actors.weights.manifest import whole_chunk, wrong_chunks
 from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
 from actors.weights.pace import Pace
+from transport.address import ActorAddress
 
 
 class NotOnTheShelf(ReplyError):
@@ -55,6 +58,15 @@ class Relay(Actor):
         if (holding := await self._shelf.until(version, self.ctx.limits.pull_timeout_s)) is None:
             raise NotOnTheShelf(f"version {version} is not here; here are {sorted(self._shelf)}")
         return holding
+
+
+async def relay_beside(ctx: Context, shelf: Shelf, send_bytes_per_s: int | None = None) -> ActorAddress:
+    """The relay of the puller whose context is ``ctx``: the one that lives, or another if that has crashed."""
+    own = ctx.self_address
+    name = f"{own.name}-relay"
+    with contextlib.suppress(NameTaken):  # it lives
+        await ctx.spawn(name, Relay(shelf, send_bytes_per_s))
+    return ActorAddress(name, own.peer, own.endpoint)
 
 
 def _chunk(holding: Holding, index: int, base: int) -> Chunk:
