@@ -23,7 +23,7 @@ from actors.scheduler.messages import WorkerEnded
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
 from supervisors.adoption import adopt
-from supervisors.capacity_target import CapacityTarget
+from supervisors.capacity_target import CapacityTarget, Prices, prices_of
 from supervisors.children import ChildSpec, Running, actor_child, process_child
 from supervisors.elastic_pool import ElasticPool
 from supervisors.job_news import JobNews
@@ -133,7 +133,8 @@ class JobTree:
             self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
             self._news.subscribe(self._balancer.hear)
         if self._job.scheduling.seeding and self._pool is not None:
-            self._news.subscribe(CapacityTarget(self._aim_at, self._news.record).hear)
+            target = CapacityTarget(self._aim_at, self._news.record, self.workers_wanted, self._prices)
+            self._news.subscribe(target.hear)
 
     async def _size_pool(self, workers: int) -> None:
         """Stage balancing wants this many: on the machines that come and go, where there are such."""
@@ -148,14 +149,15 @@ class JobTree:
         self._pool.aim(remote)
         self._news.say(remote_workers=remote, remote_nodes=",".join(sorted(self._pool.nodes)))
 
+    def _prices(self) -> Prices | None:
+        return prices_of(self._nodes.present, self._job.cluster.prices)
+
     def _price_share(self) -> float | None:
         """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""
-        prices, present = self._job.cluster.prices, self._nodes.present
-        of_worker = [prices.get(node.kind, 0.0) / node.slots for node in present if not node.local and node.slots]
-        if self._pool is None or not prices or not of_worker:
+        kinds, present, prices = self._job.cluster.prices, self._nodes.present, self._prices()
+        if self._pool is None or prices is None:
             return None
-        price = max(of_worker)
-        return price / ((sum(prices.get(node.kind, 0.0) for node in present) + price) or 1.0)
+        return prices.worker / ((sum(kinds.get(node.kind, 0.0) for node in present) + prices.worker) or 1.0)
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self._job.name}"

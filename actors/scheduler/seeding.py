@@ -41,7 +41,7 @@ from actors.scheduler.versions import Versions
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
 
-COLUMNS: Final = ("seed_s", "seeding_target")
+COLUMNS: Final = ("seed_s", "seeding_target", "seeding_engine_s")
 """Of a step's row."""
 
 
@@ -223,7 +223,7 @@ class Seeding:
             noted = self._step, self._step.remote.figures(now)
         self._generated = {step: of for step, of in self._generated.items() if step > number}
         if noted is None:  # a former life of the scheduler has seen it
-            return self._columns(0.0)
+            return self._columns(0.0, 0.0)
         step, remote = noted
         seconds = trainer.get("seconds", 0.0)
         waited_s = trainer.get("trainer_idle_fraction", 0.0) * seconds
@@ -237,9 +237,10 @@ class Seeding:
             seed_s=step.given_s if step.given_s < math.inf else None,
             lasted_s=min(step.given_s, step.lasted_s),
         )
+        engine_s = offload.engine_s(self._rules, self._known, report)
         self._known = known = offload.after_step(self._rules, self._known, report)
         self._scope.books.apply(ev.WindowLearned(number, known.seed_s, known.target, dict(known.memory)))
-        return self._columns(step.lasted_s)
+        return self._columns(step.lasted_s, engine_s)
 
-    def _columns(self, seed_s: float) -> dict[str, float]:
-        return dict(zip(COLUMNS, (seed_s, self._known.target), strict=True))
+    def _columns(self, seed_s: float, engine_s: float) -> dict[str, float]:
+        return dict(zip(COLUMNS, (seed_s, self._known.target, engine_s), strict=True))

@@ -112,12 +112,16 @@ def to_start(now: Offload, *, available: int, running: int) -> int:
     return max(0, min(available, now.target - running))
 
 
+def engine_s(rules: OffloadRules, now: Offload, report: StepReport) -> float:
+    """t_remote n + T_seed N_resv: what all engines together took to generate the step; ``now``: decided before it."""
+    return report.remote_s * report.remote_mean + _lasted_s(now, report) * rules.local_engines
+
+
 def _target(rules: OffloadRules, now: Offload, report: StepReport) -> int:
     """N_prem = (t_remote n + T_seed N_resv) / t_train, rounded up: a machine cannot be had in part."""
     if report.train_s <= 0:
         return now.target
-    work_s = report.remote_s * report.remote_mean + _lasted_s(now, report) * rules.local_engines
-    return max(1, math.ceil(work_s / report.train_s - 1e-9))
+    return max(1, math.ceil(engine_s(rules, now, report) / report.train_s - 1e-9))
 
 
 def _given_s(now: Offload, report: StepReport) -> float:
