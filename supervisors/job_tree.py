@@ -64,7 +64,8 @@ class JobTree:
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
         self._resumed = not adopting
-        """Until the scheduler's first life here: later ones go on with what this run's operator wants."""
+        """Until a scheduler has begun here: later ones go on with what this run's operator wants."""
+        self._scheduler: Scheduler | None = None
         self._looked_for: set[str] = set()
         self._leaving: dict[str, asyncio.Event] = {}
         """Workers that are about to go by themselves → that they have."""
@@ -100,8 +101,10 @@ class JobTree:
         metrics = self.address("metrics")
 
         def make_scheduler() -> Scheduler:
-            resumed, self._resumed = self._resumed, False
-            return Scheduler(job, run_dir, self._machine.journal(job, run_dir), metrics, resumed=resumed)
+            self._resumed = self._resumed and not (self._scheduler is not None and self._scheduler.begun)
+            journal = self._machine.journal(job, run_dir)
+            self._scheduler = Scheduler(job, run_dir, journal, metrics, resumed=self._resumed)
+            return self._scheduler
 
         core = [
             actor_child(f"metrics.{name}", lambda: self._machine.metrics(job, run_dir), node="head", role="metrics"),

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actors.scheduler import events as ev
-from actors.scheduler.errors import JournalFailed, JournalUnreadable
+from actors.scheduler.errors import JournalUnreadable
 from actors.scheduler.journal import SqliteJournal
 from configs.limits import Limits
 
@@ -37,7 +37,7 @@ class FaultableJournal(SqliteJournal):
         if self._opened:
             await super().close()
 
-    def _write(self, items: Iterable[object], sync: bool) -> None:
+    def _transact(self, items: Iterable[object], sync: bool) -> None:
         if self._path in self._full:
-            raise JournalFailed(f"the journal could not be written: {sqlite3.OperationalError(_FULL)}")
-        super()._write(items, sync)  # pyright: ignore[reportArgumentType]  the base's own items
+            raise sqlite3.OperationalError(_FULL)
+        super()._transact(items, sync)  # pyright: ignore[reportArgumentType]  the base's own items

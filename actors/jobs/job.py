@@ -274,6 +274,8 @@ class Job(Actor):
                 waiter.set_result(report)
         self._publish("checkpoint", {"step": news.step, "path": news.path})
         if news.final:
+            if news.stopped:
+                self._change(JobState.STOPPING, _STOPPED)
             interrupted = self.state is JobState.STOPPING and news.step < self._config.steps
             self._change(JobState.INTERRUPTED if interrupted else JobState.FINISHED, self._reason)
 
@@ -322,10 +324,7 @@ class Job(Actor):
     @handles(jm.CancelJob)
     async def cancel(self, _: jm.CancelJob) -> jm.JobReport:
         if not self.state.over and self.state is not JobState.STOPPING:
-            paused = self.state is JobState.PAUSED
             await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
-            if paused:  # the step under way has to end before there can be a checkpoint
-                await self._scheduler.ask(sm.SetPaused(job=self._config.name, paused=False), sm.Acknowledged)
             self._change(JobState.STOPPING, _STOPPED)
         return await self._report()
 

@@ -164,6 +164,8 @@ class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
     path: str
     counters: dict[str, int] = {}
     """The ledger's counters by now, by name."""
+    final: bool = False
+    """The trainer has been told to stop, and has."""
 
 
 class Paused(msgspec.Struct, frozen=True, tag="paused"):
@@ -173,7 +175,7 @@ class Paused(msgspec.Struct, frozen=True, tag="paused"):
 
 
 class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
-    """The operator wants the step under way to be the last; False: a run that was resumed goes on."""
+    """The operator wants the step under way to be the last; False: a run that was resumed goes on after its end."""
 
     stopping: bool
 

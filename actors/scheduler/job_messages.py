@@ -32,3 +32,6 @@ class CheckpointStored(Message):
     step: int
     path: str
     final: bool
+    """The trainer trains no more: the job is over."""
+    stopped: bool = False
+    """Its operator wanted that."""

@@ -253,6 +253,7 @@ class Ledger(LedgerState):
         for name, value in event.counters.items():
             setattr(self.counters, name, value)
         self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
+        self.ended = event.final
         return Outcome()
 
     def _learned(self, event: ev.WindowLearned) -> Outcome:
@@ -265,6 +266,7 @@ class Ledger(LedgerState):
 
     def _stop(self, event: ev.Stopping) -> Outcome:
         self.stopping = event.stopping
+        self.ended = self.ended and event.stopping
         return Outcome()
 
     def _rewound(self, event: ev.Rewound) -> Outcome:

@@ -34,6 +34,8 @@ class LedgerState:
         """Nothing is to be handed out."""
         self.stopping = False
         """The next commit is the last one."""
+        self.ended = False
+        """The newest checkpoint is the last one."""
         self.window: WindowLearned | None = None
         """What the seeding window has learned, in a job that has one."""
         self.counters = Counters()

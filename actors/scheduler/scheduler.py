@@ -104,7 +104,8 @@ class Scheduler(Actor):
         self._workers = WorkerTable()
         self._ledger = Ledger()
         self._services: dict[str, ActorAddress] = {}
-        self._begun = False
+        self.begun = False
+        """What it has begun with is durable."""
 
     # ------------------------------------------------------------ life
 
@@ -122,7 +123,7 @@ class Scheduler(Actor):
         if ledger.epoch:
             self._recoveries.lost("head", self.ctx.now())
         self._books.apply(ev.Opened(ledger.epoch + 1))
-        if self._resumed and ledger.stopping:
+        if self._resumed and (ledger.stopping or ledger.ended):
             self._books.apply(ev.Stopping(False))
         await journal.durable()
         self._make_parts(journal)
@@ -166,7 +167,7 @@ class Scheduler(Actor):
         )  # fmt: skip
         self._progress = ProgressReport(scope, self._steps, self._leases, self._versions)
         self._dispatcher.kept_back = self._kept_back
-        self._begun = True
+        self.begun = True
 
     async def on_stop(self) -> None:
         await self._journal.close()
@@ -250,7 +251,10 @@ class Scheduler(Actor):
     async def request_checkpoint(self, order: m.RequestCheckpoint) -> m.Acknowledged:
         if order.stop:
             self._books.apply(ev.Stopping(True))
+            if self._ledger.paused:  # the step under way has to end before there can be a checkpoint
+                self._books.apply(ev.Paused(False))
             await self._journal.durable()
+            self.assign()
         self._steps.request_checkpoint()
         return m.Acknowledged()
 
@@ -387,7 +391,7 @@ class Scheduler(Actor):
 
     def progress_now(self) -> m.Progress | None:
         """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""
-        return self._progress.make() if self._begun else None
+        return self._progress.make() if self.begun else None
 
     @property
     def counters(self) -> Counters:

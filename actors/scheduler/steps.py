@@ -7,6 +7,7 @@ Invariants
 - Commits and checkpoints are durable before anyone is told.
 - One commit at a time, and none while a step is being opened. A repeat gets the same answer and changes nothing.
 - The job gets a row of every committed step: one that it may have missed, as a life ended in between, is sent again.
+  So is the news that it is over.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class Steps:
         for news in self._untold:
             self._scope.tell(self._scope.services["job"], news)
         self._untold.clear()
+        if self._scope.ledger.ended:
+            self._tell_stored()
         self.ask_again()
 
     def ask_again(self) -> None:
@@ -230,7 +233,8 @@ class Steps:
         every = self._scope.job.checkpoint.every
         stop = self._scope.ledger.stopping or step + 1 >= self.count
         due = every > 0 and (step + 1) % every == 0
-        return m.Committed(step=step, stop=stop, checkpoint=stop or due or self._checkpoint_requested >= 0)
+        asked = 0 <= self._checkpoint_requested <= step  # a replay has not come to it yet
+        return m.Committed(step=step, stop=stop, checkpoint=stop or due or asked)
 
     async def checkpoint_taken(self, news: m.CheckpointTaken) -> None:
         """Note it durably, then let go of what no checkpoint that is kept can replay.
@@ -241,7 +245,7 @@ class Steps:
         scope, ledger = self._scope, self._scope.ledger
         known = {name: int(getattr(ledger.counters, name)) for name in ledger.counters.__dataclass_fields__}
         try:
-            scope.books.apply(ev.Checkpointed(news.step, news.path, known))
+            scope.books.apply(ev.Checkpointed(news.step, news.path, known, news.final))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         await self._journal.durable()
@@ -252,8 +256,14 @@ class Steps:
             ledger.forget(kept[0][0])
             self._journal.prune(kept[0][0])
         scope.event("checkpoint_stored", step=news.step, path=news.path)
+        self._tell_stored()
+
+    def _tell_stored(self) -> None:
+        """The job, of the newest checkpoint."""
+        scope, ledger = self._scope, self._scope.ledger
         if (job := scope.services.get("job")) is not None:
-            scope.tell(job, CheckpointStored(job=scope.name, step=news.step, path=news.path, final=news.final))
+            (step, path), final = ledger.checkpoints[-1], ledger.ended
+            scope.tell(job, CheckpointStored(scope.name, step, path, final=final, stopped=ledger.stopping))
 
 
 def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:

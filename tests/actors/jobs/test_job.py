@@ -192,7 +192,7 @@ async def test_pause_resume_and_cancel_reach_the_scheduler(stage: Stage) -> None
     assert (await stage.order(jm.PauseJob(job="j"))).waiting_for == "the moon"
     assert (await stage.order(jm.CancelJob(job="j"))).state == "stopping"
     orders = stage.scheduler.heard
-    assert [o.paused for o in orders if isinstance(o, m.SetPaused)] == [True, False, True, False]
+    assert [o.paused for o in orders if isinstance(o, m.SetPaused)] == [True, False, True], "to stop ends a pause"
     assert [o.stop for o in orders if isinstance(o, m.RequestCheckpoint)] == [True]
     stage.ref.tell(CheckpointStored(job="j", step=1, path="p", final=True))
     assert await stage.job.wait_over(10) == "interrupted"

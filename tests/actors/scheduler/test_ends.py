@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.core.actor import concurrent, handles
-from actors.jobs.messages import CancelJob, JobReport
+from actors.jobs.messages import CancelJob, JobReport, PauseJob
 from actors.rewards.messages import PromptsRead, ReadPrompts
 from actors.scheduler import messages as m
 from tests.actors.scheduler.conftest import FakeRewards
 
 InWorld = Callable[..., None]
 LONG_S = 3600.0
+STOP = m.RequestCheckpoint(job="j", stop=True)
 
 
 class SlowSource(FakeRewards):
@@ -122,3 +123,57 @@ def test_a_run_that_is_resumed_goes_on_whatever_ended_it(in_world: InWorld) -> N
         assert sorted(world.trained) == list(range(6))
 
     in_world(scenario, steps=6)
+
+
+def test_a_paused_job_that_is_told_to_stop_goes_on_to_its_end_whoever_dies_in_between(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        head = world.systems["head"]
+        await head.ref(world.job_at).ask(PauseJob(job="j"), JobReport)
+        await asyncio.sleep(5)
+        await head.ref(world.scheduler_at).ask(STOP, m.Acknowledged)
+        for name in list(world.systems):
+            world.kill(name)
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_worker("rollout-0")
+        await world.start_trainer(step=len(world.trained))
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+
+    in_world(scenario, steps=50)
+
+
+def test_a_job_that_was_not_there_when_it_ended_is_told_so_when_it_comes(in_world: InWorld) -> None:
+    """Its trainer trains no more and is not started again: nobody else would say it."""
+
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 1 in world.trained)
+        await world.systems["head"].stop_actor("job.j", "crashed")
+        await world.systems["head"].ref(world.scheduler_at).ask(STOP, m.Acknowledged)
+        await world.until(lambda: world.scheduler._ledger.ended)
+        for name in list(world.systems):
+            world.kill(name)
+        await world.start_head()
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        assert world.job.result()["checkpoint"] == f"step_{len(world.trained):06d}"
+
+    in_world(scenario, steps=50)
+
+
+def test_a_checkpoint_that_is_asked_for_during_a_replay_is_taken_once(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: 5 in world.trained)
+        world.kill("trainer")
+        await asyncio.sleep(1)
+        committed = world.scheduler._ledger.committed_steps
+        order = m.RequestCheckpoint(job="j", stop=False)
+        await world.systems["head"].ref(world.scheduler_at).ask(order, m.Acknowledged)
+        await world.start_trainer(step=0)
+        await world.until(lambda: committed in world.trained)
+        await asyncio.sleep(1)
+        assert [step for kind, step, _ in world.journal._bodies if kind == "checkpointed"] == [committed + 1]
+
+    in_world(scenario, steps=50, checkpoint={"every": 0})
