@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actors.control.backend import Plain
@@ -22,6 +21,7 @@ from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
 from supervisors.errors import FaultNotPossible
+from supervisors.file_end import whole_lines
 from supervisors.job_run import JobRun
 from supervisors.lookout import Lookout
 from supervisors.messages import ChildInfo
@@ -187,7 +187,7 @@ class Operations:
         return await Lookout(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
-        lines = _tail(self._run(job).run_dir / "metrics.jsonl", last)
+        lines = whole_lines(self._run(job).run_dir / "metrics.jsonl", last)
         return [json.loads(line) for line in lines]
 
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
@@ -196,7 +196,7 @@ class Operations:
         wanted = [actor] if actor is not None else names
         if actor is not None and actor not in names:
             raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
-        found = [line for name in wanted for line in _tail(directory / f"{name}.log", lines)]
+        found = [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines)]
         return found[-lines:]
 
 
@@ -234,12 +234,3 @@ def _child(info: ChildInfo) -> Plain:
         "incarnation": f"{info.incarnation:x}",
         "restarts": info.restarts,
     }
-
-
-def _tail(path: Path, lines: int) -> list[str]:
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - max(lines, 1) * 1024))
-        return file.read().decode(errors="replace").splitlines()[-lines:]
