@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
@@ -35,6 +37,8 @@ from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
 OnProgress = Callable[[Mapping[str, Any]], None]
+
+log = structlog.get_logger("headrace.head")
 
 CLUSTER = "headrace"
 """Peers of another cluster name are refused at the handshake."""
@@ -153,17 +157,24 @@ class Head:
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
         try:
+            nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
             if await run.start(interrupted):
                 told = await self._wait(run, interrupted, nemesis, faults)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
+        except Exception as error:  # noqa: BLE001  a head that fell over it would fall over it again in each life
+            self._unforeseen(run, error)
         finally:
-            nemesis.stop()
-            self.nemeses.pop(run.job.name, None)
+            if (nemesis := self.nemeses.pop(run.job.name, None)) is not None:
+                nemesis.stop()
             await run.stop()
         return run.summary() | told
+
+    def _unforeseen(self, run: JobRun, error: Exception) -> None:
+        """Something that nobody has thought of ends this job, not the others."""
+        log.error("the run of a job failed", job=run.job.name, exc_info=error)
+        run.fail(repr(error))
 
     async def _wait(
         self, run: JobRun, interrupted: asyncio.Event, nemesis: Nemesis, faults: FaultPlan | None
