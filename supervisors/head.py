@@ -77,7 +77,8 @@ class Head:
         self.nodes = Nodes("head")
         self.system: ActorSystem
         self._control: ControlServer | None = None
-        self._followers: set[asyncio.Task[dict[str, Any]]] = set()
+        self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        """By job, until its tree is down."""
         self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
@@ -151,9 +152,23 @@ class Head:
         self.jobs[job.name] = run
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
-        task.add_done_callback(lambda _: self.register.remove(run_dir))
+        self._followers[job.name] = task
+        task.add_done_callback(lambda _: self._forget(job.name, run_dir, task))
+
+    def _forget(self, job: str, run_dir: Path, task: asyncio.Task[dict[str, Any]]) -> None:
+        """A launched job has ended, and its tree is down unless taking it down has failed."""
+        if self._followers.get(job) is task:
+            del self._followers[job]
+        self.register.remove(run_dir)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a job was not taken down in good order", job=job, exc_info=error)
+
+    async def name_is_free(self, job: str) -> bool:
+        """Wait for the tree of the launched job of that name, whose actors bear it; False: it takes too long."""
+        if (task := self._followers.get(job)) is None:
+            return True
+        await asyncio.wait([task], timeout=self.limits.stop_timeout_s)
+        return task.done()
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
@@ -194,12 +209,12 @@ class Head:
     async def interrupt_jobs(self) -> None:
         """Ask every running job for a checkpoint, and wait for their ends."""
         self._interrupted.set()
-        for task in list(self._followers):
+        for task in list(self._followers.values()):
             await task
 
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
-        for task in list(self._followers):
+        for task in list(self._followers.values()):
             task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()

@@ -54,16 +54,30 @@ class Operations:
 
     async def submit(self, job: Plain) -> Plain:
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
-        running = self._head.jobs.get(config.name)
-        if running is not None and not running.state.over:
-            raise NotNow(
-                f"a job named {config.name!r} is {running.state}", "give the new one another name, or cancel that one"
-            )
+        await self._free(config.name)
         run_dir = run_directory(self._head.run_root, config.name)
         run_dir.mkdir(parents=True)
         (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
         self._head.launch(config, run_dir)
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
+
+    async def _free(self, name: str) -> None:
+        """Wait until what a former job of that name has left is taken down.
+
+        Raises:
+            NotNow: it still runs, or that takes too long.
+        """
+        self._check_over(name)
+        if not await self._head.name_is_free(name):
+            raise NotNow(f"the former job named {name!r} is still being taken down", "try again in some seconds")
+        self._check_over(name)  # somebody else may have waited for the name, too
+
+    def _check_over(self, name: str) -> None:
+        running = self._head.jobs.get(name)
+        if running is not None and not running.state.over:
+            raise NotNow(
+                f"a job named {name!r} is {running.state}", "give the new one another name, or cancel that one"
+            )
 
     async def jobs(self) -> list[Plain]:
         return [await self._status(run) for run in self._head.jobs.values()]

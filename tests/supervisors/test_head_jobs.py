@@ -10,10 +10,12 @@ from typing import Any, cast
 
 import pytest
 
+from actors.control.errors import NotNow
 from actors.jobs.messages import JobState
 from configs.limits import Limits
 from supervisors import head as head_module
 from supervisors.head import Head
+from supervisors.operations import Operations
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 
@@ -106,3 +108,54 @@ async def test_a_run_with_a_bug_ends_in_a_summary_that_says_so(
     monkeypatch.setattr(Run, "wait", _bug)
     summary = await head.run(smallest_job(), tmp_path, asyncio.Event())
     assert (summary["state"], summary["error"]) == ("failed", "KeyError('nobody has thought of it')")
+
+
+# ------------------------------------------------------------ a name that is used again
+
+
+def submitted() -> dict[str, Any]:
+    data = {"source": "reasoning_gym", "task": "spell_backward"}
+    return smallest_job(data=data, reward={"kind": "reasoning_gym"}).model_dump(mode="json", exclude_unset=True)
+
+
+async def test_a_job_of_the_same_name_waits_until_the_former_one_is_taken_down(head: Head) -> None:
+    ops = Operations(head)
+    await ops.submit(submitted())
+    former = stub(head)
+    former.may_stop.clear()
+    former.done.set()
+    await former.stopping.wait()
+    again = asyncio.create_task(ops.submit(submitted()))
+    await asyncio.sleep(0.05)
+    assert (again.done(), stub(head)) == (False, former)
+    former.may_stop.set()
+    assert (await again)["run_dir"].endswith("j-2")
+    assert stub(head) is not former
+    assert [directory.name for directory in head.register.read()] == ["j-2"]
+
+
+async def test_a_former_job_that_takes_long_to_take_down_is_told_of_and_nothing_is_begun(
+    head: Head, tmp_path: Path
+) -> None:
+    ops = Operations(head)
+    await ops.submit(submitted())
+    stub(head).may_stop.clear()
+    stub(head).done.set()
+    await stub(head).stopping.wait()
+    with pytest.raises(NotNow, match="taken down"):
+        await ops.submit(submitted())
+    assert not (tmp_path / "j-2").exists()
+
+
+async def test_of_two_that_wait_for_a_name_one_gets_it(head: Head) -> None:
+    ops = Operations(head)
+    await ops.submit(submitted())
+    former = stub(head)
+    former.may_stop.clear()
+    former.done.set()
+    await former.stopping.wait()
+    both = [asyncio.create_task(ops.submit(submitted())) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    former.may_stop.set()
+    ends = await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["NotNow", "dict"]
