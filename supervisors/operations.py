@@ -80,7 +80,7 @@ class Operations:
             )
 
     async def jobs(self) -> list[Plain]:
-        return [await self._status(run) for run in self._head.jobs.values()]
+        return [await self._status(run) for run in list(self._head.jobs.values())]
 
     async def _status(self, run: JobRun) -> Plain:
         summary = run.summary()
@@ -170,13 +170,13 @@ class Operations:
         return {"job": run.job.name, "workers": workers}
 
     async def drain(self, target: str) -> Plain:
-        for run in self._head.jobs.values():
+        for run in list(self._head.jobs.values()):  # another may be submitted meanwhile
             if not run.state.over and await run.tree.drain_worker(target):
                 return {"target": target, "workers": 1}
         if not self._head.nodes.drain(target):
             raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
         moved = 0
-        for run in self._head.jobs.values():
+        for run in list(self._head.jobs.values()):
             if not run.state.over:
                 moved += await run.tree.drain_node(target)
         return {"target": target, "workers": moved}
