@@ -79,6 +79,7 @@ class Head:
         self._control: ControlServer | None = None
         self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
         """By job, until its tree is down."""
+        self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
@@ -141,7 +142,7 @@ class Head:
             machine=self.machine,
             former=former,
         )
-        self.jobs[job.name] = run
+        self._begin(run)
         return await self._follow(run, interrupted, faults)
 
     def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
@@ -149,7 +150,7 @@ class Head:
         run = JobRun(
             self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine, former=former
         )
-        self.jobs[job.name] = run
+        self._begin(run)
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
@@ -169,6 +170,16 @@ class Head:
             return True
         await asyncio.wait([task], timeout=self.limits.stop_timeout_s)
         return task.done()
+
+    def _begin(self, run: JobRun) -> None:
+        self.jobs[run.job.name] = run
+        for listener in list(self._listeners):
+            listener(run)
+
+    def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
+        """Hear of every job from now on, before it says anything; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}

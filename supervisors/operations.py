@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.control.backend import Plain
@@ -98,14 +98,22 @@ class Operations:
     async def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
         queue: asyncio.Queue[Plain] = asyncio.Queue(self._head.limits.control_event_queue)
-        unsubscribes = [run.subscribe(_listener(run.job.name, queue)) for run in runs]
+        unsubscribes: dict[str, Callable[[], None]] = {}
+
+        def begin(run: JobRun) -> None:
+            unsubscribes.pop(run.job.name, _nothing)()  # of a former job of that name
+            unsubscribes[run.job.name] = run.subscribe(_listener(run.job.name, queue))
+            _put(queue, {"kind": "state", "job": run.job.name, "state": str(run.state)})
+
+        end_launches = self._head.subscribe(begin) if job is None else _nothing
         try:
             for run in runs:
-                yield {"kind": "state", "job": run.job.name, "state": str(run.state)}
+                begin(run)
             while job is None or not runs[0].state.over or not queue.empty():
                 yield await queue.get()  # the server closes the stream when the watcher leaves
         finally:
-            for unsubscribe in unsubscribes:
+            end_launches()
+            for unsubscribe in unsubscribes.values():
                 unsubscribe()
 
     async def pause(self, job: str | None) -> Plain:
@@ -217,11 +225,19 @@ class Operations:
 def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
     def listen(progress: Mapping[str, Any]) -> None:
         kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
-        if queue.full():
-            queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
-        queue.put_nowait({"kind": kind, "job": job, **progress})
+        _put(queue, {"kind": kind, "job": job, **progress})
 
     return listen
+
+
+def _put(queue: asyncio.Queue[Plain], event: Plain) -> None:
+    if queue.full():
+        queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
+    queue.put_nowait(event)
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 def _plain(report: JobReport) -> Plain:

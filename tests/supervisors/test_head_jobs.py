@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from actors.control.backend import Plain
 from actors.control.errors import NotNow
 from actors.jobs.messages import JobState
 from configs.limits import Limits
@@ -31,6 +32,7 @@ class Run:
         self.continued, self.error, self.done = False, "", asyncio.Event()
         self.stopping, self.may_stop = asyncio.Event(), asyncio.Event()
         self.may_stop.set()
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
 
     async def start(self, _: asyncio.Event) -> bool:
         return True
@@ -54,8 +56,13 @@ class Run:
     def summary(self) -> dict[str, Any]:
         return {"job": self.job.name, "state": str(self.state), "error": self.error}
 
-    def subscribe(self, _: Any) -> Callable[[], None]:
-        return lambda: None
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def say(self, **progress: Any) -> None:
+        for listener in list(self.listeners):
+            listener(progress)
 
 
 @pytest.fixture
@@ -159,3 +166,40 @@ async def test_of_two_that_wait_for_a_name_one_gets_it(head: Head) -> None:
     former.may_stop.set()
     ends = await asyncio.gather(*both, return_exceptions=True)
     assert sorted(type(end).__name__ for end in ends) == ["NotNow", "dict"]
+
+
+# ------------------------------------------------------------ who watches
+
+
+async def next_of(events: AsyncGenerator[Plain, None]) -> Plain:
+    async with asyncio.timeout(5.0):
+        return await anext(events)
+
+
+async def test_who_watches_an_idle_head_sees_the_jobs_that_are_submitted_later(head: Head, tmp_path: Path) -> None:
+    events = Operations(head).watch(None)
+    first = asyncio.create_task(next_of(events))
+    await asyncio.sleep(0.05)
+    head.launch(smallest_job(), tmp_path / "j")
+    assert await first == {"kind": "state", "job": "j", "state": "running"}
+    stub(head).say(message="hello")
+    assert await next_of(events) == {"kind": "message", "job": "j", "message": "hello"}
+    former = stub(head)
+    former.done.set()
+    assert await head.name_is_free("j")
+    head.launch(smallest_job(), tmp_path / "j-2")
+    assert (await next_of(events))["kind"] == "state"
+    assert former.listeners == []
+    await events.aclose()
+    assert stub(head).listeners == []
+
+
+async def test_who_watches_one_job_hears_of_no_other_and_its_stream_ends_with_it(head: Head, tmp_path: Path) -> None:
+    head.launch(smallest_job(), tmp_path / "j")
+    events = Operations(head).watch("j")
+    assert (await next_of(events))["job"] == "j"
+    head.launch(smallest_job(name="k"), tmp_path / "k")
+    stub(head, "k").say(message="unheard")
+    stub(head).done.set()
+    stub(head).say(state="finished")
+    assert [event async for event in events] == [{"kind": "state", "job": "j", "state": "finished"}]
