@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
@@ -35,6 +37,8 @@ from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
 OnProgress = Callable[[Mapping[str, Any]], None]
+
+log = structlog.get_logger("headrace.head")
 
 CLUSTER = "headrace"
 """Peers of another cluster name are refused at the handshake."""
@@ -73,7 +77,9 @@ class Head:
         self.nodes = Nodes("head")
         self.system: ActorSystem
         self._control: ControlServer | None = None
-        self._followers: set[asyncio.Task[dict[str, Any]]] = set()
+        self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        """By job, until its tree is down."""
+        self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
 
     async def start(self) -> None:
@@ -136,7 +142,7 @@ class Head:
             machine=self.machine,
             former=former,
         )
-        self.jobs[job.name] = run
+        self._begin(run)
         return await self._follow(run, interrupted, faults)
 
     def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
@@ -144,26 +150,57 @@ class Head:
         run = JobRun(
             self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine, former=former
         )
-        self.jobs[job.name] = run
+        self._begin(run)
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
-        self._followers.add(task)
-        task.add_done_callback(self._followers.discard)
-        task.add_done_callback(lambda _: self.register.remove(run_dir))
+        self._followers[job.name] = task
+        task.add_done_callback(lambda _: self._forget(job.name, run_dir, task))
+
+    def _forget(self, job: str, run_dir: Path, task: asyncio.Task[dict[str, Any]]) -> None:
+        """A launched job has ended, and its tree is down unless taking it down has failed."""
+        if self._followers.get(job) is task:
+            del self._followers[job]
+        self.register.remove(run_dir)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a job was not taken down in good order", job=job, exc_info=error)
+
+    async def name_is_free(self, job: str) -> bool:
+        """Wait for the tree of the launched job of that name, whose actors bear it; False: it takes too long."""
+        if (task := self._followers.get(job)) is None:
+            return True
+        await asyncio.wait([task], timeout=self.limits.stop_timeout_s)
+        return task.done()
+
+    def _begin(self, run: JobRun) -> None:
+        self.jobs[run.job.name] = run
+        for listener in list(self._listeners):
+            listener(run)
+
+    def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
+        """Hear of every job from now on, before it says anything; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         told: dict[str, Any] = {}
-        nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
         try:
+            nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
             if await run.start(interrupted):
                 told = await self._wait(run, interrupted, nemesis, faults)
         except (HeadraceError, TimeoutError, OSError) as error:
             run.fail(str(error) or repr(error))
+        except Exception as error:  # noqa: BLE001  a head that fell over it would fall over it again in each life
+            self._unforeseen(run, error)
         finally:
-            nemesis.stop()
-            self.nemeses.pop(run.job.name, None)
+            if (nemesis := self.nemeses.pop(run.job.name, None)) is not None:
+                nemesis.stop()
             await run.stop()
         return run.summary() | told
+
+    def _unforeseen(self, run: JobRun, error: Exception) -> None:
+        """Something that nobody has thought of ends this job, not the others."""
+        log.error("the run of a job failed", job=run.job.name, exc_info=error)
+        run.fail(repr(error))
 
     async def _wait(
         self, run: JobRun, interrupted: asyncio.Event, nemesis: Nemesis, faults: FaultPlan | None
@@ -183,12 +220,12 @@ class Head:
     async def interrupt_jobs(self) -> None:
         """Ask every running job for a checkpoint, and wait for their ends."""
         self._interrupted.set()
-        for task in list(self._followers):
+        for task in list(self._followers.values()):
             await task
 
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
-        for task in list(self._followers):
+        for task in list(self._followers.values()):
             task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()

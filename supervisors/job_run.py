@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from actors.core.errors import AskError
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
@@ -29,6 +31,8 @@ from supervisors.model_preparation import Preparation
 from supervisors.nodes import Nodes
 from supervisors.strays import Strays
 from transport.address import ActorAddress
+
+log = structlog.get_logger("headrace.job")
 
 
 @dataclass(frozen=True)
@@ -167,6 +171,7 @@ class JobRun:
         finished = asyncio.Event()
         for task in ends:
             task.add_done_callback(lambda _: finished.set())
+        watcher.add_done_callback(lambda _: finished.set() if self.state.over else None)  # it could not be interrupted
         try:
             await finished.wait()  # bounded by the job itself: its steps, its supervisors, its operator
         finally:
@@ -197,11 +202,26 @@ class JobRun:
         return self._preparation.abandon()
 
     async def interrupt(self) -> None:
-        """Ask for a checkpoint and the end; ``wait`` returns when it is done."""
-        try:
-            await self._system.ref(self.address("job")).ask(CancelJob(job=self.job.name), JobReport)
-        except AskError as error:
-            self._error = f"could not be interrupted in good order: {error}"
+        """Ask for a checkpoint and the end; ``wait`` returns when it is done.
+
+        The job or its scheduler may be away for as long as a restart takes: it is asked until it stops. Within the
+        restart window they are back, or their supervisor has given up; from then on the job is failed.
+        """
+        limits, loop = self.job.limits, asyncio.get_running_loop()
+        give_up_at_s, pause_s = loop.time() + limits.restart_window_s, limits.backoff_first_s
+        while True:
+            try:
+                await self._system.ref(self.address("job")).ask(CancelJob(job=self.job.name), JobReport)
+                return
+            except AskError as error:
+                if self.state is JobState.STOPPING or self.state.over:
+                    return
+                if loop.time() + pause_s > give_up_at_s:
+                    self.fail(f"could not be interrupted in good order: {error}")
+                    return
+                log.info("the interruption is repeated", job=self.job.name, after=str(error), pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.backoff_max_s)
 
     async def stop(self) -> None:
         """Take the tree down, youngest first, and remove what is left in shared memory. Idempotent."""

@@ -262,8 +262,8 @@ class JobTree:
 
         ``left_s``: it may go on with what it runs for as long as its machine is there; 0: it is to go at once.
         """
-        rollout = self._supervisors["rollout"]
-        if name not in {info.name for info in rollout.snapshot()}:
+        rollout = self._supervisors.get("rollout")  # none while the model is being prepared
+        if rollout is None or name not in {info.name for info in rollout.snapshot()}:
             return False
         running = rollout.running(name)
         if running is not None:
@@ -288,7 +288,9 @@ class JobTree:
 
     async def drain_node(self, node: str) -> int:
         """Move every rollout worker off ``node``; returns how many."""
-        moved = [info.name for info in self._supervisors["rollout"].snapshot() if info.node == node]
+        if (rollout := self._supervisors.get("rollout")) is None:
+            return 0
+        moved = [info.name for info in rollout.snapshot() if info.node == node]
         for name in moved:
             await self.drain_worker(name)
         await self.scale(self.workers_wanted)

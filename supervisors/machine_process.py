@@ -310,14 +310,15 @@ def fixed_listen(listen: str) -> str:
     if not listen.startswith("tcp://") or port not in ("*", "0"):
         return listen
     host = address.removeprefix("tcp://").strip("[]").replace("*", "")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET  # as the transport does
     for _ in range(64):
         with contextlib.ExitStack() as held:
-            first = held.enter_context(socket.socket())
+            first = held.enter_context(socket.socket(family))
             first.bind((host, 0))
             number = int(first.getsockname()[1])
             with contextlib.suppress(OSError, OverflowError):
                 for other in range(1, _PORTS):
-                    held.enter_context(socket.socket()).bind((host, number + other))
+                    held.enter_context(socket.socket(family)).bind((host, number + other))
                 return f"{address}:{number}"
     raise OSError(f"{listen}: no {_PORTS} free ports in a row were found; name a port")
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Mapping
-from pathlib import Path
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from actors.control.backend import Plain
@@ -22,6 +21,7 @@ from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
 from supervisors.errors import FaultNotPossible
+from supervisors.file_end import whole_lines
 from supervisors.job_run import JobRun
 from supervisors.lookout import Lookout
 from supervisors.messages import ChildInfo
@@ -54,19 +54,33 @@ class Operations:
 
     async def submit(self, job: Plain) -> Plain:
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
-        running = self._head.jobs.get(config.name)
-        if running is not None and not running.state.over:
-            raise NotNow(
-                f"a job named {config.name!r} is {running.state}", "give the new one another name, or cancel that one"
-            )
+        await self._free(config.name)
         run_dir = run_directory(self._head.run_root, config.name)
         run_dir.mkdir(parents=True)
         (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
         self._head.launch(config, run_dir)
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
+    async def _free(self, name: str) -> None:
+        """Wait until what a former job of that name has left is taken down.
+
+        Raises:
+            NotNow: it still runs, or that takes too long.
+        """
+        self._check_over(name)
+        if not await self._head.name_is_free(name):
+            raise NotNow(f"the former job named {name!r} is still being taken down", "try again in some seconds")
+        self._check_over(name)  # somebody else may have waited for the name, too
+
+    def _check_over(self, name: str) -> None:
+        running = self._head.jobs.get(name)
+        if running is not None and not running.state.over:
+            raise NotNow(
+                f"a job named {name!r} is {running.state}", "give the new one another name, or cancel that one"
+            )
+
     async def jobs(self) -> list[Plain]:
-        return [await self._status(run) for run in self._head.jobs.values()]
+        return [await self._status(run) for run in list(self._head.jobs.values())]
 
     async def _status(self, run: JobRun) -> Plain:
         summary = run.summary()
@@ -84,14 +98,22 @@ class Operations:
     async def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
         queue: asyncio.Queue[Plain] = asyncio.Queue(self._head.limits.control_event_queue)
-        unsubscribes = [run.subscribe(_listener(run.job.name, queue)) for run in runs]
+        unsubscribes: dict[str, Callable[[], None]] = {}
+
+        def begin(run: JobRun) -> None:
+            unsubscribes.pop(run.job.name, _nothing)()  # of a former job of that name
+            unsubscribes[run.job.name] = run.subscribe(_listener(run.job.name, queue))
+            _put(queue, {"kind": "state", "job": run.job.name, "state": str(run.state)})
+
+        end_launches = self._head.subscribe(begin) if job is None else _nothing
         try:
             for run in runs:
-                yield {"kind": "state", "job": run.job.name, "state": str(run.state)}
+                begin(run)
             while job is None or not runs[0].state.over or not queue.empty():
                 yield await queue.get()  # the server closes the stream when the watcher leaves
         finally:
-            for unsubscribe in unsubscribes:
+            end_launches()
+            for unsubscribe in unsubscribes.values():
                 unsubscribe()
 
     async def pause(self, job: str | None) -> Plain:
@@ -156,13 +178,13 @@ class Operations:
         return {"job": run.job.name, "workers": workers}
 
     async def drain(self, target: str) -> Plain:
-        for run in self._head.jobs.values():
+        for run in list(self._head.jobs.values()):  # another may be submitted meanwhile
             if not run.state.over and await run.tree.drain_worker(target):
                 return {"target": target, "workers": 1}
         if not self._head.nodes.drain(target):
             raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
         moved = 0
-        for run in self._head.jobs.values():
+        for run in list(self._head.jobs.values()):
             if not run.state.over:
                 moved += await run.tree.drain_node(target)
         return {"target": target, "workers": moved}
@@ -187,7 +209,7 @@ class Operations:
         return await Lookout(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
-        lines = _tail(self._run(job).run_dir / "metrics.jsonl", last)
+        lines = whole_lines(self._run(job).run_dir / "metrics.jsonl", last)
         return [json.loads(line) for line in lines]
 
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
@@ -196,18 +218,26 @@ class Operations:
         wanted = [actor] if actor is not None else names
         if actor is not None and actor not in names:
             raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
-        found = [line for name in wanted for line in _tail(directory / f"{name}.log", lines)]
+        found = [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines)]
         return found[-lines:]
 
 
 def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
     def listen(progress: Mapping[str, Any]) -> None:
         kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
-        if queue.full():
-            queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
-        queue.put_nowait({"kind": kind, "job": job, **progress})
+        _put(queue, {"kind": kind, "job": job, **progress})
 
     return listen
+
+
+def _put(queue: asyncio.Queue[Plain], event: Plain) -> None:
+    if queue.full():
+        queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
+    queue.put_nowait(event)
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
 
 
 def _plain(report: JobReport) -> Plain:
@@ -234,12 +264,3 @@ def _child(info: ChildInfo) -> Plain:
         "incarnation": f"{info.incarnation:x}",
         "restarts": info.restarts,
     }
-
-
-def _tail(path: Path, lines: int) -> list[str]:
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(0, 2)
-        file.seek(max(0, file.tell() - max(lines, 1) * 1024))
-        return file.read().decode(errors="replace").splitlines()[-lines:]

@@ -182,6 +182,12 @@ class _WatchedHead(Head):
             agent=order.agent,
         )
         self._world = process.machine.world
+        self._body = process.body
+
+    def _unforeseen(self, run: JobRun, error: Exception) -> None:
+        if self._body.alive:
+            self._world.escaped("head", f"the run of {run.job.name} failed", error)
+        super()._unforeseen(run, error)
 
     async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
         run.subscribe(self._world.progress_of(run.job.name))

@@ -111,11 +111,36 @@ def test_an_earlier_life_of_the_head_is_not_heard() -> None:
     run_simulated(scenario())
 
 
-def test_a_wildcard_port_becomes_one_that_the_next_life_finds_again() -> None:
-    fixed = machine_process.fixed_listen("tcp://127.0.0.1:*")
-    port = int(fixed.removeprefix("tcp://127.0.0.1:"))
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "family"),
+    [
+        ("tcp://127.0.0.1", "127.0.0.1", socket.AF_INET),
+        ("tcp://*", "", socket.AF_INET),
+        pytest.param(
+            "tcp://[::1]", "::1", socket.AF_INET6,
+            marks=pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_wildcard_port_becomes_one_that_the_next_life_finds_again(
+    address: str, host: str, family: socket.AddressFamily
+) -> None:
+    fixed = machine_process.fixed_listen(f"{address}:*")
+    port = int(fixed.removeprefix(f"{address}:"))
     for lane in range(3):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", port + lane))
+        with socket.socket(family) as free:
+            free.bind((host, port + lane))
+
+
+def test_an_endpoint_that_names_its_port_or_has_none_stays_as_it_is() -> None:
     assert machine_process.fixed_listen("tcp://127.0.0.1:7001") == "tcp://127.0.0.1:7001"
     assert machine_process.fixed_listen("ipc:///x/y") == "ipc:///x/y"
