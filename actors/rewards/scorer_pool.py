@@ -11,6 +11,7 @@
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
 - At most ``workers`` processes; a process serves one batch at a time.
+- A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgpack
 
@@ -29,6 +30,7 @@ from actors.rewards.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.rewards.scorer_process import frame
 from configs.schema import JobConfig
 
+_T = TypeVar("_T")
 _Item = tuple[str, Any, str, int, dict[str, Any]]
 """Response, prompt, answer, index, further columns."""
 
@@ -51,6 +53,8 @@ class ScorerPool:
         self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._all: list[_ScorerProcess] = []
+        self._exchanges: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def start(self) -> None:
         """Start every process and wait until each has its scorer.
@@ -65,8 +69,7 @@ class ScorerPool:
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         """One verdict per item, in order."""
-        async with self._process() as process:
-            return await process.score(items)
+        return await self._exchange(lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """As ``PromptStream.read``.
@@ -75,20 +78,36 @@ class ScorerPool:
             SourceUnreadable: the data set cannot be read; says where.
             ScorerBroken, ScorerTimedOut: the process failed; ask again.
         """
-        async with self._process() as process:
-            return await process.read(start, count)
+        return await self._exchange(lambda process: process.read(start, count))
 
-    @contextlib.asynccontextmanager
-    async def _process(self) -> AsyncIterator[_ScorerProcess]:
-        """A free process, waited for no longer than one may take to start."""
+    async def _exchange(self, work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]) -> _T:
+        """What ``work`` gets out of a free process. It goes on to its end when the caller is cancelled."""
         async with asyncio.timeout(self._job.limits.ready_timeout_s):
             process = await self._free.get()
-        try:
-            yield process
-        finally:
-            self._free.put_nowait(process)
+        if self._closed:
+            self._free.put_nowait(process)  # whoever waits behind us learns the same
+            raise ScorerBroken("the pool is closed")
+        exchange = asyncio.create_task(work(process))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(lambda over: self._release(process, over))
+        await asyncio.wait((exchange,))  # unlike awaiting it, this leaves it alone when we are cancelled
+        if exchange.cancelled():
+            raise ScorerBroken("the pool was closed meanwhile")
+        return exchange.result()
+
+    def _release(self, process: _ScorerProcess, exchange: asyncio.Task[Any]) -> None:
+        self._exchanges.discard(exchange)
+        self._free.put_nowait(process)
+        if not exchange.cancelled():
+            exchange.exception()  # its asker may have gone: then nobody else looks at it
 
     async def close(self) -> None:
+        self._closed = True
+        exchanges = list(self._exchanges)
+        for exchange in exchanges:
+            exchange.cancel()
+        if exchanges:
+            await asyncio.wait(exchanges, timeout=self._job.limits.stop_timeout_s)
         for process in self._all:
             await process.kill()
 

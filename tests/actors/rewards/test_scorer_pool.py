@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +21,8 @@ import os, time
 def score(prompt, response, answer, **columns):
     if response == "hang":
         time.sleep(60)
+    if response == "slow":
+        time.sleep(0.5)
     if response == "die":
         os._exit(9)
     if response == "raise":
@@ -29,8 +34,10 @@ def score(prompt, response, answer, **columns):
 """
 
 
-def job_with(function: str, timeout_s: float = 5.0) -> JobConfig:
-    return smallest_job(reward={"kind": "function", "function": function, "timeout_s": timeout_s})
+def job_with(function: str, timeout_s: float = 5.0, **sections: Any) -> JobConfig:
+    """One scorer process: whoever comes next gets the one that was used before."""
+    reward = {"kind": "function", "function": function, "timeout_s": timeout_s, "workers": 1}
+    return smallest_job(reward=reward, **sections)
 
 
 @pytest.fixture
@@ -79,3 +86,43 @@ async def test_a_scorer_that_cannot_be_made_says_why_at_start() -> None:
         await pool.start()
     await pool.close()
     assert sys.executable
+
+
+def responses(*texts: str) -> list[tuple[str, Any, str, int, dict[str, Any]]]:
+    return [(text, "p", "a", 0, {}) for text in texts]
+
+
+async def cancelled_in(pause_s: float, work: Coroutine[Any, Any, Any]) -> None:
+    """``work`` begun, and given up after ``pause_s``."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(pause_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_asker_that_goes_away_leaves_no_verdict_to_the_next_one(verifier: str) -> None:
+    """Its frames are still on the way: whoever comes next must not take them for its own."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    await cancelled_in(0.2, pool.score(responses("slow", "a", "a")))
+    verdicts = await pool.score(responses("b", "b", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0]
+
+
+async def test_a_pool_that_is_closed_ends_what_is_under_way_and_what_waits(
+    verifier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No task is left behind, abandoned or not, and nothing starts a process again."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    before = asyncio.all_tasks()
+    await cancelled_in(0.1, pool.score(responses("hang")))
+    waiting = [asyncio.create_task(pool.score(responses("a"))) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    await pool.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [ScorerBroken, ScorerBroken]
+    assert asyncio.all_tasks() == before
+    assert not caplog.records
