@@ -85,3 +85,21 @@ def test_bad_rows_are_named(tokenizer: Path, rows: list[Any], complaint: str) ->
     """File, line or row, and what was expected."""
     with pytest.raises(SourceUnreadable, match=complaint):
         stream(tokenizer, rows, shuffle=False).read(0, 1)
+
+
+def test_the_chat_template_is_compiled_once_for_all_prompts(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes ten times as long as the rest of a prompt, and a step has hundreds of them."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    compiled: list[Any] = []
+    compile_it = ImmutableSandboxedEnvironment.from_string
+
+    def note(environment: Any, source: Any, **settings: Any) -> Any:
+        compiled.append(source)
+        return compile_it(environment, source, **settings)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", note)
+    (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    read = stream(tokenizer, ROWS, shuffle=False, chat=True).read(0, 2)
+    assert texts(read) == ["<user>aaa", "<user>bbb"]
+    assert len(compiled) == 1
