@@ -82,8 +82,7 @@ class ScorerPool:
 
     async def _exchange(self, work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]) -> _T:
         """What ``work`` gets out of a free process. It goes on to its end when the caller is cancelled."""
-        async with asyncio.timeout(self._job.limits.ready_timeout_s):
-            process = await self._free.get()
+        process = await self._free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
         if self._closed:
             self._free.put_nowait(process)  # whoever waits behind us learns the same
             raise ScorerBroken("the pool is closed")

@@ -80,6 +80,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
     ],
+    "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
+        ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "self._free.get()"),
+    ],
     "the request desk ends every question at its deadline, which was armed three lines before": [
         ("actors/core/questions.py", "Questions._ask_once", "future"),
     ],

@@ -126,3 +126,13 @@ async def test_a_pool_that_is_closed_ends_what_is_under_way_and_what_waits(
     assert [type(outcome) for outcome in outcomes] == [ScorerBroken, ScorerBroken]
     assert asyncio.all_tasks() == before
     assert not caplog.records
+
+
+async def test_a_batch_waits_for_a_slow_verifier_as_long_as_its_asker_does(verifier: str) -> None:
+    """Slow is not broken: with a limit of the pool's own the samples of a healthy verifier were dropped."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    pool._job = job_with(verifier, limits={"ready_timeout_s": 0.2})  # pyright: ignore[reportPrivateUsage]
+    slow, next_one = await asyncio.gather(pool.score(responses("slow")), pool.score(responses("a")))
+    await pool.close()
+    assert [v.reward for v in (*slow, *next_one)] == [0.0, 1.0]
