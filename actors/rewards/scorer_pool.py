@@ -18,6 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -125,7 +127,9 @@ class _ScorerProcess:
         try:
             command = (sys.executable, "-m", "actors.rewards.scorer_process")
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+            )
         finally:
             if errors is not None:
                 errors.close()
@@ -214,9 +218,26 @@ class _ScorerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill_group(process)
         async with asyncio.timeout(self._job.limits.stop_timeout_s):
             await process.wait()
         if process.stdin is not None:
             process.stdin.close()
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill the scorer, and what its verifiers have started. What they put into sessions of their own is theirs."""
+    if process.returncode is not None and _exists(process.pid):
+        return  # it was reaped and nothing of its group was left: the number is a stranger's by now
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

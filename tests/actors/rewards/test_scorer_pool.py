@@ -16,9 +16,16 @@ from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
 
 VERIFIER = """
-import os, time
+import os, subprocess, sys, time
 
 def score(prompt, response, answer, **columns):
+    if response == "start a child and hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print("child", child.pid, flush=True)
+        time.sleep(60)
+    if response == "start a child that reads":
+        child = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], capture_output=True)
+        return float(child.stdout)
     if response == "hang":
         time.sleep(60)
     if response == "slow":
@@ -136,3 +143,32 @@ async def test_a_batch_waits_for_a_slow_verifier_as_long_as_its_asker_does(verif
     slow, next_one = await asyncio.gather(pool.score(responses("slow")), pool.score(responses("a")))
     await pool.close()
     assert [v.reward for v in (*slow, *next_one)] == [0.0, 1.0]
+
+
+async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path: Path) -> None:
+    """Else each sample that times out would leave a process that computes on for ever."""
+    log = tmp_path / "tasks.log"
+    pool = ScorerPool(job_with(verifier, timeout_s=2.0), log)
+    await pool.start()
+    (verdict,) = await pool.score(responses("start a child and hang"))
+    await pool.close()
+    assert verdict.timed_out
+    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+    assert pids
+    async with asyncio.timeout(5):
+        while any(_runs(pid) for pid in pids):
+            await asyncio.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_child_of_a_verifier_that_reads_its_input_finds_none(verifier: str) -> None:
+    """The requests are not its input: it would wait for ever, or take them away."""
+    pool = ScorerPool(job_with(verifier, timeout_s=5.0))
+    await pool.start()
+    verdicts = await pool.score(responses("start a child that reads", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 1.0]
