@@ -65,6 +65,13 @@ def test_prompts_that_are_too_long_are_passed_over_and_ordinals_stay_dense(token
     assert read["exhausted"]
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_a_line_feed_only(tokenizer: Path, separator: str) -> None:
+    """Unicode has further line separators, which are ordinary characters of a JSON string."""
+    rows = [json.dumps({"prompt": f"a{separator}b"}, ensure_ascii=False) + "\r", json.dumps({"prompt": "c"})]
+    assert texts(stream(tokenizer, rows, shuffle=False).read(0, 2)) == [f"a{separator}b", "c"]
+
+
 def test_data_in_which_no_prompt_fits_is_refused(tokenizer: Path) -> None:
     """An endless search for a row would be a silent hang."""
     with pytest.raises(SourceUnreadable, match="max_prompt_tokens 2"):
