@@ -207,7 +207,8 @@ class Job(Actor):
         if found.address is None:
             return False
         question = ReadPrompts(job=config.name, start=step * count, count=count)
-        read = await self.ctx.ref(found.address).ask(question, PromptsRead)
+        patience_s = config.limits.read_timeout_s + config.limits.ask_timeout_s  # the pool gives up first, and says why
+        read = await self.ctx.ref(found.address).ask(question, PromptsRead, patience_s)
         if len(read.prompts) < count:
             await self._data_ended(step)
             return True

@@ -11,17 +11,20 @@
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
 - At most ``workers`` processes; a process serves one batch at a time.
+- A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgpack
 
@@ -29,6 +32,7 @@ from actors.rewards.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.rewards.scorer_process import frame
 from configs.schema import JobConfig
 
+_T = TypeVar("_T")
 _Item = tuple[str, Any, str, int, dict[str, Any]]
 """Response, prompt, answer, index, further columns."""
 
@@ -51,6 +55,8 @@ class ScorerPool:
         self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._all: list[_ScorerProcess] = []
+        self._exchanges: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def start(self) -> None:
         """Start every process and wait until each has its scorer.
@@ -65,8 +71,7 @@ class ScorerPool:
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         """One verdict per item, in order."""
-        async with self._process() as process:
-            return await process.score(items)
+        return await self._exchange(lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """As ``PromptStream.read``.
@@ -75,20 +80,35 @@ class ScorerPool:
             SourceUnreadable: the data set cannot be read; says where.
             ScorerBroken, ScorerTimedOut: the process failed; ask again.
         """
-        async with self._process() as process:
-            return await process.read(start, count)
+        return await self._exchange(lambda process: process.read(start, count))
 
-    @contextlib.asynccontextmanager
-    async def _process(self) -> AsyncIterator[_ScorerProcess]:
-        """A free process, waited for no longer than one may take to start."""
-        async with asyncio.timeout(self._job.limits.ready_timeout_s):
-            process = await self._free.get()
-        try:
-            yield process
-        finally:
-            self._free.put_nowait(process)
+    async def _exchange(self, work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]) -> _T:
+        """What ``work`` gets out of a free process. It goes on to its end when the caller is cancelled."""
+        process = await self._free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
+        if self._closed:
+            self._free.put_nowait(process)  # whoever waits behind us learns the same
+            raise ScorerBroken("the pool is closed")
+        exchange = asyncio.create_task(work(process))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(lambda over: self._release(process, over))
+        await asyncio.wait((exchange,))  # unlike awaiting it, this leaves it alone when we are cancelled
+        if exchange.cancelled():
+            raise ScorerBroken("the pool was closed meanwhile")
+        return exchange.result()
+
+    def _release(self, process: _ScorerProcess, exchange: asyncio.Task[Any]) -> None:
+        self._exchanges.discard(exchange)
+        self._free.put_nowait(process)
+        if not exchange.cancelled():
+            exchange.exception()  # its asker may have gone: then nobody else looks at it
 
     async def close(self) -> None:
+        self._closed = True
+        exchanges = list(self._exchanges)
+        for exchange in exchanges:
+            exchange.cancel()
+        if exchanges:
+            await asyncio.wait(exchanges, timeout=self._job.limits.stop_timeout_s)
         for process in self._all:
             await process.kill()
 
@@ -107,7 +127,9 @@ class _ScorerProcess:
         try:
             command = (sys.executable, "-m", "actors.rewards.scorer_process")
             pipe = asyncio.subprocess.PIPE
-            self._process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=errors)
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+            )
         finally:
             if errors is not None:
                 errors.close()
@@ -196,9 +218,26 @@ class _ScorerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        _kill_group(process)
         async with asyncio.timeout(self._job.limits.stop_timeout_s):
             await process.wait()
         if process.stdin is not None:
             process.stdin.close()
+
+
+def _kill_group(process: asyncio.subprocess.Process) -> None:
+    """Kill the scorer, and what its verifiers have started. What they put into sessions of their own is theirs."""
+    if process.returncode is not None and _exists(process.pid):
+        return  # it was reaped and nothing of its group was left: the number is a stranger's by now
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

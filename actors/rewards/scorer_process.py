@@ -19,7 +19,6 @@ verdict takes longer than ``reward.timeout_s``.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
@@ -54,13 +53,20 @@ def frame(value: object) -> bytes:
 def main() -> None:
     """Serve until stdin closes, or the parent dies while a verifier hangs."""
     die_with_parent(os.getppid())
-    requests = sys.stdin.buffer
+    requests = os.fdopen(os.dup(0), "rb")
+    _read_nothing()  # what a verifier starts inherits its input: it must not take the requests
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not between the frames
     try:
         _serve(requests, replies)
     except EOFError:
         return
+
+
+def _read_nothing() -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:

@@ -165,7 +165,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # not splitlines: U+2028 may stand in a string
     except (OSError, UnicodeDecodeError) as error:
         raise SourceUnreadable(f"data.path {path}: {error}; expected a readable JSON-lines file in UTF-8") from error
     for number, line in enumerate(lines, start=1):

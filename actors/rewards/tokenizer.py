@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,7 @@ class TextCodec:
             )
         self._tokenizer: Any = Tokenizer.from_file(str(file))
         self._data = data
-        self._template: str | None = _chat_template(model_path)
+        self._template_source: str | None = _chat_template(model_path)
         self._specials = _special_tokens(model_path)
 
     def encode(self, prompt: str | list[dict[str, str]]) -> tuple[str, np.ndarray]:
@@ -46,22 +47,26 @@ class TextCodec:
         return cast("str", self._tokenizer.decode([int(t) for t in token_ids], skip_special_tokens=True))
 
     def _render(self, prompt: str | list[dict[str, str]]) -> str:
-        if self._template is None:
-            raise SourceUnreadable(
-                "data.chat is set, but the model's tokenizer has no chat template; unset it or add one"
-            )
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
         text = self._data.template
         messages = (
             prompt if isinstance(prompt, list) else [{"role": "user", "content": text.replace("{prompt}", prompt)}]
         )
         if self._data.system_prompt:
             messages = [{"role": "system", "content": self._data.system_prompt}, *messages]
+        return cast("str", self._template.render(messages=messages, add_generation_prompt=True, **self._specials))
+
+    @cached_property
+    def _template(self) -> Any:
+        """Compiled once, for that takes 10 ms; and only if needed, for a codec that decodes needs none."""
+        if self._template_source is None:
+            raise SourceUnreadable(
+                "data.chat is set, but the model's tokenizer has no chat template; unset it or add one"
+            )
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_template_error  # pyright: ignore[reportArgumentType]
-        template = environment.from_string(self._template)
-        return template.render(messages=messages, add_generation_prompt=True, **self._specials)
+        return environment.from_string(self._template_source)
 
 
 def _raise_template_error(message: str) -> None:

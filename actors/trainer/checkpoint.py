@@ -8,6 +8,7 @@
 Always true
 - A checkpoint is written under a hidden name, every file is flushed to the disk, and then it is renamed.
 - Nothing is loaded from a checkpoint before each of its files has the size and the hash that ``state.json`` names.
+- What is removed is renamed first, so that a crash leaves no half of a checkpoint under a checkpoint's name.
 - Pruning removes the oldest only after a newer one is durable, and never the one just written.
 """
 
@@ -82,10 +83,11 @@ def commit(partial: Path, state: CheckpointState) -> Path:
     for path in [*_files(partial), *sorted(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _flush(path)
     final = partial.with_name(partial.name.removeprefix(".").removesuffix(".partial"))
-    if final.exists():
-        shutil.rmtree(final)  # a replay reached the same step again; its twin is whole beside it
+    replaced = _hide(final) if final.exists() else None  # a replay reached the same step again
     partial.rename(final)
     _flush(final.parent)
+    if replaced is not None:
+        shutil.rmtree(replaced)
     return final
 
 
@@ -115,10 +117,17 @@ def prune(run_dir: Path, keep: int) -> list[Path]:
     """Remove all but the newest ``keep`` checkpoints; returns what was removed."""
     removed = stored(run_dir)[: -max(1, keep)]
     for path in removed:
-        hidden = path.with_name(f".{path.name}.removed")
-        path.rename(hidden)  # first out of sight: a half-removed checkpoint must not look like one
+        _hide(path)
+    for hidden in checkpoints_directory(run_dir).glob(".step_*.removed"):  # of a crash as well
         shutil.rmtree(hidden)
     return removed
+
+
+def _hide(path: Path) -> Path:
+    """First out of sight: a half-removed checkpoint must not look like one."""
+    hidden = path.with_name(f".{path.name}.removed")
+    shutil.rmtree(hidden, ignore_errors=True)  # a crash left it
+    return path.rename(hidden)
 
 
 def _corrupt(file: Path, what: str) -> CheckpointCorrupt:

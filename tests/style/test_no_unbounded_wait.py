@@ -70,6 +70,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/cell.py", "Cell._run", "method(message)"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "items"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
+        ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "asyncio.wait((exchange,))"),
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
         ("supervisors/children.py", "_choose", "chosen"),
         ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
@@ -78,6 +79,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
         ("supervisors/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
+    ],
+    "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
+        ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "self._free.get()"),
     ],
     "the request desk ends every question at its deadline, which was armed three lines before": [
         ("actors/core/questions.py", "Questions._ask_once", "future"),

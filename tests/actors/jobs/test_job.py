@@ -23,6 +23,7 @@ from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.scheduler import messages as m
 from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
+from configs.limits import Limits
 from configs.schema import MetricsConfig
 from supervisors.cost_meter import CostMeter
 from tests.smallest_job import smallest_job
@@ -133,6 +134,33 @@ async def test_a_batch_is_read_by_ordinal_and_issued_once_prompts_are_to_be_had(
     assert isinstance(batch, m.IssueBatch) and [p.prompt for p in batch.prompts] == [6, 7, 8]
     assert batch.group_size == 2 and batch.sampling.stop_token_ids == (7,) and batch.sampling.seed == 3
     assert batch.sampling.temperature == 0.5 and batch.sampling.max_tokens == 8
+
+
+class SlowPrompts(ScriptedScheduler):
+    """Reads for longer than a question may take that computes nothing long."""
+
+    @handles(ReadPrompts)
+    async def read(self, question: ReadPrompts) -> PromptsRead:
+        await asyncio.sleep(2 * HASTY.ask_timeout_s)
+        return await super().read(question)
+
+
+HASTY = Limits(ask_timeout_s=0.3)
+
+
+async def test_reading_prompts_may_take_as_long_as_the_limits_say(tmp_path: Path) -> None:
+    """A large data set is read anew after a restart: given up at every try, the batch would never be issued."""
+    system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)), limits=HASTY)
+    await system.start()
+    stage = Stage(system, tmp_path)
+    stage.scheduler = SlowPrompts()
+    stage.scheduler.ready.set()
+    await stage.start()
+    stage.ref.tell(NeedBatch(job="j", step=0))
+    await stage.until_heard(1)
+    await system.stop()
+    batch = stage.scheduler.heard[0]
+    assert isinstance(batch, m.IssueBatch) and [p.prompt for p in batch.prompts] == [0, 1, 2]
 
 
 async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:

@@ -65,6 +65,13 @@ def test_prompts_that_are_too_long_are_passed_over_and_ordinals_stay_dense(token
     assert read["exhausted"]
 
 
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\u0085"])
+def test_a_line_ends_at_a_line_feed_only(tokenizer: Path, separator: str) -> None:
+    """Unicode has further line separators, which are ordinary characters of a JSON string."""
+    rows = [json.dumps({"prompt": f"a{separator}b"}, ensure_ascii=False) + "\r", json.dumps({"prompt": "c"})]
+    assert texts(stream(tokenizer, rows, shuffle=False).read(0, 2)) == [f"a{separator}b", "c"]
+
+
 def test_data_in_which_no_prompt_fits_is_refused(tokenizer: Path) -> None:
     """An endless search for a row would be a silent hang."""
     with pytest.raises(SourceUnreadable, match="max_prompt_tokens 2"):
@@ -85,3 +92,21 @@ def test_bad_rows_are_named(tokenizer: Path, rows: list[Any], complaint: str) ->
     """File, line or row, and what was expected."""
     with pytest.raises(SourceUnreadable, match=complaint):
         stream(tokenizer, rows, shuffle=False).read(0, 1)
+
+
+def test_the_chat_template_is_compiled_once_for_all_prompts(tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling takes ten times as long as the rest of a prompt, and a step has hundreds of them."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    compiled: list[Any] = []
+    compile_it = ImmutableSandboxedEnvironment.from_string
+
+    def note(environment: Any, source: Any, **settings: Any) -> Any:
+        compiled.append(source)
+        return compile_it(environment, source, **settings)
+
+    monkeypatch.setattr(ImmutableSandboxedEnvironment, "from_string", note)
+    (tokenizer / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    read = stream(tokenizer, ROWS, shuffle=False, chat=True).read(0, 2)
+    assert texts(read) == ["<user>aaa", "<user>bbb"]
+    assert len(compiled) == 1

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +16,20 @@ from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
 
 VERIFIER = """
-import os, time
+import os, subprocess, sys, time
 
 def score(prompt, response, answer, **columns):
+    if response == "start a child and hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print("child", child.pid, flush=True)
+        time.sleep(60)
+    if response == "start a child that reads":
+        child = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], capture_output=True)
+        return float(child.stdout)
     if response == "hang":
         time.sleep(60)
+    if response == "slow":
+        time.sleep(0.5)
     if response == "die":
         os._exit(9)
     if response == "raise":
@@ -29,8 +41,10 @@ def score(prompt, response, answer, **columns):
 """
 
 
-def job_with(function: str, timeout_s: float = 5.0) -> JobConfig:
-    return smallest_job(reward={"kind": "function", "function": function, "timeout_s": timeout_s})
+def job_with(function: str, timeout_s: float = 5.0, **sections: Any) -> JobConfig:
+    """One scorer process: whoever comes next gets the one that was used before."""
+    reward = {"kind": "function", "function": function, "timeout_s": timeout_s, "workers": 1}
+    return smallest_job(reward=reward, **sections)
 
 
 @pytest.fixture
@@ -79,3 +93,82 @@ async def test_a_scorer_that_cannot_be_made_says_why_at_start() -> None:
         await pool.start()
     await pool.close()
     assert sys.executable
+
+
+def responses(*texts: str) -> list[tuple[str, Any, str, int, dict[str, Any]]]:
+    return [(text, "p", "a", 0, {}) for text in texts]
+
+
+async def cancelled_in(pause_s: float, work: Coroutine[Any, Any, Any]) -> None:
+    """``work`` begun, and given up after ``pause_s``."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(pause_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_asker_that_goes_away_leaves_no_verdict_to_the_next_one(verifier: str) -> None:
+    """Its frames are still on the way: whoever comes next must not take them for its own."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    await cancelled_in(0.2, pool.score(responses("slow", "a", "a")))
+    verdicts = await pool.score(responses("b", "b", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0]
+
+
+async def test_a_pool_that_is_closed_ends_what_is_under_way_and_what_waits(
+    verifier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No task is left behind, abandoned or not, and nothing starts a process again."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    before = asyncio.all_tasks()
+    await cancelled_in(0.1, pool.score(responses("hang")))
+    waiting = [asyncio.create_task(pool.score(responses("a"))) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    await pool.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [ScorerBroken, ScorerBroken]
+    assert asyncio.all_tasks() == before
+    assert not caplog.records
+
+
+async def test_a_batch_waits_for_a_slow_verifier_as_long_as_its_asker_does(verifier: str) -> None:
+    """Slow is not broken: with a limit of the pool's own the samples of a healthy verifier were dropped."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    pool._job = job_with(verifier, limits={"ready_timeout_s": 0.2})  # pyright: ignore[reportPrivateUsage]
+    slow, next_one = await asyncio.gather(pool.score(responses("slow")), pool.score(responses("a")))
+    await pool.close()
+    assert [v.reward for v in (*slow, *next_one)] == [0.0, 1.0]
+
+
+async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path: Path) -> None:
+    """Else each sample that times out would leave a process that computes on for ever."""
+    log = tmp_path / "tasks.log"
+    pool = ScorerPool(job_with(verifier, timeout_s=2.0), log)
+    await pool.start()
+    (verdict,) = await pool.score(responses("start a child and hang"))
+    await pool.close()
+    assert verdict.timed_out
+    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+    assert pids
+    async with asyncio.timeout(5):
+        while any(_runs(pid) for pid in pids):
+            await asyncio.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_child_of_a_verifier_that_reads_its_input_finds_none(verifier: str) -> None:
+    """The requests are not its input: it would wait for ever, or take them away."""
+    pool = ScorerPool(job_with(verifier, timeout_s=5.0))
+    await pool.start()
+    verdicts = await pool.score(responses("start a child that reads", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 1.0]

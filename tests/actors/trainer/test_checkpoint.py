@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,40 @@ def test_an_unfinished_checkpoint_is_invisible_and_is_written_over(tmp_path: Pat
 def test_a_replay_replaces_the_checkpoint_of_the_same_step(tmp_path: Path) -> None:
     store(tmp_path, 3, "old")
     assert (store(tmp_path, 3, "new") / "model.safetensors").read_text() == "new"
+
+
+def test_a_kill_while_the_replaced_checkpoint_is_removed_leaves_the_new_one_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is half removed must not have a checkpoint's name: every start would take it for the newest."""
+    store(tmp_path, 3, "old")
+    remove = shutil.rmtree
+
+    def killed_midway(path: Path, ignore_errors: bool = False) -> None:
+        if path.name.endswith(".partial"):
+            remove(path, ignore_errors=ignore_errors)
+        elif path.exists():
+            (path / "model.safetensors").unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed_midway)
+    with pytest.raises(KeyboardInterrupt):
+        store(tmp_path, 3, "new")
+    newest = checkpoint.newest(tmp_path)
+    assert newest is not None and checkpoint.read(newest).step == 3
+    assert (newest / "model.safetensors").read_text() == "new"
+
+
+def test_what_a_kill_left_of_removed_checkpoints_is_removed_when_next_one_is(tmp_path: Path) -> None:
+    """One that is replaced again, and one that is only pruned beside."""
+    store(tmp_path, 3, "old")
+    for left in ("step_000003", "step_000001"):
+        hidden = tmp_path / "checkpoints" / f".{left}.removed"
+        hidden.mkdir()
+        (hidden / "half").write_text("x")
+    assert (store(tmp_path, 3, "new") / "model.safetensors").read_text() == "new"
+    assert checkpoint.prune(tmp_path, keep=1) == []
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer/weights.safetensors"])
