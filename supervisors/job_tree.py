@@ -179,9 +179,12 @@ class JobTree:
         def make(worker: str, node: str) -> ChildSpec:
             return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
 
+        def release(worker: str) -> None:
+            self._nodes.release(f"{self._job.name}.{worker}")
+
         return ElasticPool(
-            self._nodes, supervisor, make, self.drain_worker, self._news.record, limits=self._job.limits,
-            now=asyncio.get_running_loop().time,
+            self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
+            limits=self._job.limits, now=asyncio.get_running_loop().time,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
