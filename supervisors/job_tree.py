@@ -164,7 +164,7 @@ class JobTree:
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self._job.name}"
-        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision)
+        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision, limits=self._job.limits)
         self._supervisors[part] = supervisor
         if part == "rollout" and self._job.cluster.place_rollout == "elastic":
             self._pool = self._elastic_pool(supervisor)
