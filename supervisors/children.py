@@ -101,7 +101,7 @@ def process_child(
     Args:
         agent: the node agent, or a function that names one for each start.
         job: the job's name; the process is called ``<job>.<args.name>`` at its agent.
-        beacon_budget_s: how long its event loop may be silent; default: ``limits.beacon_budget_s``.
+        beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
         env: added to the process's environment.
         limits: of the process; default: those of its node agent.
         on_ready: told of each start's addresses.
@@ -114,7 +114,7 @@ def process_child(
             name=process,
             args=args,
             ready_timeout_s=ready_s,
-            beacon_budget_s=beacon_budget_s or context.limits.beacon_budget_s,
+            beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
             env=env or {},
             limits=limits.model_dump_json() if limits else "",
         )

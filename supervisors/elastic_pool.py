@@ -34,6 +34,7 @@ class ElasticPool:
     Args:
         make: a worker's name and its node's name, to a spec that starts it there and nowhere else.
         drain: has a worker hand back its samples, within so many seconds, and removes it; 0: at once.
+        release: a worker of a node that is gone has no place there any more, should the node come back.
         record: into events.jsonl.
         now: the clock.
     """
@@ -44,6 +45,7 @@ class ElasticPool:
         supervisor: Supervisor,
         make: Callable[[str, str], ChildSpec],
         drain: Callable[[str, float], Awaitable[bool]],
+        release: Callable[[str], None],
         record: Record,
         *,
         limits: Limits,
@@ -53,6 +55,7 @@ class ElasticPool:
         self._supervisor = supervisor
         self._make = make
         self._drain = drain
+        self._release = release
         self._record = record
         self._limits = limits
         self._now = now
@@ -144,6 +147,7 @@ class ElasticPool:
             left_s = node.leaves_s - self._now() if node.draining else 0.0
             await self._drain(worker, left_s)
         else:
+            self._release(worker)
             await self._supervisor.remove_child(worker, cause=ExitCause.PREEMPTED)
         self.look()
 

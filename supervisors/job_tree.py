@@ -164,7 +164,7 @@ class JobTree:
 
     async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
         name = f"{part}.{self._job.name}"
-        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision)
+        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision, limits=self._job.limits)
         self._supervisors[part] = supervisor
         if part == "rollout" and self._job.cluster.place_rollout == "elastic":
             self._pool = self._elastic_pool(supervisor)
@@ -179,9 +179,12 @@ class JobTree:
         def make(worker: str, node: str) -> ChildSpec:
             return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
 
+        def release(worker: str) -> None:
+            self._nodes.release(f"{self._job.name}.{worker}")
+
         return ElasticPool(
-            self._nodes, supervisor, make, self.drain_worker, self._news.record, limits=self._job.limits,
-            now=asyncio.get_running_loop().time,
+            self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
+            limits=self._job.limits, now=asyncio.get_running_loop().time,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:

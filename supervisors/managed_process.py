@@ -29,6 +29,8 @@ class Managed:
     """The actor in it that speaks for it, once it is ready."""
     report: ProcessReady | None = None
     verdict: str = ""
+    orphan: bool = False
+    """It is being stopped, because its owner stayed away; who asks for one of its name need not wait for that."""
     end: ProcessExit | None = None
     loop_lag_s: float = 0.0
     link_lost: bool = False

@@ -8,7 +8,8 @@ Invariants
 - Every process that became ready ends in exactly one ProcessExited to its owner; one that did not, in exactly one
   SpawnReply with a failure.
 - A process has one owner, the actor that asked for it. When the owner is gone and nobody adopts the process within
-  ``orphan_grace_s``, it is stopped.
+  ``orphan_grace_s``, it is stopped. One that is adopted after that is still stopped, and was preempted for whom it
+  has now: nobody there wanted it to end.
 - A busy process is left alone; a hung one is killed (``failure_detector``).
 - No process outlives this one (``fate``), and none outlives this actor.
 """
@@ -134,7 +135,7 @@ class NodeAgent(Actor):
         old = self._managed.get(name)
         if old is None:
             return True
-        if old.owner != owner and old.owner not in self._orphaned_s:
+        if old.owner != owner and old.owner not in self._orphaned_s and not old.orphan:
             return False
         old.verdict = "replaced by a new start"
         old.process.kill(ExitCause.STOPPED)
@@ -345,8 +346,8 @@ class NodeAgent(Actor):
         if owner is not None:
             self._watch(owner)
             for name in message.names:
-                if name in self._managed:
-                    self._managed[name].owner = owner
+                if (managed := self._managed.get(name)) is not None:
+                    managed.owner, managed.orphan = owner, False
         return self._list()
 
     @handles(ListProcesses)
@@ -378,11 +379,13 @@ class NodeAgent(Actor):
             del self._orphaned_s[owner]
             for managed in self._managed.values():
                 if managed.owner == owner:
+                    managed.orphan = True
                     managed.verdict = f"its owner {owner} has been gone for {now_s - since_s:.0f} s"
                     self.ctx.start_task(self._stop_orphan(managed), f"orphan-{managed.order.name}")
 
     async def _stop_orphan(self, managed: Managed) -> None:
-        await managed.process.stop(self.ctx.limits.stop_timeout_s)
+        """As preempted: an owner that comes meanwhile replaces it once it is gone, at no cost."""
+        await managed.process.stop(self.ctx.limits.stop_timeout_s, ExitCause.PREEMPTED)
 
     async def _trim_logs(self) -> None:
         while True:

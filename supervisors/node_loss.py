@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 _RETRY_S = 0.2
 
 
-async def still_has(context: Context, agent: ActorAddress) -> set[int]:
-    """The process ids that ``agent`` still runs if it answers within ``unreachable_grace_s``; else none.
+async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> set[int]:
+    """The process ids that ``agent`` still runs if it answers within ``grace_s``; else none.
 
     The address names one life of the agent: a new agent of the same name does not answer for it.
     """
-    until_s = context.now() + context.limits.unreachable_grace_s
+    until_s = context.now() + grace_s
     while (left_s := until_s - context.now()) > 0:
         try:
             reply = await context.ref(agent).ask(ListProcesses(), ProcessList, timeout_s=left_s)

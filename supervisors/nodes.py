@@ -1,9 +1,13 @@
 """Which machines there are: node agents join, are watched, and are chosen for new processes.
 
-    node process ──JoinCluster──▶ Nodes ──watch──▶ gone ─▶ forgotten; its workers are placed elsewhere
+    node process ──JoinCluster──▶ Nodes ──watch──▶ gone ─▶ not chosen; its workers are placed elsewhere
+                                                   └ cut off, and back in the same life ─▶ as full as it was
     supervisor   ──choose────────▶ the live node of the wanted kind with the least of its slots in use
 
 The head's own node agent is a node like the others, marked local.
+
+A cut says nothing of a machine: supervisors may keep what runs there (``node_loss``), and whoever drained it has not
+changed their mind. So what is known of it is kept aside until it is back, or comes in a new life.
 """
 
 from __future__ import annotations
@@ -11,12 +15,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
-from actors.core.watch import Down
+from actors.core.watch import Down, Gone
 from supervisors.errors import NoNode
 from transport.address import ActorAddress
+
+_CUT_OFF_MAX: Final = 256
+"""Machines that are taken away look the same as those that come back."""
 
 
 @message("nodes.join")
@@ -66,6 +74,7 @@ class Nodes(Actor):
     def __init__(self, head: str) -> None:
         self._head = head
         self._nodes: dict[str, Node] = {}
+        self._cut_off: dict[str, Node] = {}
         self._changed = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
@@ -91,10 +100,17 @@ class Nodes(Actor):
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
             self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
-            self._nodes[message.node] = Node(message.node, message.agent, message.slots, local=False, kind=message.kind)
+            self._nodes[message.node] = self._returned(message) or Node(
+                message.node, message.agent, message.slots, local=False, kind=message.kind
+            )
             self.ctx.watch(message.agent)
         self._signal()
         return Joined(head=self._head)
+
+    def _returned(self, message: JoinCluster) -> Node | None:
+        """The machine as it was before it was cut off, if this is the same life of it."""
+        node = self._cut_off.pop(message.node, None)
+        return node if node is not None and node.agent == message.agent else None
 
     @handles(LeaveCluster)
     async def leave(self, message: LeaveCluster) -> Joined:
@@ -115,7 +131,14 @@ class Nodes(Actor):
             if node.agent == message.address:
                 self.ctx.log.warning("node lost", node=name, reason=str(message.reason))
                 del self._nodes[name]
+                if message.reason is Gone.UNREACHABLE:
+                    self._keep_aside(node)
         self._signal()
+
+    def _keep_aside(self, node: Node) -> None:
+        self._cut_off[node.name] = node
+        if len(self._cut_off) > _CUT_OFF_MAX:
+            del self._cut_off[next(iter(self._cut_off))]
 
     async def wait_for_remote(self, count: int, timeout_s: float) -> None:
         """Wait until ``count`` remote nodes are there.
@@ -175,7 +198,7 @@ class Nodes(Actor):
 
     def release(self, process: str) -> None:
         """``process`` is no longer where it was placed."""
-        for node in self._nodes.values():
+        for node in (*self._nodes.values(), *self._cut_off.values()):
             node.placed.discard(process)
         self._signal()
 

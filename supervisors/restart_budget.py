@@ -35,7 +35,7 @@ class ExitCause(enum.StrEnum):
     STOPPED = "stopped"
     """Someone asked it to stop."""
     PREEMPTED = "preempted"
-    """The machine was taken away with notice, or it was drained."""
+    """The machine was taken away with notice, it was drained, or its owner was away for too long."""
     CRASHED = "crashed"
     """An exception, a fatal signal of its own making, or an exit code other than 0."""
     KILLED = "killed"

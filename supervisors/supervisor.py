@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
+from configs.limits import Limits
 from supervisors.child_record import Child, Recovery, SupervisionEvent
 from supervisors.children import ChildSpec, Running
 from supervisors.errors import ChildStartFailed, SupervisorGaveUp
@@ -59,16 +60,20 @@ class Supervisor(Actor):
         *,
         on_event: Callable[[SupervisionEvent], None] | None = None,
         start_together: bool | None = None,
+        limits: Limits | None = None,
     ) -> None:
         """Args:
         start_together: start children side by side instead of one after the other's ready. Default: only under
             one_for_one, whose children do not lean on each other.
+        limits: budget, attempts, backoff and grace, of the job whose children these are; default: those of the
+            process. A head that serves jobs was not started with the limits of any of them.
         """
         self._name = name
         self._strategy = strategy
         self._specs = list(children)
         self._on_event = on_event
         self._together = strategy is Strategy.ONE_FOR_ONE if start_together is None else start_together
+        self._given_limits = limits
         self._children: dict[str, Child] = {}
         self._pending: Recovery | None = None
         self._recovering = False
@@ -81,7 +86,7 @@ class Supervisor(Actor):
     # lifecycle
 
     async def on_start(self) -> None:
-        limits = self.ctx.limits
+        limits = self._limits
         self._budget = RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
         self._policy = BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s)
         self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
@@ -91,6 +96,10 @@ class Supervisor(Actor):
 
     async def on_stop(self) -> None:
         await self.shutdown()
+
+    @property
+    def _limits(self) -> Limits:
+        return self._given_limits or self.ctx.limits
 
     async def ready(self, timeout_s: float) -> None:
         """Wait until every child is ready (or has ended for good).
@@ -190,7 +199,7 @@ class Supervisor(Actor):
         names = [c.spec.name for c in self._children.values() if c.running is not None and c.running.agent == agent]
         kept: set[int] = set()
         if message.reason is Gone.UNREACHABLE:
-            kept = await still_has(self.ctx, agent)
+            kept = await still_has(self.ctx, agent, self._limits.unreachable_grace_s)
         if kept:
             self._watch_agent(agent)
         cause = ExitCause.PREEMPTED if message.reason is Gone.STOPPED else ExitCause.UNREACHABLE
@@ -221,7 +230,7 @@ class Supervisor(Actor):
             return
         node = running.node if running is not None else blamed_node
         within = self._budget.spend(cause, self.ctx.now(), node=node)
-        if not within or child.failed_starts >= self.ctx.limits.start_attempts_max:
+        if not within or child.failed_starts >= self._limits.start_attempts_max:
             self._ending = True
             self.ctx.start_task(self._give_up(child, within), "give up")
             return
@@ -233,7 +242,7 @@ class Supervisor(Actor):
         self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
 
     async def _give_up(self, child: Child, within_budget: bool) -> None:
-        limits = self.ctx.limits
+        limits = self._limits
         why = f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up"
         if within_budget:
             why = f"{child.failed_starts} starts in a row failed"

@@ -160,7 +160,8 @@ async def test_a_process_is_told_its_jobs_limits_on_whichever_machine_it_starts(
             orders.append(message)
             return await super().spawn(message)
 
-    cluster = Cluster(limits=Limits(hand_over_s=0.7))
+    cluster = Cluster(limits=Limits(hand_over_s=0.7, beacon_budget_s=77.0))
     cluster.agents["n1"] = Recording("n1")
     async with cluster:
         assert [Limits.model_validate_json(order.limits).hand_over_s for order in orders] == [0.7] * 3
+        assert [order.beacon_budget_s for order in orders] == [77.0] * 3, "by which its node agent judges it"
