@@ -8,6 +8,7 @@ Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its pro
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -168,7 +169,9 @@ class Head:
         """Wait for the tree of the launched job of that name, whose actors bear it; False: it takes too long."""
         if (task := self._followers.get(job)) is None:
             return True
-        await asyncio.wait([task], timeout=self.limits.stop_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.stop_timeout_s):
+                await asyncio.gather(asyncio.shield(task), return_exceptions=True)  # how it ends is told elsewhere
         return task.done()
 
     def _begin(self, run: JobRun) -> None:
