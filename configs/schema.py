@@ -122,9 +122,10 @@ class RolloutConfig(Section):
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Of sampling; must be above 0 in a job, since equal siblings teach nothing."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens with this much probability."""
+    """Sample from the smallest set of tokens with this much probability. Must be 1 in a job: the trainer computes with
+    the whole distribution."""
     top_k: NonNegativeInt = 0
-    """Sample from this many likeliest tokens; 0: all."""
+    """Sample from this many likeliest tokens; 0: all, as it must be in a job."""
     stop: list[str] = []
     """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
     max_running: PositiveInt = 256

@@ -48,6 +48,12 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "limit like no other": ({"limits.zzz": 9}, "limits.zzz", "in docs/reference/limits.md"),
     "limit of nothing": ({"limits.mailbox_messages": 0}, "limits.mailbox_messages", "above 0"),
     "unknown engine": ({"rollout.engine": "tourch"}, "rollout.engine", "Did you mean 'torch'?"),
+    "nucleus of the distribution": (
+        {"rollout.top_p": 0.7},
+        "rollout.top_p",
+        "0.7 would have samples drawn",
+    ),
+    "likeliest tokens only": ({"rollout.top_k": 20}, "rollout.top_k", "Leave it at 0"),
     "unknown algorithm": ({"algorithm.name": "ppo"}, "algorithm.name", "grpo"),
     "unknown scorer": ({"reward.kind": "math_verifi"}, "reward.kind", "Did you mean 'math_verify'?"),
     "unknown task": ({"data.task": "spel_backward"}, "data.task", "Did you mean 'spell_backward'?"),
