@@ -22,6 +22,8 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
     restarts: int
     workers: int
+    begun: bool = False
+    """One of them has said that the core of the one job stands."""
 
 
 class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -129,9 +129,14 @@ async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporte
 
 
 def _former(order: HeadOrder, run_dir: Path) -> FormerLife | None:
-    """None also for a run whose former head did not get as far as a journal: then it started no process."""
+    """None also for a run whose former heads did not get as far as its core: then they started no process.
+
+    Where there is no journal none of them did. In a run that was resumed there is one of before, which says nothing of
+    these lives: it may end with the order to stop that this run is to go on after (``Scheduler``: ``resumed``). Then
+    what counts is what they have said.
+    """
     former = order.former
-    if former is None or not (run_dir / JOURNAL).exists():
+    if former is None or not (run_dir / JOURNAL).exists() or (order.resume and not former.begun):
         return None
     return FormerLife(former.ended, former.restarts, former.workers)
 

@@ -106,6 +106,7 @@ class JobRun:
         if job.cluster.prices:
             self._count_cost()
         await self.tree.start_core(self._job_maker(stop_token_ids(model_path, job.rollout.stop)))
+        self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
         if self._former is None:
             self._news.say(
                 message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"

@@ -77,6 +77,8 @@ class HeadDesk(Actor):
         self.summary: dict[str, Any] | None = None
         """What the head has said at its end."""
         self.step = self.restarts = self.workers = 0
+        self.begun = False
+        """Some life has said that the core of its job stands."""
         self.became_ready = asyncio.Event()
 
     def expect(self, life: int) -> FailureDetector:
@@ -111,6 +113,7 @@ class HeadDesk(Actor):
             value = news.fields.get(name)
             if isinstance(value, int):
                 setattr(self, name, value)
+        self.begun = self.begun or news.fields.get("core") == "ready"
         self._on_progress(news.fields)
 
     @handles(HeadEnded)
@@ -276,7 +279,7 @@ class MachineProcess:
     def _next(self, order: HeadOrder, end: ProcessExit) -> HeadOrder:
         desk = self.desk
         desk.restarts += 1
-        former = Former(ended=str(end), restarts=desk.restarts, workers=desk.workers)
+        former = Former(ended=str(end), restarts=desk.restarts, workers=desk.workers, begun=desk.begun)
         return msgspec.structs.replace(order, life=order.life + 1, former=former)
 
     # ------------------------------------------------------------ the end
