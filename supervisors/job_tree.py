@@ -235,7 +235,8 @@ class JobTree:
         return "; ".join(str(error) for error in errors if error is not None) or "the job's tree was stopped"
 
     async def stop(self) -> None:
-        """Youngest first."""
+        """Youngest first; then their places on the nodes are free for other jobs."""
+        names = [info.name for info in self.children()]
         if self._balancer is not None:
             self._balancer.stop()
         if self._pool is not None:
@@ -244,12 +245,16 @@ class JobTree:
             name = f"{part}.{self._job.name}"
             if name in self._system.actors():
                 await self._system.stop_actor(name)
+        for name in names:
+            self._nodes.release(f"{self._job.name}.{name}")
 
     # ------------------------------------------------------------ operators
 
     async def scale(self, workers: int) -> None:
         """Set the number of rollout workers. Those that leave hand their samples back first."""
-        rollout = self._supervisors["rollout"]
+        if (rollout := self._supervisors.get("rollout")) is None:  # it will be started with as many
+            self.workers_wanted = workers
+            return
         of_pool = self._pool.workers if self._pool is not None else set[str]()
         present = {info.name for info in rollout.snapshot()} - of_pool
         self.workers_wanted = workers

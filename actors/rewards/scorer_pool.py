@@ -55,7 +55,7 @@ class ScorerPool:
         self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._all: list[_ScorerProcess] = []
-        self._exchanges: set[asyncio.Task[Any]] = set()
+        self._exchanges: list[asyncio.Task[Any]] = []
         self._closed = False
 
     async def start(self) -> None:
@@ -88,16 +88,17 @@ class ScorerPool:
         if self._closed:
             self._free.put_nowait(process)  # whoever waits behind us learns the same
             raise ScorerBroken("the pool is closed")
-        exchange = asyncio.create_task(work(process))
-        self._exchanges.add(exchange)
-        exchange.add_done_callback(lambda over: self._release(process, over))
-        await asyncio.wait((exchange,))  # unlike awaiting it, this leaves it alone when we are cancelled
+        exchange, over = asyncio.create_task(work(process)), asyncio.get_running_loop().create_future()
+        self._exchanges.append(exchange)
+        exchange.add_done_callback(lambda _: self._release(process, exchange))
+        exchange.add_done_callback(lambda _: over.done() or over.set_result(None))
+        await over  # and not the task itself, which is left alone when we are cancelled
         if exchange.cancelled():
             raise ScorerBroken("the pool was closed meanwhile")
         return exchange.result()
 
     def _release(self, process: _ScorerProcess, exchange: asyncio.Task[Any]) -> None:
-        self._exchanges.discard(exchange)
+        self._exchanges.remove(exchange)
         self._free.put_nowait(process)
         if not exchange.cancelled():
             exchange.exception()  # its asker may have gone: then nobody else looks at it
@@ -107,8 +108,9 @@ class ScorerPool:
         exchanges = list(self._exchanges)
         for exchange in exchanges:
             exchange.cancel()
-        if exchanges:
-            await asyncio.wait(exchanges, timeout=self._job.limits.stop_timeout_s)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._job.limits.stop_timeout_s):
+                await asyncio.gather(*exchanges, return_exceptions=True)
         for process in self._all:
             await process.kill()
 

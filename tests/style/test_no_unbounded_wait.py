@@ -70,7 +70,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/cell.py", "Cell._run", "method(message)"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "items"),
         ("actors/core/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
-        ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "asyncio.wait((exchange,))"),
+        ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
         ("supervisors/children.py", "_choose", "chosen"),
         ("supervisors/simulation/world.py", "World.in_background.observed", "coroutine"),
