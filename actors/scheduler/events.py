@@ -260,7 +260,10 @@ def encode_event(event: Event) -> bytes:
 
 def decode_event(body: bytes) -> Event:
     """Raises msgspec.DecodeError or ValueError for bytes that are no event."""
-    return _decoder.decode(body)
+    try:
+        return _decoder.decode(body)
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply for an event: {error}") from error
 
 
 def kind_of(event: Event) -> str:

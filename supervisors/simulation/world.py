@@ -198,16 +198,14 @@ class World:
 
     def in_background(self, coroutine: Any, name: str) -> asyncio.Task[None]:
         """A task of the world's own, whoever calls; that it fails is a finding."""
-
-        async def observed() -> None:
-            try:
-                await coroutine
-            except Exception as error:  # noqa: BLE001  whatever it is, it is told as a finding
-                self.escaped("the world", name, error)
-
-        task = SimProcess.of_nobody(observed(), name)
+        task = SimProcess.of_nobody(coroutine, name)
+        task.add_done_callback(self._background_over)
         self._tasks.append(task)
         return task
+
+    def _background_over(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.escaped("the world", task.get_name(), error)
 
     def roles(self) -> list[SimulatedRole]:
         """All living role processes, machine by machine, in order of start."""

@@ -73,7 +73,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
         ("supervisors/children.py", "_choose", "chosen"),
-        ("supervisors/simulation/world.py", "World.in_background.observed", "coroutine"),
         ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
         ("supervisors/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),

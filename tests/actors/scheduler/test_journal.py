@@ -319,6 +319,12 @@ async def test_a_disk_that_confirms_nothing_has_failed(tmp_path: Path) -> None:
     journal._writer.shutdown()
 
 
+def test_bytes_that_are_nested_without_end_are_no_event() -> None:
+    """As damage may make them: a level for each byte."""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        ev.decode_event(b"\x81\xa1a" + b"\x91" * 100_000)
+
+
 def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:
     body = msgpack.unpackb(ev.encode_event(issue(0)))
     assert body["type"] == "batch_issued" and body["prompts"].code == 2
