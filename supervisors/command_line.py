@@ -185,12 +185,12 @@ def _check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str 
 
 def _refuse_bad_sockets(check: Callable[[], None]) -> None:
     """Exit code 2 for keys that cannot be used, for what is no address, and for a socket that would be open."""
-    from transport.errors import InsecureBind
+    from transport.errors import HandshakeRefused, InsecureBind
     from transport.security import KeyFileError
 
     try:
         check()
-    except (KeyFileError, InsecureBind, ValueError) as error:
+    except (KeyFileError, InsecureBind, HandshakeRefused, ValueError) as error:
         _fail(str(error), EXIT_BAD_CONFIG)
 
 

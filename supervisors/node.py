@@ -175,6 +175,7 @@ def check_join(join: str, keys: Path | None) -> None:
 
     Raises:
         ValueError: ``join`` is no address.
+        HandshakeRefused: the key in it is none.
         KeyFileError: the key directory cannot be used.
         InsecureBind: the head is on another machine, and there are no keys.
     """

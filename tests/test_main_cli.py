@@ -287,7 +287,7 @@ def test_keys_of_control_clients_are_made_with_their_role(tmp_path: Path) -> Non
         (["head", "--listen", "foo"], "expected tcp://HOST:PORT"),
         (["node", "--join", "127.0.0.1:7001"], "expected tcp://HOST:PORT"),
         (["node", "--join", "tcp://127.0.0.1:70010"], "expected tcp://HOST:PORT"),
-        (["node", "--join", "tcp://127.0.0.1:7001?key=abcd"], "hexadecimal, as the listener printed it"),
+        (["node", "--join", "tcp://127.0.0.1:7001?key=abcd"], "hexadecimal as the listener printed it"),
         (["node", "--join", "tcp://10.9.8.7:7001"], "add --keys DIRECTORY"),
         (["node", "--join", "tcp://10.9.8.7:7001", "--keys", "nowhere"], "make keys with `headrace keys`"),
         (["head", "--control", "tcp://*:7000", "--keys", "k"], "--control-keys control-keys"),

@@ -46,8 +46,9 @@ def check_dialed(endpoint: str) -> None:
 
     Raises:
         ValueError: it is none; says how one looks.
+        HandshakeRefused: its key is none.
     """
-    address, mark, key = endpoint.partition("?key=")
+    address, _ = split_key(endpoint)
     tcp = _TCP.fullmatch(address)
     if tcp is not None and tcp["port"] != "*":
         reachable = tcp["host"] != "*" and 0 < int(tcp["port"]) <= 65535
@@ -55,8 +56,6 @@ def check_dialed(endpoint: str) -> None:
         reachable = address.startswith("ipc:///")
     if not reachable:
         raise ValueError(f"{endpoint!r} is no address: expected tcp://HOST:PORT, as the listener printed it")
-    if mark and not _KEY.fullmatch(key):
-        raise ValueError(f"{endpoint!r}: what follows ?key= must be hexadecimal, as the listener printed it")
 
 
 def lane_binds(listen: str, *, secure: bool, sockets: int = 3) -> list[str]:

@@ -321,8 +321,8 @@ class ZmqTransport:
 
     def _up(self, link: Link) -> None:
         for old in [other for peer, other in self._links.items() if peer.name == link.peer.name]:
-            # the same life again: its link has broken, and the handshake was faster than the reading of what is left
-            reason = DownReason.UNREACHABLE if old.peer == link.peer else DownReason.REPLACED
+            same_life = old.peer == link.peer  # its link broke, and the handshake was faster than reading what is left
+            reason = DownReason.UNREACHABLE if same_life else DownReason.REPLACED
             old.end(reason)
             self._down(old, reason)
         self._lives.welcome(link.peer)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgpack
+import psutil
 
 from actors.rewards.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.rewards.scorer_process import frame
@@ -229,17 +230,7 @@ class _ScorerProcess:
 
 def _kill_group(process: asyncio.subprocess.Process) -> None:
     """Kill the scorer, and what its verifiers have started. What they put into sessions of their own is theirs."""
-    if process.returncode is not None and _exists(process.pid):
+    if process.returncode is not None and psutil.pid_exists(process.pid):
         return  # it was reaped and nothing of its group was left: the number is a stranger's by now
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

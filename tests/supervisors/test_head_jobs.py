@@ -125,13 +125,19 @@ def submitted() -> dict[str, Any]:
     return smallest_job(data=data, reward={"kind": "reasoning_gym"}).model_dump(mode="json", exclude_unset=True)
 
 
+async def being_taken_down(head: Head, ops: Operations) -> Run:
+    """A job that is over, and whose tree stays until ``may_stop``."""
+    await ops.submit(submitted())
+    run = stub(head)
+    run.may_stop.clear()
+    run.done.set()
+    await run.stopping.wait()
+    return run
+
+
 async def test_a_job_of_the_same_name_waits_until_the_former_one_is_taken_down(head: Head) -> None:
     ops = Operations(head)
-    await ops.submit(submitted())
-    former = stub(head)
-    former.may_stop.clear()
-    former.done.set()
-    await former.stopping.wait()
+    former = await being_taken_down(head, ops)
     again = asyncio.create_task(ops.submit(submitted()))
     await asyncio.sleep(0.05)
     assert (again.done(), stub(head)) == (False, former)
@@ -145,10 +151,7 @@ async def test_a_former_job_that_takes_long_to_take_down_is_told_of_and_nothing_
     head: Head, tmp_path: Path
 ) -> None:
     ops = Operations(head)
-    await ops.submit(submitted())
-    stub(head).may_stop.clear()
-    stub(head).done.set()
-    await stub(head).stopping.wait()
+    await being_taken_down(head, ops)
     with pytest.raises(NotNow, match="taken down"):
         await ops.submit(submitted())
     assert not (tmp_path / "j-2").exists()
@@ -156,11 +159,7 @@ async def test_a_former_job_that_takes_long_to_take_down_is_told_of_and_nothing_
 
 async def test_of_two_that_wait_for_a_name_one_gets_it(head: Head) -> None:
     ops = Operations(head)
-    await ops.submit(submitted())
-    former = stub(head)
-    former.may_stop.clear()
-    former.done.set()
-    await former.stopping.wait()
+    former = await being_taken_down(head, ops)
     both = [asyncio.create_task(ops.submit(submitted())) for _ in range(2)]
     await asyncio.sleep(0.05)
     former.may_stop.set()
