@@ -71,12 +71,14 @@ class Recovery:
         return True
 
     def lose_trainer(self) -> None:
-        """To the next step that had not been committed before."""
+        """To the next step that had not been committed before, and until that step's row is written."""
         self._run.wait_serving(self._workers)
         time.sleep(self._draw.uniform(0.5, 2.0))
         harm = self._run.harm("trainer", signal.SIGKILL)
         self._note("detect_exit_s", harm, self._run.after(harm, "service_down", role="trainer"))
-        self._note("trainer_to_progress_s", harm, self._run.after(harm, "progress_resumed", lost="trainer"))
+        progress = self._run.after(harm, "progress_resumed", lost="trainer")
+        self._note("trainer_to_progress_s", harm, progress)
+        self._run.wait_for_step(progress["step"])
 
     def lose_head(self) -> None:
         """From the moment when the new head can be talked to."""
