@@ -127,7 +127,10 @@ def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_p
 
 
 def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three machines are offered and taken; one of them generates everything while the trainer trains."""
+    """Three machines are offered and taken; one of them generates everything while the trainer trains.
+
+    While the one that stays still pulls a version, the trainer's engines stand in for it: then another is asked for.
+    """
     aims: list[int] = []
     aim = JobTree._aim_at
 
@@ -142,4 +145,4 @@ def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monk
     planned = seeded(nodes=0, spot={"trace": str(trace)}, job={"steps": 12, "seeding_first_s": 0.2})
     run(planned.model_copy(update={"costs": scenario(costs=slow).costs}))
     assert aims[-1] == 1
-    assert aims == sorted(aims, reverse=True)
+    assert max(aims) < 3
