@@ -2,7 +2,8 @@
 
     backend ─ accumulate, step, export ─▶ version v+1   against   version v ─▶ encode ─▶ decode ─▶ equal, bit for bit?
 
-Encoding is the weight server's, decoding the puller's, one thread each; throughput is of the version's bytes. The
+Encoding is the weight server's, which maps each version when it comes and uses all cores, decoding the puller's, on
+one thread into a spare whose pages are there; both in shared memory. Throughput is of the version's bytes. The
 gradients are of GRPO's loss on random responses with random advantages: which weights change depends on Adam's step,
 which is near the learning rate for all of them, and hardly on what the gradient is of.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -20,10 +23,12 @@ import numpy as np
 
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.batching import TrainSample, cut
-from actors.weights.delta import apply_delta, encode_delta
-from actors.weights.manifest import chunk_bounds
-from actors.weights.memory import map_segment
+from actors.weights.delta import apply_delta
+from actors.weights.delta_source import DeltaSource
+from actors.weights.manifest import chunk_bounds, chunk_is_intact
+from actors.weights.memory import SegmentWriter, map_segment, partial_path
 from actors.weights.messages import Manifest
+from actors.weights.segments import segment_directory
 from benchmarks import _baseline
 from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, measured, show
@@ -31,8 +36,8 @@ from benchmarks._jobs import hardware
 from configs.limits import DEFAULT_LIMITS
 
 RATIOS: Final = (Ratio("bytes_fraction", ceiling=0.05), Ratio("ratio_10_gbit", ceiling=1.0, tolerance=0.25))
-DEFAULT_BYTES: Final = 40_000_000
-STEPS: Final = 4
+DEFAULT_BYTES: Final = 200_000_000
+STEPS: Final = 5
 LINK_BYTES_S: Final = 10e9 / 8
 """10 Gbit/s: what encoding and decoding must be faster than."""
 
@@ -59,11 +64,19 @@ def batch(rng: np.random.Generator) -> list[TrainSample]:
     return samples
 
 
-async def versions(model: Path, scratch: Path, steps: int) -> list[tuple[Manifest, memoryview]]:
+@dataclass(frozen=True, slots=True)
+class Version:
+    """As it is published."""
+
+    manifest: Manifest
+    segment: Path
+
+
+async def versions(model: Path, scratch: Path, steps: int) -> list[Version]:
     """Version 0, and one for each step."""
     from actors.trainer.backends.torch_backend import TorchBackend
 
-    backend, rng, made = TorchBackend(), np.random.default_rng(0), list[tuple[Manifest, memoryview]]()
+    backend, rng, made = TorchBackend(), np.random.default_rng(0), list[Version]()
     await backend.start(BackendSpec(model_path=model, dtype="bfloat16", threads=2, learning_rate=1e-6))
     for version in range(steps + 1):
         if version:
@@ -73,27 +86,30 @@ async def versions(model: Path, scratch: Path, steps: int) -> list[tuple[Manifes
         path = scratch / f"segment-v{version}"
         chunk_bytes = DEFAULT_LIMITS.bulk_chunk_bytes
         manifest = await backend.export_segment(path, job="bench", policy_version=version, chunk_bytes=chunk_bytes)
-        made.append((manifest, map_segment(path)))
+        made.append(Version(manifest, path))
     await backend.close()
     return made
 
 
-def compare(manifest: Manifest, new: memoryview, old: memoryview) -> tuple[int, float, float]:
-    """Bytes of all deltas, and seconds to make and to apply them."""
-    place = bytearray(manifest.total_bytes)
+def compare(new: Version, base: memoryview, spare: SegmentWriter) -> tuple[tuple[int, float, float], memoryview]:
+    """Bytes of all deltas against ``base``, seconds to make and apply them; and the new version, the next base."""
+    manifest, held = new.manifest, new.segment.with_name("held")
+    spare.prepare(held, manifest.total_bytes)
+    place = memoryview(spare.begin(held, manifest.total_bytes)[0])
     bounds = [chunk_bounds(manifest, index) for index in range(len(manifest.chunk_hashes))]
     began = perf_counter()
-    deltas = [encode_delta(new[start:end], old[start:end], 2) for start, end in bounds]
+    view = map_segment(new.segment)
+    deltas = DeltaSource(manifest, view, base).make(range(len(bounds)))
     encode_s = perf_counter() - began
     began = perf_counter()
-    for (start, end), delta in zip(bounds, deltas, strict=True):
-        if delta is not None:
-            apply_delta(delta, old[start:end], memoryview(place)[start:end])
+    for index, delta in deltas.items():
+        start, end = bounds[index]
+        apply_delta(delta, base[start:end], place[start:end])
     decode_s = perf_counter() - began
-    for (start, end), delta in zip(bounds, deltas, strict=True):
-        assert delta is None or place[start:end] == new[start:end], "a delta must be lossless"
-    size = sum(end - start if delta is None else len(delta) for (start, end), delta in zip(bounds, deltas, strict=True))
-    return size, encode_s, decode_s
+    assert all(chunk_is_intact(manifest, index, place[slice(*bounds[index])]) for index in deltas), "not lossless"
+    partial_path(held).unlink()
+    size = sum(len(deltas[index]) if index in deltas else end - start for index, (start, end) in enumerate(bounds))
+    return (size, encode_s, decode_s), view
 
 
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
@@ -102,12 +118,14 @@ def measure(options: argparse.Namespace, scratch: Path) -> Result:
 
     machine = hardware()
     make_model(scratch / "model", options.bytes)
-    made = asyncio.run(versions(scratch / "model", scratch, options.steps))
-    pairs = list(zip(made[1:], made[:-1], strict=True))
-    compare(pairs[0][0][0], pairs[0][0][1], pairs[0][1][1])  # to warm up
-    found = np.array([compare(manifest, new, old) for (manifest, new), (_, old) in pairs])
-    total = made[0][0].total_bytes
-    fraction, encode_s, decode_s = np.median(found, axis=0) / (total, 1, 1)
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=segment_directory()) as memory:
+        made = asyncio.run(versions(scratch / "model", Path(memory), options.steps))
+        spare, base, rows = SegmentWriter(), map_segment(made[0].segment), list[tuple[int, float, float]]()
+        for new in made[1:]:
+            row, base = compare(new, base, spare)
+            rows.append(row)
+    total = made[0].manifest.total_bytes
+    fraction, encode_s, decode_s = np.median(rows[1:], axis=0) / (total, 1, 1)  # the first is for warming up
     return {
         "hardware": machine,
         "bytes": total,

@@ -71,8 +71,9 @@ def _differences(
     differing = np.flatnonzero(words != 0)
     if len(differing) > changed_max:
         return None
-    a_block = wide // width
-    return blocks.take(differing // a_block) * a_block + differing % a_block, words.take(differing)
+    shift = (wide // width).bit_length() - 1  # words are numbered; to divide would take longer than all the rest
+    changed = (blocks.take(differing >> shift) << shift) + (differing & (1 << shift) - 1)
+    return changed, words.take(differing)
 
 
 def apply_delta(delta: Buffer, old: Buffer, place: memoryview) -> None:

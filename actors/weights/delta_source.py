@@ -6,14 +6,13 @@ Where a version turns out to have changed too much (float32, a high learning rat
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from actors.weights.delta import encode_delta, word_bytes
 from actors.weights.manifest import NUMPY_DTYPES, chunk_bounds
-from actors.weights.memory import map_segment, warm
+from actors.weights.memory import on_all_cores, warm
 from actors.weights.messages import Manifest
 
 _TRIES: Final = 4
@@ -21,11 +20,11 @@ _TRIES: Final = 4
 
 
 class DeltaSource:
-    """Of the version in ``segment`` against ``base``, another of the same layout. Used by one thread at a time."""
+    """Of the version at ``new`` against ``old``, another of the same layout. ``make`` is for one thread at a time."""
 
-    def __init__(self, manifest: Manifest, segment: Path, base: Path) -> None:
+    def __init__(self, manifest: Manifest, new: memoryview, old: memoryview) -> None:
         self._manifest = manifest
-        self._new, self._old = map_segment(segment), map_segment(base)
+        self._new, self._old = new, old
         itemsizes = {np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize for entry in manifest.tensors}
         self._width = word_bytes(itemsizes, manifest.chunk_bytes, manifest.total_bytes)
         self._made: dict[int, bytes | None] = {}
@@ -33,17 +32,17 @@ class DeltaSource:
 
     def make(self, chunks: Sequence[int]) -> dict[int, bytes]:
         """Deltas of those of ``chunks`` that are much shorter so. Blocks."""
-        for index in chunks:
-            if index not in self._made:
-                self._made[index] = self._encode(index)
+        lacking = [index for index in chunks if index not in self._made]
+        on_all_cores(self._encode, lacking, len(lacking) * self._manifest.chunk_bytes)
         return {index: delta for index in chunks if (delta := self._made[index]) is not None}
 
-    def _encode(self, index: int) -> bytes | None:
+    def _encode(self, index: int) -> None:
+        self._made[index] = None
         if self._in_vain >= _TRIES:
-            return None
+            return
         start, end = chunk_bounds(self._manifest, index)
         warm(self._new, start, end)
         warm(self._old, start, end)
         delta = encode_delta(self._new[start:end], self._old[start:end], self._width)
         self._in_vain = self._in_vain + 1 if delta is None else 0
-        return delta
+        self._made[index] = delta

@@ -235,7 +235,7 @@ def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] |
         if not chunk_is_intact(manifest, index, view[start:end]):
             damaged.append(index)
 
-    _on_all_cores(check, wanted, manifest.total_bytes)
+    on_all_cores(check, wanted, manifest.total_bytes)
     return sorted(damaged)
 
 
@@ -263,7 +263,7 @@ def copy_and_hash(source: memoryview, place: memoryview, chunk_bytes: int) -> tu
         copy(source[part], place[part])
         digests[index] = xxhash.xxh3_128_digest(source[part])
 
-    _on_all_cores(move, list(range(len(digests))), len(source))
+    on_all_cores(move, list(range(len(digests))), len(source))
     return tuple(digests)
 
 
@@ -272,8 +272,8 @@ def copy(source: memoryview | np.ndarray, place: memoryview) -> None:
     np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(source, np.uint8))
 
 
-def _on_all_cores(work: Callable[[int], None], items: list[int], size: int) -> None:
-    """Do ``work`` for every item; hashing and copying let other threads run."""
+def on_all_cores(work: Callable[[int], None], items: list[int], size: int) -> None:
+    """Do ``work`` for every item, of ``size`` bytes together; what takes long in it lets other threads run."""
     threads = min(_THREADS_MAX, os.cpu_count() or 1) if size >= PARALLEL_BYTES else 1
     if threads == 1:
         for item in items:

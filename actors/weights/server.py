@@ -75,7 +75,7 @@ class WeightServer(RegisteredActor):
         self._sources: dict[tuple[int, int], DeltaSource] = {}
         """Of the newest version, against those that pullers hold."""
         self._views: dict[int, memoryview] = {}
-        """Of versions that somebody has fetched; the next one finds their pages in reach."""
+        """Of versions that somebody has fetched, or has deltas against."""
         self._sent_bytes = 0
         self._pace = Pace(self._job_weights.send_bytes_per_s)
 
@@ -190,13 +190,11 @@ class WeightServer(RegisteredActor):
         version = message.policy_version
         if version not in self._held:
             raise NotHeld(f"version {version} is not held; held: {sorted(self._held)}")
-        segment, manifest = self._held[version]
+        manifest = self._held[version][1]
         if wrong := wrong_chunks(manifest, message.chunks):
             raise NotHeld(wrong)
         wanted: list[int] = message.chunks.tolist()
-        if version not in self._views:
-            self._views[version] = map_segment(segment)
-        view, source = self._views[version], self._deltas(manifest, message.base)
+        view, source = self._mapped(version), self._deltas(manifest, message.base)
         batches = [wanted[first : first + _AHEAD_CHUNKS] for first in range(0, len(wanted), _AHEAD_CHUNKS)]
         ready = asyncio.create_task(self._ready(manifest, view, source, batches[0] if batches else []), name="ready")
         try:
@@ -220,14 +218,19 @@ class WeightServer(RegisteredActor):
             return None
         key = (manifest.policy_version, base)
         if key not in self._sources:
-            (segment, _), (former, described) = self._held[manifest.policy_version], self._held[base]
-            if not same_layout(manifest, described):
+            if not same_layout(manifest, self._held[base][1]):
                 return None
             try:
-                self._sources[key] = DeltaSource(manifest, segment, former)
+                self._sources[key] = DeltaSource(manifest, self._mapped(manifest.policy_version), self._mapped(base))
             except (OSError, ValueError):  # just being retired
                 return None
         return self._sources[key]
+
+    def _mapped(self, version: int) -> memoryview:
+        """A version that is held, mapped once: its pages stay in reach, also as a base of the next one."""
+        if version not in self._views:
+            self._views[version] = map_segment(self._held[version][0])
+        return self._views[version]
 
     async def _ready(
         self, manifest: Manifest, view: memoryview, source: DeltaSource | None, chunks: list[int]

@@ -102,6 +102,32 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
+@pytest.mark.parametrize(("spot", "kept"), [(100.0, 0), (0.01, 1)], ids=["dear", "cheap"])
+def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
+    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path, spot: float, kept: int
+) -> None:
+    trace = tmp_path / "one.csv"
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n")
+    rollout = simulated_rollout(small_model, workers=1, max_tokens=40)
+    run = start_run(
+        "priced",
+        steps=20,
+        rollout=rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
+        scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        sync={"mode": "dynamic"},
+        cluster={"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": spot}},
+        provider={"kind": "local", "trace": str(trace)},
+    )
+    finish(run)
+    aimed = [row["remote_workers"] for row in run.events("capacity_target")]
+    assert aimed, "a machine was there for three steps"
+    assert all(aim >= 1 for aim in aimed) if kept else set(aimed) == {0}
+    last = run.events("seeding_window")[-1]
+    assert (last["remote"], last["why"] == "generated") == (kept, not kept)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
 def test_without_another_machine_torch_engines_and_trainer_take_turns(
     start_run: Callable[..., RunOfHeadrace],
 ) -> None:
