@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import json
 import math
+import shutil
 import statistics
 import sys
 import tempfile
@@ -65,6 +66,9 @@ RATIOS: Final = (
 ROUNDS: Final = 5
 PULLERS: Final = 8
 JOB: Final = "bench"
+_QUIET_S: Final = 120.0
+_IDLE_S: Final = 0.1
+"""CPU seconds of all processes together in half a second."""
 
 
 def job_config() -> JobConfig:
@@ -127,6 +131,18 @@ class Children:
         """CPU seconds so far of the one of ``kind`` that was started last."""
         used = self._newest[kind].cpu_times()
         return used.user + used.system
+
+
+async def quiet() -> None:
+    """Until nobody computes any more: a machine makes memory ready for the next version, on cores of its own."""
+    me, before_s = psutil.Process(), -math.inf
+    async with asyncio.timeout(_QUIET_S):
+        while True:
+            now_s = sum(sum(child.cpu_times()[:2]) for child in me.children(recursive=True))
+            if now_s - before_s < _IDLE_S:
+                return
+            before_s = now_s
+            await asyncio.sleep(0.5)
 
 
 class RawStream:
@@ -222,9 +238,7 @@ class Bench:
         await self._backend.close()
         await self.system.stop()
         remove_segments(self._run_dir)
-        for path in self._memory.iterdir():
-            path.unlink()
-        self._memory.rmdir()
+        shutil.rmtree(self._memory)
 
     @property
     def segment(self) -> Path:
@@ -242,6 +256,7 @@ class Bench:
         self.version += 1
         await self._backend.accumulate(_micro_batch(), LossSpec())
         await asyncio.sleep(1.5)
+        await quiet()
         began = perf_counter()
         await self._publisher.publish(self.version)
         self.note("publish_stall", perf_counter() - began)
@@ -269,7 +284,9 @@ class Bench:
 
     async def puller(self, name: str, machine: str, family: Children | None = None) -> ActorRef:
         """A new process that pulls, on ``machine``; empty: on this one. It ends with ``family``, or with all others."""
-        args = {"name": name, "job": JOB, "machine": machine, "memory": str(self._memory), "sockets": self._sockets}
+        memory = self._memory / machine  # of its own: pullers that share one keep one spare together
+        memory.mkdir(exist_ok=True)
+        args = {"name": name, "job": JOB, "machine": machine, "memory": str(memory), "sockets": self._sockets}
         return self.system.ref(await (family or self._family).actor("puller", args))
 
     async def pull_there(self, pullers: Sequence[ActorRef]) -> list[PullDone]:
