@@ -138,7 +138,10 @@ async def quiet() -> None:
     me, before_s = psutil.Process(), -math.inf
     async with asyncio.timeout(_QUIET_S):
         while True:
-            now_s = sum(sum(child.cpu_times()[:2]) for child in me.children(recursive=True))
+            now_s = 0.0
+            for child in me.children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                    now_s += sum(child.cpu_times()[:2])
             if now_s - before_s < _IDLE_S:
                 return
             before_s = now_s
