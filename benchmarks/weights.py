@@ -48,7 +48,7 @@ from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
-from benchmarks._jobs import hardware
+from benchmarks._jobs import BenchmarkFailed, hardware
 from benchmarks._processes import beside, cpu_s, on_uvloop
 from benchmarks._weights import Pull, PullDone
 from configs.limits import DEFAULT_LIMITS
@@ -66,7 +66,8 @@ RATIOS: Final = (
 ROUNDS: Final = 5
 PULLERS: Final = 8
 JOB: Final = "bench"
-_QUIET_S: Final = 120.0
+_QUIET_LOOKS: Final = 240
+_QUIET_LOOK_S: Final = 0.5
 _IDLE_S: Final = 0.1
 """CPU seconds of all processes together in half a second."""
 
@@ -134,18 +135,28 @@ class Children:
 
 
 async def quiet() -> None:
-    """Until nobody computes any more: a machine makes memory ready for the next version, on cores of its own."""
-    me, before_s = psutil.Process(), -math.inf
-    async with asyncio.timeout(_QUIET_S):
-        while True:
-            now_s = 0.0
-            for child in me.children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
-                    now_s += sum(child.cpu_times()[:2])
-            if now_s - before_s < _IDLE_S:
-                return
-            before_s = now_s
-            await asyncio.sleep(0.5)
+    """Until nobody computes any more: a machine makes memory ready for the next version, on cores of its own.
+
+    Raises ``BenchmarkFailed`` when that takes too long.
+    """
+    before_s = -math.inf
+    for _ in range(_QUIET_LOOKS):
+        now_s = _children_cpu_s()
+        if now_s - before_s < _IDLE_S:
+            return
+        before_s = now_s
+        await asyncio.sleep(_QUIET_LOOK_S)
+    raise BenchmarkFailed(
+        f"the benchmark's processes still compute after {_QUIET_LOOKS * _QUIET_LOOK_S:.0f} s with nothing to do"
+    )
+
+
+def _children_cpu_s() -> float:
+    used_s = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            used_s += sum(child.cpu_times()[:2])
+    return used_s
 
 
 class RawStream:

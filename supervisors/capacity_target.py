@@ -5,8 +5,7 @@
 
 Invariants
 - It begins with all that come: what is too much is known after the first step.
-- One step that would do with fewer workers ends none, one that has use for more gets them at once: a target is a
-  quotient of measured times, and a worker too few costs more than one too many.
+- One step that would do with fewer workers ends none: a target is a quotient of measured times.
 - Prices only lower it.
 """
 

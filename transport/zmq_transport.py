@@ -52,13 +52,12 @@ from transport.zmq_socket import (
     new_context,
     terminate,
 )
+from transport.zmq_timers import Probes, Timers
 
 log = structlog.get_logger("headrace.transport")
 
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 0.5
-_PROBES_S: Final = (0.0, 0.005, 0.02, 0.08, 0.3)
-"""When to ask after a disconnect: libzmq reports it a little before it forgets the routing id."""
 _SETTLE_S: Final = 0.005
 """libzmq reports a disconnect before it hands over the last messages that it has read."""
 _SETTLE_MAX_S: Final = 0.25
@@ -102,10 +101,10 @@ class ZmqTransport:
         self._bound: list[str] = []
         self._endpoint = ""
         self._open = False
-        self._timers: set[asyncio.TimerHandle] = set()
-        self._probes: dict[tuple[float, Lane], bool] = {}  # to come, so long after an event; True: one more after it
         self._zap: ZapAllowList | None = None
         self._listener: Listener
+        self._timers: Timers
+        self._probes: Probes
         self._receiver: Receiver
         self._loop: asyncio.AbstractEventLoop
 
@@ -130,6 +129,7 @@ class ZmqTransport:
             OSError: the address is taken.
         """
         self._loop = asyncio.get_running_loop()
+        self._timers = Timers()
         self._receiver = receiver
         self._context = self._context or new_context(self.limits.bulk_sockets)
         if self._secure:
@@ -137,6 +137,7 @@ class ZmqTransport:
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
         self._listener = Listener(host, self._lives, self.counters, self.limits.connect_timeout_s)
+        self._probes = Probes(self._timers, self._listener.probe)
         try:
             for number, address in enumerate(self._binds):
                 self._listener.sockets[number] = socket = self._router(number)
@@ -334,7 +335,7 @@ class ZmqTransport:
         if link.state in (LinkState.DYING, LinkState.DOWN):
             return
         link.state = LinkState.DYING
-        self._later(_SETTLE_S, self._begin_settling, link)
+        self._timers.later(_SETTLE_S, self._begin_settling, link)
 
     def _begin_settling(self, link: Link) -> None:
         for socket in link.sockets:
@@ -346,7 +347,7 @@ class ZmqTransport:
         if read or self._loop.time() > until:
             self._down(link, link.reason)
         else:
-            self._later(0.001, self._settle, link, before, until)
+            self._timers.later(0.001, self._settle, link, before, until)
 
     def _down(self, link: Link, reason: DownReason) -> None:
         if link.state is LinkState.DOWN:
@@ -378,23 +379,9 @@ class ZmqTransport:
 
     def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
         if event is SocketEvent.DISCONNECTED:
-            for delay_s in _PROBES_S:
-                self._probe_after(delay_s, lane)
+            self._probes.after_disconnect(lane)
         elif event is not SocketEvent.CONNECT_FAILED:
             self.counters.refused += 1
-
-    def _probe_after(self, delay_s: float, lane: Lane) -> None:
-        """Once for all that happens meanwhile: a thousand that hang up together must not ask a thousand links each."""
-        again = (delay_s, lane) in self._probes
-        self._probes[delay_s, lane] = again
-        if not again:
-            self._later(delay_s, self._probe, delay_s, lane)
-
-    def _probe(self, delay_s: float, lane: Lane) -> None:
-        if self._open:
-            self._listener.probe(lane)
-            if self._probes.pop((delay_s, lane)):
-                self._probe_after(delay_s, lane)
 
     def _tick(self) -> None:
         self._listener.expire()
@@ -402,15 +389,7 @@ class ZmqTransport:
             self._listener.probe(lane)
         for link in list(self._links.values()):
             link.flush()
-        self._later(self.limits.heartbeat_interval_s, self._tick)
-
-    def _later(self, delay_s: float, function: Any, *args: Any) -> None:
-        def run() -> None:
-            self._timers.discard(handle)
-            function(*args)
-
-        handle = self._loop.call_later(delay_s, run)
-        self._timers.add(handle)
+        self._timers.later(self.limits.heartbeat_interval_s, self._tick)
 
     # send and stop
 
@@ -444,13 +423,13 @@ class ZmqTransport:
 
     def _end(self, link: Link, reason: DownReason) -> None:
         link.end(reason)
-        self._later(0, self._await_flushed, link, self._loop.time() + self.limits.close_timeout_s)
+        self._timers.later(0, self._await_flushed, link, self._loop.time() + self.limits.close_timeout_s)
 
     def _await_flushed(self, link: Link, until: float) -> None:
         if link.flushed or self._loop.time() > until:
             self._down(link, link.reason)
         else:
-            self._later(0.005, self._await_flushed, link, until)
+            self._timers.later(0.005, self._await_flushed, link, until)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""
@@ -478,8 +457,7 @@ class ZmqTransport:
             shutil.rmtree(Path(self._binds[0].removeprefix("ipc://")).parent, ignore_errors=True)
 
     def _drop_all(self, reason: DownReason, *, linger_s: float) -> None:
-        for handle in self._timers:
-            handle.cancel()
+        self._timers.cancel_all()
         for link in list(self._links.values()):
             for socket in link.sockets:
                 socket.close(linger_s=linger_s)

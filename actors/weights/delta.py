@@ -23,6 +23,7 @@ import numpy as np
 import zstandard
 
 from actors.weights.errors import MalformedDelta
+from actors.weights.memory import copy
 
 Buffer = memoryview | bytes | bytearray | np.ndarray[Any, Any]
 
@@ -96,7 +97,7 @@ def apply_delta(delta: Buffer, old: Buffer, place: memoryview) -> None:
     changed = np.cumsum(gaps.astype(np.int64) + 1) - 1
     if count and changed[-1] >= size // width:
         raise MalformedDelta(f"a delta changes word {changed[-1]} of {size // width}")
-    np.copyto(np.frombuffer(place, np.uint8), np.frombuffer(former, np.uint8))  # other threads run meanwhile
+    copy(former, place)
     _words(place, width)[changed] ^= _joined(planes[count * _GAP_BYTES :], f"<u{width}", width)
 
 

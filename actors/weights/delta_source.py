@@ -1,4 +1,4 @@
-"""Deltas of one version against another, made when the first puller asks and kept for the next ones.
+"""Deltas of one version against another, made when the first puller asks, on all cores, and kept for the next ones.
 
 Where a version turns out to have changed too much (float32, a high learning rate), it is soon not tried any more.
 """

@@ -36,24 +36,31 @@ def finish(run: RunOfHeadrace) -> None:
     assert report.clean, "\n".join(violation.what for violation in report.violations)
 
 
+def beside_a_machine(
+    start_run: Callable[..., RunOfHeadrace], model: Path, trace: Path, **sections: Any
+) -> RunOfHeadrace:
+    """A run of 20 steps beside one machine that comes at once; ``sections`` go on top of it.
+
+    Simulated engines of 30 ms a step: answers of 40 tokens take 1.2 s, the first window is a third of that.
+    """
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n")
+    rollout = simulated_rollout(model, workers=1, max_tokens=40)
+    job: dict[str, Any] = {
+        "rollout": rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
+        "scheduling": {"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        "sync": {"mode": "dynamic"},
+        "cluster": {"place_rollout": "elastic"},
+        "provider": {"kind": "local", "trace": str(trace)},
+    }
+    return start_run("beside", steps=20, **job | sections)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_workers_sleep(
     start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path
 ) -> None:
-    """Simulated engines of 30 ms a step: answers of 40 tokens take 1.2 s, the first window is a third of that."""
-    trace = tmp_path / "one.csv"
-    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n")
-    rollout = simulated_rollout(small_model, workers=1, max_tokens=40)
-    run = start_run(
-        "seeded",
-        steps=20,
-        rollout=rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
-        scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        sync={"mode": "dynamic"},
-        cluster={"place_rollout": "elastic"},
-        provider={"kind": "local", "trace": str(trace)},
-    )
+    run = beside_a_machine(start_run, small_model, tmp_path / "one.csv")
     finish(run)
     handed_over = [row for row in run.events("seeding_window") if row["why"] == "time" and row["handed_over"]]
     assert handed_over, "the other machine was there for some of the steps"
@@ -106,18 +113,8 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
 def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
     start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path, spot: float, kept: int
 ) -> None:
-    trace = tmp_path / "one.csv"
-    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n")
-    rollout = simulated_rollout(small_model, workers=1, max_tokens=40)
-    run = start_run(
-        "priced",
-        steps=20,
-        rollout=rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
-        scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        sync={"mode": "dynamic"},
-        cluster={"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": spot}},
-        provider={"kind": "local", "trace": str(trace)},
-    )
+    prices = {"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": spot}}
+    run = beside_a_machine(start_run, small_model, tmp_path / "one.csv", cluster=prices)
     finish(run)
     aimed = [row["remote_workers"] for row in run.events("capacity_target")]
     assert aimed, "a machine was there for three steps"

@@ -156,7 +156,7 @@ async def test_many_that_hang_up_together_are_looked_for_together_and_also_after
     looks: list[float] = []
     try:
         await transport.start(Nobody())
-        monkeypatch.setattr(transport._listener, "probe", lambda _lane: looks.append(loop.time()))
+        monkeypatch.setattr(transport._probes, "_ask", lambda _lane: looks.append(loop.time()))
         loop, last = asyncio.get_running_loop(), 0.0
         for _ in range(1000):
             transport._on_listener_event(Lane.MESSAGE, SocketEvent.DISCONNECTED)

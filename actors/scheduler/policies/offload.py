@@ -10,6 +10,7 @@ RLBoost (arXiv 2510.19225) section "adaptive rollout offload", Algorithm 1. In w
 - A window that a stable number of workers arrived at is remembered under that number, and taken up again when the
   number comes back: after a loss the rule need not be learned anew.
 - More remote workers than it takes to generate everything while the trainer trains are no use: that is the target.
+  A step whose window outlasted what it was given, for want of remote workers that served it, says nothing of it.
 
 Without any remote worker the window has no end: that is plain colocation. All pure; a step's figures in, rules out.
 
@@ -119,7 +120,8 @@ def engine_s(rules: OffloadRules, now: Offload, report: StepReport) -> float:
 
 def _target(rules: OffloadRules, now: Offload, report: StepReport) -> int:
     """N_prem = (t_remote n + T_seed N_resv) / t_train, rounded up: a machine cannot be had in part."""
-    if report.train_s <= 0:
+    stood_in = _lasted_s(now, report) > _given_s(now, report)  # for workers that did not serve
+    if report.train_s <= 0 or stood_in:
         return now.target
     return max(1, math.ceil(engine_s(rules, now, report) / report.train_s - 1e-9))
 

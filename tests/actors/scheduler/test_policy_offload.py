@@ -140,3 +140,10 @@ def test_a_fixed_amount_of_work_converges_to_the_window_that_conserves_it() -> N
                    remote_s=remote_s),
         )  # fmt: skip
     assert now.seed_s == pytest.approx((work_s - n * train_s) / (n + 4), abs=1)
+
+
+def test_a_window_that_outlasted_what_it_was_given_says_nothing_of_how_many_workers_there_should_be() -> None:
+    """The trainer's engines stood in for workers that did not serve yet: their time is no measure of the work."""
+    known = after_step(RULES, first(RULES), report(2))
+    assert after_step(RULES, known, report(2, lasted_s=known.seed_s + 500)).target == known.target
+    assert after_step(RULES, known, report(2, lasted_s=known.seed_s, remote_s=900.0)).target > known.target

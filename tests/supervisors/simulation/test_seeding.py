@@ -127,10 +127,7 @@ def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_p
 
 
 def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three machines are offered and taken; one of them generates everything while the trainer trains.
-
-    While the one that stays still pulls a version, the trainer's engines stand in for it: then another is asked for.
-    """
+    """Three machines are offered and taken; one of them generates everything while the trainer trains."""
     aims: list[int] = []
     aim = JobTree._aim_at
 
@@ -145,4 +142,4 @@ def test_machines_beyond_the_capacity_target_get_no_workers(tmp_path: Path, monk
     planned = seeded(nodes=0, spot={"trace": str(trace)}, job={"steps": 12, "seeding_first_s": 0.2})
     run(planned.model_copy(update={"costs": scenario(costs=slow).costs}))
     assert aims[-1] == 1
-    assert max(aims) < 3
+    assert aims == sorted(aims, reverse=True)
