@@ -3,9 +3,10 @@
     trainer here ─ publish ─▶ shared memory ── map, verify ─▶ engine here              against memcpy + its own load
                                     └─ chunks over TCP ─▶ 1, then N pullers elsewhere  against a raw stream of chunks
 
-Every version is pulled by all of them in turn, and the raw stream takes its turn between them, so that they see the
-same machine. "Elsewhere" is another process that is told that it runs on another machine. Both need all the cores that
-there are, so what others take of them shows in their times; ``ratio_cpu`` compares what both ends of either used.
+Every version is pulled by all of them in turn, and the raw stream takes its turns around the pull over TCP, so that
+they see the same machine. "Elsewhere" is another process that is told that it runs on another machine. Both need all
+the cores that there are, so what others take of them shows in their times; ``ratio_cpu`` compares what both ends of
+either used.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ RATIOS: Final = (
     Ratio("ratio_all_pullers", ceiling=math.inf, tolerance=0.5),
     Ratio("sent_by_trainer", ceiling=2.0),
 )
-ROUNDS: Final = 5
+ROUNDS: Final = 9
 PULLERS: Final = 8
 JOB: Final = "bench"
 _QUIET_LOOKS: Final = 240
@@ -296,6 +297,12 @@ class Bench:
         self.note("memcpy", perf_counter() - began)
         pulled.close()
 
+    def raw_turn(self, raw: RawStream) -> None:
+        """The newest version's chunks through the raw stream, before and after a pull, so neither has a better one."""
+        before_s = cpu_s() + self._family.cpu_s("raw")
+        self.note("raw", raw.take(self.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=False))
+        self.note("raw_both_cpu", cpu_s() + self._family.cpu_s("raw") - before_s)
+
     async def puller(self, name: str, machine: str, family: Children | None = None) -> ActorRef:
         """A new process that pulls, on ``machine``; empty: on this one. It ends with ``family``, or with all others."""
         memory = self._memory / machine  # of its own: pullers that share one keep one spare together
@@ -356,18 +363,17 @@ async def _measure(options: argparse.Namespace, scratch: Path, model: Path, fami
         for _ in range(options.rounds + 1):  # the first is for warming up
             await bench.publish()
             await bench.pull_here()
-            before_s = cpu_s() + family.cpu_s("raw")
-            bench.note("raw", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=False))
-            bench.note("raw_both_cpu", cpu_s() + family.cpu_s("raw") - before_s)
+            bench.raw_turn(raw)
             before_s = family.cpu_s("server")
             done = await bench.pull_there(alone)
             bench.note("tcp", done[0].seconds)
             bench.note("tcp_cpu", done[0].cpu_s)
             bench.note("tcp_both_cpu", done[0].cpu_s + family.cpu_s("server") - before_s)
+            bench.raw_turn(raw)
             bench.note("raw_kept", raw.take(bench.segment, DEFAULT_LIMITS.bulk_chunk_bytes, kept=True))
         size = bench.segment.stat().st_size
         for values in bench.found.values():
-            del values[0]
+            del values[: len(values) // (options.rounds + 1)]  # of the first version
         return {"bytes": size, **_figures(bench, size), **await _spread(bench, options, size)}
     finally:
         raw.close()

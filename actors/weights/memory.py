@@ -37,7 +37,7 @@ from actors.weights.segments import hold
 PARALLEL_BYTES: Final = 32 << 20
 """Below this a second thread costs more than it brings, and no spare segment is kept."""
 _THREADS_MAX: Final = 4
-_STEP_BYTES: Final = 16 << 20
+STEP_BYTES: Final = 16 << 20
 """Page tables are filled in steps, since Python holds its lock meanwhile."""
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
@@ -164,6 +164,14 @@ def _spares(path: Path) -> list[tuple[Path, int]]:
     return [(spare, int(pid)) for spare, pid in found if pid.isdecimal()]
 
 
+def publishers_spare(segment: Path) -> Path | None:
+    """What the publisher of ``segment`` has ready to write its next one to, if that is as large."""
+    with contextlib.suppress(OSError):
+        size = segment.stat().st_size
+        return next((spare for spare, _ in _spares(segment) if _has_size(spare, size)), None)
+    return None
+
+
 def _has_size(spare: Path, size: int) -> bool:
     with contextlib.suppress(OSError):
         return spare.stat().st_size == size
@@ -199,8 +207,8 @@ def _writable(path: Path, size: int) -> mmap.mmap:
 
 def _populate(memory: mmap.mmap, size: int, advice: int) -> None:
     with contextlib.suppress(OSError, ValueError):  # an older kernel: pages come one by one as they are touched
-        for start in range(0, size, _STEP_BYTES):
-            memory.madvise(advice, start, min(_STEP_BYTES, size - start))
+        for start in range(0, size, STEP_BYTES):
+            memory.madvise(advice, start, min(STEP_BYTES, size - start))
 
 
 def warm(view: memoryview, start: int, end: int) -> None:

@@ -7,7 +7,8 @@
                                                                         └──GetChunks──▶ a credit stream of chunks
 
 Pullers on other machines are told of one another (``relay_tree.py``), so that what leaves this machine does not grow
-with their number; chunks come as deltas to those that hold another version (``delta_source.py``).
+with their number; chunks come as deltas to those that hold another version (``delta_source.py``). What the trainer
+prepares for the next version is mapped before that is published (``mapped.py``).
 
 It computes nothing and holds no bytes of its own, so it can die at any moment: the next one adopts the segments that
 its predecessor left in shared memory and announces the newest. A segment that turns out to be damaged is let go, and
@@ -32,7 +33,8 @@ from actors.scheduler.service_messages import LookupService, RegisterService, Se
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest
 from actors.weights.manifest import check_manifest, same_layout, whole_chunk, wrong_chunks
-from actors.weights.memory import damaged_chunks, map_segment, warm_chunks
+from actors.weights.mapped import Mapped, MappedVersions
+from actors.weights.memory import PARALLEL_BYTES, STEP_BYTES, damaged_chunks, map_segment, warm, warm_chunks
 from actors.weights.messages import (
     Chunk,
     GetChunks,
@@ -74,8 +76,7 @@ class WeightServer(RegisteredActor):
         self._trees: dict[int, RelayTree] = {}
         self._sources: dict[tuple[int, int], DeltaSource] = {}
         """Of the newest version, against those that pullers hold."""
-        self._views: dict[int, memoryview] = {}
-        """Of versions that somebody has fetched, or has deltas against."""
+        self._mapped = MappedVersions()
         self._sent_bytes = 0
         self._pace = Pace(self._job_weights.send_bytes_per_s)
 
@@ -104,23 +105,25 @@ class WeightServer(RegisteredActor):
     def _adopt(self, manifest: Manifest, segment: Path) -> None:
         try:
             check_manifest(manifest)
-            size = segment.stat().st_size
+            found = segment.stat()
         except (MalformedManifest, OSError) as error:
             raise RefusedPublish(f"version {manifest.policy_version} at {segment.name}: {error}") from error
-        if size != manifest.total_bytes:
-            raise RefusedPublish(f"{segment.name} has {size} bytes, its manifest says {manifest.total_bytes}")
+        if found.st_size != manifest.total_bytes:
+            raise RefusedPublish(f"{segment.name} has {found.st_size} bytes, its manifest says {manifest.total_bytes}")
         write_manifest(segment, manifest)
         newest_before = self.newest
         self._held[manifest.policy_version] = (segment, manifest)
+        self._mapped.adopt(manifest.policy_version, found.st_ino)
         self._retire()
         if manifest.policy_version > newest_before:
             self._announce()
+            self.ctx.start_task(self._enter_next(segment, found.st_size), "enter the next version's pages")
 
     def _retire(self) -> None:
         retired = sorted(self._held)[: -self.ctx.limits.versions_held]
         segments = [self._held.pop(version)[0] for version in retired]
         self._trees = {version: tree for version, tree in self._trees.items() if version in self._held}
-        mapped: list[object] = [self._views.pop(version) for version in list(self._views) if version not in self._held]
+        mapped: list[object] = [*self._mapped.let_go(self._held)]
         mapped += [self._sources.pop(pair) for pair in list(self._sources) if pair[0] != self.newest]
         if segments or mapped:
             self.ctx.start_task(self._give_back(segments, mapped), "give memory back")
@@ -130,6 +133,22 @@ class WeightServer(RegisteredActor):
         await self.ctx.run_blocking(_remove, segments)
         await self.ctx.sleep(_SETTLE_S)
         await self.ctx.run_blocking(mapped.clear)  # the last references
+
+    async def _enter_next(self, newest: Path, size: int) -> None:
+        """What the trainer will write the next version to: it prepares that some time after the newest one."""
+        coming = None
+        while size >= PARALLEL_BYTES and coming is None and self._held.get(self.newest, (None,))[0] == newest:
+            await self.ctx.sleep(_SETTLE_S)
+            coming = self._mapped.coming(newest)
+        if coming is not None:
+            await self._enter(coming)
+
+    async def _enter(self, mapped: Mapped) -> None:
+        """Step by step, for whoever needs the thread meanwhile."""
+        size = len(mapped.view)
+        for start in range(0, size, STEP_BYTES):
+            await self.ctx.run_blocking(warm, mapped.view, start, min(size, start + STEP_BYTES))
+        mapped.entered = True
 
     def _announce(self) -> None:
         available = VersionAvailable(job=self._job, policy_version=self.newest, weights=self.ctx.self_address)
@@ -177,7 +196,7 @@ class WeightServer(RegisteredActor):
             return
         self.ctx.log.error("a segment is damaged and let go", version=version, segment=held[0].name)
         del self._held[version]
-        self._views.pop(version, None)
+        self._mapped.let_go(self._held)
         self._sources = {pair: source for pair, source in self._sources.items() if version not in pair}
         remove_segment(held[0])
         if found.address is not None:
@@ -194,19 +213,20 @@ class WeightServer(RegisteredActor):
         if wrong := wrong_chunks(manifest, message.chunks):
             raise NotHeld(wrong)
         wanted: list[int] = message.chunks.tolist()
-        view, source = self._mapped(version), self._deltas(manifest, message.base)
+        mapped, source = self._version(version), self._deltas(manifest, message.base)
         batches = [wanted[first : first + _AHEAD_CHUNKS] for first in range(0, len(wanted), _AHEAD_CHUNKS)]
-        ready = asyncio.create_task(self._ready(manifest, view, source, batches[0] if batches else []), name="ready")
+        ready = asyncio.create_task(self._ready(manifest, mapped, source, batches[0] if batches else []), name="ready")
         try:
             for batch, after in zip(batches, [*batches[1:], []], strict=False):
                 async with asyncio.timeout(self.ctx.limits.pull_timeout_s):
                     deltas = await ready
-                ready = asyncio.create_task(self._ready(manifest, view, source, after), name="ready")
+                ready = asyncio.create_task(self._ready(manifest, mapped, source, after), name="ready")
                 for index in batch:
-                    chunk = _chunk(manifest, view, index, message.base, deltas.get(index))
+                    chunk = _chunk(manifest, mapped.view, index, message.base, deltas.get(index))
                     await self._pace.turn(self.ctx, chunk.data.nbytes)
                     self._sent_bytes += chunk.data.nbytes
                     yield chunk
+            mapped.entered = mapped.entered or (source is None and len(wanted) == len(manifest.chunk_hashes))
         finally:
             ready.cancel()
             async with asyncio.timeout(self.ctx.limits.blocking_call_s):
@@ -221,24 +241,25 @@ class WeightServer(RegisteredActor):
             if not same_layout(manifest, self._held[base][1]):
                 return None
             try:
-                self._sources[key] = DeltaSource(manifest, self._mapped(manifest.policy_version), self._mapped(base))
+                self._sources[key] = DeltaSource(
+                    manifest, self._version(manifest.policy_version).view, self._version(base).view
+                )
             except (OSError, ValueError):  # just being retired
                 return None
         return self._sources[key]
 
-    def _mapped(self, version: int) -> memoryview:
-        """A version that is held, mapped once: its pages stay in reach, also as a base of the next one."""
-        if version not in self._views:
-            self._views[version] = map_segment(self._held[version][0])
-        return self._views[version]
+    def _version(self, version: int) -> Mapped:
+        """One that is held; its pages stay in reach, also as a base of the next one."""
+        return self._mapped.of(version, self._held[version][0])
 
     async def _ready(
-        self, manifest: Manifest, view: memoryview, source: DeltaSource | None, chunks: list[int]
+        self, manifest: Manifest, mapped: Mapped, source: DeltaSource | None, chunks: list[int]
     ) -> dict[int, bytes]:
         """Have ``chunks`` ready to be sent: as deltas, else with their pages in reach."""
         if source is not None:
             return await self.ctx.run_blocking(source.make, chunks)
-        await self.ctx.run_blocking(warm_chunks, manifest, view, chunks)
+        if not mapped.entered:
+            await self.ctx.run_blocking(warm_chunks, manifest, mapped.view, chunks)
         return {}
 
 

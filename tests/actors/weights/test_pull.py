@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +16,12 @@ from actors.roles import RoleArgs
 from actors.scheduler.messages import Acknowledged, VersionAvailable
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights import client as client_module
-from actors.weights import segments
+from actors.weights import memory, segments
+from actors.weights import server as server_module
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from actors.weights.manifest import hash_chunks, layout
+from actors.weights.memory import SegmentWriter
 from actors.weights.messages import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
@@ -116,12 +118,14 @@ class Bench:
         )
         self.server = await self.near.spawn("weights", WeightServer(args))
 
-    async def publish(self, version: int, value: float, path: Path | None = None) -> Published:
+    async def publish(
+        self, version: int, value: float, path: Path | None = None, write: Callable[[memoryview], object] | None = None
+    ) -> Published:
         entries, total = layout([("a", "float32", (300,)), ("b", "bfloat16", (5,))])
         data = bytearray(total)
         data[:1200] = np.full(300, value, np.float32).tobytes()
         path = path or segments.segment_path(self.run_dir, version)
-        path.write_bytes(data)
+        (write or path.write_bytes)(memoryview(data))
         manifest = Manifest(
             job="j",
             policy_version=version,
@@ -169,6 +173,30 @@ async def test_a_puller_on_another_machine_streams_the_chunks(bench: Bench, monk
     pulled = await bench.pull(-1)
     assert not pulled.mapped
     assert np.all(pulled.tensors["a"] == 0.25)
+
+
+async def test_what_the_trainer_prepares_is_in_the_servers_reach_before_it_is_published(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a pull enters no page: it would fail here if it did."""
+    monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(server_module, "PARALLEL_BYTES", 1)
+    monkeypatch.setattr(server_module, "_SETTLE_S", 0.01)
+    entered, loop = asyncio.Event(), asyncio.get_running_loop()
+    monkeypatch.setattr(server_module, "warm", lambda *_: loop.call_soon_threadsafe(entered.set))
+    await bench.publish(0, 0.5)
+    writer, newest = SegmentWriter(), segments.segment_path(bench.run_dir, 0)
+    await asyncio.to_thread(writer.prepare, newest, newest.stat().st_size)
+    async with asyncio.timeout(20):
+        await entered.wait()
+    monkeypatch.setattr(server_module, "warm_chunks", None)
+    monkeypatch.setattr(client_module, "host_id", lambda: "elsewhere")
+    path = segments.segment_path(bench.run_dir, 1)
+    await bench.publish(1, 1.5, write=lambda data: writer.write(path, data, 256))
+    pulled = await bench.pull(1)
+    assert not pulled.mapped
+    assert float(pulled.tensors["a"][299]) == 1.5
+    writer.close()
 
 
 async def test_a_segment_with_a_flipped_bit_is_never_served(bench: Bench) -> None:
