@@ -247,7 +247,8 @@ def test_overlapping_steps_beat_one_batch_after_the_other_on_the_same_devices() 
     one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
     _, overlapping = combined.combined_stream(one, 1)
     _, apart = combined.combined_stream(one, 0)
-    assert combined.bound_stream_s(one, 4, 1) <= overlapping.ends_s[-1] < apart.ends_s[-1]
+    end_s = overlapping.ends_s[-1]
+    assert combined.bound_stream_s(one, 4, 1) <= combined.bound_sides_s(one, 4, 1) <= end_s < apart.ends_s[-1]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -257,7 +258,22 @@ def test_with_any_staleness_no_run_beats_the_bound_of_its_first_steps(staleness:
     one = Bench(work, MODELS["7B"].model_copy(update={"devices": 16}), 0.25, staleness)
     _, figures = combined.combined_stream(one, staleness)
     for steps, end_s in enumerate(figures.ends_s, start=1):
-        assert combined.bound_stream_s(one, steps, staleness) <= end_s
+        assert combined.bound_stream_s(one, steps, staleness) <= combined.bound_sides_s(one, steps, staleness) <= end_s
+
+
+def test_machines_that_keep_their_sides_are_bound_by_the_best_way_to_split_them() -> None:
+    """Each way looked at by itself, also those that its machines' work alone rules out."""
+    work = Workload(samples=96, iterations=3)
+    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 40}), 0.25, 0)
+    ends: dict[int, float] = {}
+    for rollout in (8, 16, 24, 32):
+        engines = rollout / one.model.transformer.tensor_parallel
+        supply = Supply(0.0, lambda a, b, n=engines: n * (b - a), work.train.step_s, 1)
+        demands = combined._demands(one, 3, train_devices=40 - rollout)
+        ends[rollout] = clairvoyant.earliest_ends_s(demands, supply)[-1]
+        assert clairvoyant.least_work_s(demands, supply) <= ends[rollout]
+    assert combined.bound_sides_s(one, 3, 1) == min(ends.values())
+    assert len(set(ends.values())) > 1
 
 
 def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_cold_start() -> None:
@@ -299,4 +315,5 @@ def test_the_study_names_the_cells_of_the_figure() -> None:
     )
     measures = combined.streamrl(study, 0)
     assert {"7B.5K.over_streamrl", "7B.5K.of_bound"} <= set(measures)
-    assert 0 < measures["7B.5K.of_bound"] <= 1
+    assert 0 < measures["7B.5K.of_bound"] <= measures["7B.5K.of_sides_bound"] <= 1
+    assert 0 < measures["7B.5K.of_bound_long"] <= measures["7B.5K.of_sides_bound_long"] <= 1

@@ -108,6 +108,12 @@ def earliest_ends_s(demands: Sequence[Demand], supply: Supply) -> list[float]:
     return ends
 
 
+def least_work_s(demands: Sequence[Demand], supply: Supply) -> float:
+    """Below the last of ``earliest_ends_s``, in a fraction of its time: all training, and all of the machines' work."""
+    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in demands)
+    return _since_s(demands, supply, -1, [], training_s)
+
+
 def _since_s(demands: Sequence[Demand], supply: Supply, after: int, ends: Sequence[float], at_least_s: float) -> float:
     """The first end of the last of these steps, as far as the machines' time since the end of ``after`` goes.
 
@@ -161,7 +167,8 @@ def _one_step_s(one: Demand, supply: Supply, begin_s: float) -> float:
     all_s = float(one.train_s.sum())
     rank = np.argsort(-one.train_s / one.work_s, kind="stable")
     work, train, alone = one.work_s[rank], one.train_s[rank], one.alone_s[rank]
-    horizon_s = 2 * (all_s + supply.switch_s) + float(one.work_s.sum()) / max(supply.local, 1.0)
+    engines = supply.local or supply.others_s(begin_s, begin_s + 1.0)
+    horizon_s = 2 * (all_s + supply.switch_s) + float(one.work_s.sum()) / max(engines, 1.0)
     best_s = 0.0
     for t in np.geomspace(horizon_s / 1000, horizon_s, _INSTANTS):
         there = alone <= t

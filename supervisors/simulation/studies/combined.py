@@ -56,15 +56,15 @@ def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
                 f"{at}.samples_s": work.samples / combined_s,
                 f"{at}.over_streamrl": own_s / combined_s,
                 f"{at}.of_bound": bound_stream_s(one, len(ends), study.staleness) / ends[-1],
-                f"{at}.of_bound_long": _of_bound_long(one, split, study),
+                f"{at}.of_sides_bound": bound_sides_s(one, len(ends), study.staleness) / ends[-1],
+            }
+            # of a job so long that its first and its last step hardly count
+            long_s = _run_stream(one, split, study.staleness, study.long_steps).ends_s[-1]
+            measures |= {
+                f"{at}.of_bound_long": bound_stream_s(one, study.long_steps, study.staleness) / long_s,
+                f"{at}.of_sides_bound_long": bound_sides_s(one, study.long_steps, study.staleness) / long_s,
             }
     return measures
-
-
-def _of_bound_long(one: Bench, split: stage_balance.Split, study: CombinedStreamStudy) -> float:
-    """Of a job so long that its first and its last step hardly count."""
-    end_s = _run_stream(one, split, study.staleness, study.long_steps).ends_s[-1]
-    return bound_stream_s(one, study.long_steps, study.staleness) / end_s
 
 
 def combined_stream(one: Bench, staleness: int) -> tuple[stage_balance.Split, Figures]:
@@ -110,16 +110,36 @@ def _run_stream(one: Bench, split: stage_balance.Split, staleness: int, iteratio
 
 def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
     """Any device may generate or train at any time, and change over for nothing."""
-    work, shape = one.workload, one.model.transformer
-    instance = _engine(one.pool(shape.tensor_parallel)[0], work.prompt_tokens)
+    devices = one.model.devices
+    engines = devices / one.model.transformer.tensor_parallel
+    supply = Supply(engines, lambda begin_s, end_s: 0.0, one.workload.train.step_s, staleness)
+    return clairvoyant.earliest_ends_s(_demands(one, steps, train_devices=devices), supply)[-1]
+
+
+def bound_sides_s(one: Bench, steps: int, staleness: int) -> float:
+    """Each machine generates or trains from the first step to the last: the earliest end over all splits."""
+    unit, devices = costs.MACHINE_DEVICES, one.model.devices
+    least_s = float("inf")
+    halves = sorted(range(unit, devices, unit), key=lambda x: abs(x - devices / 2))
+    for rollout in halves:  # those in the middle first: most of the others are ruled out by them
+        engines = rollout / one.model.transformer.tensor_parallel
+        supply = Supply(0.0, lambda a, b, n=engines: n * (b - a), one.workload.train.step_s, staleness)
+        demands = _demands(one, steps, train_devices=devices - rollout)
+        if clairvoyant.least_work_s(demands, supply) < least_s:
+            least_s = min(least_s, clairvoyant.earliest_ends_s(demands, supply)[-1])
+    return least_s
+
+
+def _demands(one: Bench, steps: int, *, train_devices: int) -> list[Demand]:
+    """The first steps' work, trained on so many devices."""
+    work = one.workload
+    instance = _engine(one.pool(one.model.transformer.tensor_parallel)[0], work.prompt_tokens)
     demands: list[Demand] = []
     for k in range(steps):
         lengths = one.lengths(k)
-        train_s = one.train_each_s(one.model.devices, lengths)
+        train_s = one.train_each_s(train_devices, lengths)
         demands.append(clairvoyant.demand(instance, work.prompt_tokens, lengths, train_s, 1))
-    engines = one.model.devices / shape.tensor_parallel
-    supply = Supply(engines, lambda begin_s, end_s: 0.0, work.train.step_s, staleness)
-    return clairvoyant.earliest_ends_s(demands, supply)[-1]
+    return demands
 
 
 def _engine(instance: Instance, prompt_tokens: int) -> Instance:
