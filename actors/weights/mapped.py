@@ -10,13 +10,12 @@ mapped here keeps its pages until it is let go of, also of a file that is gone.
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
-from actors.weights.memory import publishers_spare
+from actors.weights.memory import map_file, publishers_spare
 
 
 @dataclass(eq=False, slots=True)
@@ -56,8 +55,7 @@ class MappedVersions:
 
     def coming(self, newest: Path) -> Mapped | None:
         """What the version after the one at ``newest`` will be written to, to be entered now; None: not known."""
-        spare = publishers_spare(newest)
-        if self._coming is not None or spare is None:
+        if self._coming is not None or (spare := publishers_spare(newest)) is None:
             return None
         try:
             self._coming = _mapped(spare)
@@ -74,5 +72,4 @@ class MappedVersions:
 def _mapped(path: Path) -> Mapped:
     """What is in ``path``, and which file that is: it may be given another's name meanwhile."""
     with path.open("rb") as file:
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return Mapped(memoryview(memory), os.fstat(file.fileno()).st_ino)
+        return Mapped(map_file(file), os.fstat(file.fileno()).st_ino)

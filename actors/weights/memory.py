@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import numpy as np
 import psutil
@@ -52,7 +52,12 @@ def map_segment(path: Path, *, own: bool = False) -> memoryview:
     with path.open("rb") as file:
         if own:
             hold(file)
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return map_file(file)
+
+
+def map_file(file: IO[bytes]) -> memoryview:
+    """As ``map_segment``, of a file that is open: it may have another name by now."""
+    return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def partial_path(path: Path) -> Path:

@@ -117,7 +117,10 @@ class WeightServer(RegisteredActor):
         self._retire()
         if manifest.policy_version > newest_before:
             self._announce()
-            self.ctx.start_task(self._enter_next(segment, found.st_size), "enter the next version's pages")
+            if found.st_size >= PARALLEL_BYTES:
+                self.ctx.start_task(
+                    self._enter_next(manifest.policy_version, segment), "enter the next version's pages"
+                )
 
     def _retire(self) -> None:
         retired = sorted(self._held)[: -self.ctx.limits.versions_held]
@@ -134,14 +137,13 @@ class WeightServer(RegisteredActor):
         await self.ctx.sleep(_SETTLE_S)
         await self.ctx.run_blocking(mapped.clear)  # the last references
 
-    async def _enter_next(self, newest: Path, size: int) -> None:
-        """What the trainer will write the next version to: it prepares that some time after the newest one."""
-        coming = None
-        while size >= PARALLEL_BYTES and coming is None and self._held.get(self.newest, (None,))[0] == newest:
+    async def _enter_next(self, version: int, segment: Path) -> None:
+        """What the trainer will write the version after this one to: it prepares that some time after it."""
+        while version == self.newest:
             await self.ctx.sleep(_SETTLE_S)
-            coming = self._mapped.coming(newest)
-        if coming is not None:
-            await self._enter(coming)
+            if version == self.newest and (coming := self._mapped.coming(segment)) is not None:
+                await self._enter(coming)
+                return
 
     async def _enter(self, mapped: Mapped) -> None:
         """Step by step, for whoever needs the thread meanwhile."""
