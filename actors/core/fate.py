@@ -1,4 +1,8 @@
-"""A child process never outlives its parent, however the parent ends.
+"""A child process never outlives its parent, however the parent ends; nor does what a group's leader has started.
+
+    parent ──▶ guard ──▶ leader ──▶ whatever it starts          leader and what it starts: one process group
+      └ ends ────▶│         └ ends ──▶ guard ──▶ SIGKILL to the group
+                  └──▶ SIGKILL to the group
 
 On Linux the kernel sends SIGKILL to the child when the thread that started it ends (PR_SET_PDEATHSIG), so the parent
 must start its children from a thread that lives as long as it does: the loop's. Elsewhere a thread looks at the
@@ -7,16 +11,19 @@ parent id twice a second. A parent that died before this call is noticed by comp
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from typing import Final
+from typing import Final, NoReturn
 
 PARENT_PID_VARIABLE: Final = "HEADRACE_PARENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
 _POLL_S: Final = 0.5
+_GROUP_ENDS: Final = (signal.SIGTERM, signal.SIGCHLD)
+"""What the guard of a group waits for: it is told to end it, or its leader has ended."""
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -27,21 +34,62 @@ def die_with_parent(parent_pid: int | None = None) -> None:
     """
     if parent_pid is None:
         parent_pid = int(os.environ.get(PARENT_PID_VARIABLE) or os.getppid())
-    if sys.platform == "linux":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    else:
-        threading.Thread(target=_poll_parent, args=(parent_pid,), name="fate", daemon=True).start()
+    _when_parent_ends(parent_pid, signal.SIGKILL)
     if os.getppid() != parent_pid:
         _end()
 
 
-def _poll_parent(parent_pid: int) -> None:
+def lead_group(parent_pid: int) -> None:
+    """Return in a child that leads a process group of its own, which ends as soon as that child or ``parent_pid`` does.
+
+    This process stays behind as the group's guard. It has no threads yet, since the child would lack them. SIGTERM to
+    it ends the group; it ends as the child did, with 128 + n for signal n, once nothing of the group is left.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_ENDS)
+    guard = os.getpid()
+    leader = os.fork()
+    if leader > 0:
+        _guard(leader, parent_pid)
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _GROUP_ENDS)
+    die_with_parent(guard)
+
+
+def _guard(leader: int, parent_pid: int) -> NoReturn:
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # both set it, so that neither acts before it is set
+        os.setpgid(leader, leader)
+    for inherited in range(3):
+        os.close(inherited)  # whoever reads from the leader must see its end
+    _when_parent_ends(parent_pid, signal.SIGTERM)
+    while os.getppid() == parent_pid and not _has_ended(leader):
+        if signal.sigwait(_GROUP_ENDS) is signal.SIGTERM:
+            break
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)  # before it is reaped: its number cannot be another group's
+    code = os.waitstatus_to_exitcode(os.waitpid(leader, 0)[1])
+    os._exit(code if code >= 0 else 128 - code)
+
+
+def _has_ended(child: int) -> bool:
+    """And waits to be reaped. SIGCHLD also tells of a child that was stopped or goes on."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _when_parent_ends(parent_pid: int, number: signal.Signals) -> None:
+    """Have ``number`` sent to this process. A parent that has ended before is not noticed."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    else:
+        threading.Thread(target=_poll_parent, args=(parent_pid, number), name="fate", daemon=True).start()
+
+
+def _poll_parent(parent_pid: int, number: signal.Signals) -> None:
     pause = threading.Event()
     while os.getppid() == parent_pid:
         pause.wait(_POLL_S)
-    _end()
+    os.kill(os.getpid(), number)
 
 
 def _end() -> None:

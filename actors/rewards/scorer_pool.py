@@ -18,8 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -27,7 +25,6 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import msgpack
-import psutil
 
 from actors.rewards.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.rewards.scorer_process import frame
@@ -221,16 +218,9 @@ class _ScorerProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        _kill_group(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.terminate()  # its guard: it kills the scorer and what its verifiers have started
         async with asyncio.timeout(self._job.limits.stop_timeout_s):
             await process.wait()
         if process.stdin is not None:
             process.stdin.close()
-
-
-def _kill_group(process: asyncio.subprocess.Process) -> None:
-    """Kill the scorer, and what its verifiers have started. What they put into sessions of their own is theirs."""
-    if process.returncode is not None and psutil.pid_exists(process.pid):
-        return  # it was reaped and nothing of its group was left: the number is a stranger's by now
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
 
 import msgpack
 
-from actors.core.fate import die_with_parent
+from actors.core.fate import lead_group
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
@@ -51,8 +51,8 @@ def frame(value: object) -> bytes:
 
 
 def main() -> None:
-    """Serve until stdin closes, or the parent dies while a verifier hangs."""
-    die_with_parent(os.getppid())
+    """Serve until stdin closes, or the parent dies while a verifier hangs. What verifiers have started ends with us."""
+    lead_group(os.getppid())
     requests = os.fdopen(os.dup(0), "rb")
     _read_nothing()  # what a verifier starts inherits its input: it must not take the requests
     replies = os.fdopen(os.dup(1), "wb")

@@ -86,6 +86,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "the request desk ends every question at its deadline, which was armed three lines before": [
         ("actors/core/questions.py", "Questions._ask_once", "future"),
     ],
+    "it has just been killed, and is our child: the kernel lets it go, or neither of us": [
+        ("actors/core/fate.py", "_guard", "os.waitpid(leader, 0)"),
+    ],
     "the caller holds the limit: worker and trainer give each call to their engine one (engine_step_s, _bounded)": [
         ("actors/rollout/engines/torch_engine.py", "TorchEngine._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),

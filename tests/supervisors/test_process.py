@@ -158,6 +158,23 @@ def test_a_child_whose_parent_died_before_it_could_bind_itself_ends():
 
 
 @pytest.mark.parametrize(
+    ("ending", "code"),
+    [("sys.exit(3)", 3), ("os.kill(os.getpid(), 11)", 139), ("os.kill(os.getppid(), 15); time.sleep(60)", 137)],
+)
+def test_the_guard_of_a_group_ends_as_its_leader_did(ending: str, code: int) -> None:
+    """And passes over that the leader was stopped for a while; told to end, it kills the leader."""
+    pause = "os.kill(os.getpid(), 19)"
+    lead = "import os,sys,time\nfrom actors.core.fate import lead_group\nlead_group(os.getppid())\n"
+    guard = subprocess.Popen([sys.executable, "-c", f"{lead}{pause}\n{ending}"])
+    leader = None
+    while leader is None or leader.status() != psutil.STATUS_STOPPED:
+        leader = next(iter(psutil.Process(guard.pid).children()), None)
+    assert guard.poll() is None
+    leader.resume()
+    assert guard.wait(timeout=20) == code
+
+
+@pytest.mark.parametrize(
     ("code", "asked", "cause"),
     [
         (0, None, ExitCause.COMPLETED),

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from actors.rewards.errors import ScorerBroken
@@ -153,8 +154,53 @@ async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path:
     (verdict,) = await pool.score(responses("start a child and hang"))
     await pool.close()
     assert verdict.timed_out
-    pids = [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+    pids = _children_told_of(log)
     assert pids
+    await _until_none_runs(pids)
+
+
+ROLE = """
+import asyncio, sys
+from pathlib import Path
+from actors.rewards.scorer_pool import ScorerPool
+from configs.schema import JobConfig
+
+async def role():
+    pool = ScorerPool(JobConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+    await pool.start()
+    await pool.score([("start a child and hang", "p", "a", 0, {})])
+
+asyncio.run(role())
+"""
+
+
+@pytest.mark.parametrize("killed", ["role", "scorer"])
+async def test_what_a_verifier_has_started_ends_when_its_role_or_its_scorer_is_killed(
+    verifier: str, tmp_path: Path, killed: str
+) -> None:
+    """Nobody is told: what is left of the group would compute on, on a machine that has forgotten it."""
+    log = tmp_path / "tasks.log"
+    job = job_with(verifier, timeout_s=60.0).model_dump_json()
+    role = await asyncio.create_subprocess_exec(sys.executable, "-c", ROLE, job, str(log))
+    async with asyncio.timeout(20):
+        while not (log.exists() and _children_told_of(log)):
+            await asyncio.sleep(0.05)
+    (child,) = _children_told_of(log)
+    scorer = psutil.Process(child).parent()
+    assert scorer is not None
+    if killed == "role":
+        role.kill()
+    else:
+        scorer.kill()
+    await _until_none_runs([child, scorer.pid])
+    await asyncio.wait_for(role.wait(), 20)  # it hears that its scorer has died, and is done
+
+
+def _children_told_of(log: Path) -> list[int]:
+    return [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+
+
+async def _until_none_runs(pids: list[int]) -> None:
     async with asyncio.timeout(5):
         while any(_runs(pid) for pid in pids):
             await asyncio.sleep(0.05)
