@@ -118,8 +118,11 @@ class Nodes(Actor):
         return Joined(head=self._head)
 
     def drain(self, name: str, left_s: float = 0.0) -> bool:
-        """Place nothing more on ``name``, which is gone in ``left_s``; False if there is no such node."""
-        node = self._nodes.get(name)
+        """Place nothing more on ``name``, which is gone in ``left_s``; False if there is no such node.
+
+        One that is cut off just now is told by what it finds when it is back.
+        """
+        node = self._nodes.get(name) or self._cut_off.get(name)
         if node is not None:
             node.draining, node.leaves_s = True, self.ctx.now() + left_s
             self._signal()

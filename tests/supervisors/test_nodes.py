@@ -84,6 +84,20 @@ def test_a_machine_that_was_to_go_is_still_to_go_when_it_comes_back() -> None:
     run_simulated(scenario())
 
 
+def test_a_machine_that_is_drained_while_it_is_cut_off_is_to_go_when_it_comes_back() -> None:
+    """Who orders it sees only that the machine is not there; it may be back the next moment, with all that it runs."""
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        await cluster.start()
+        await cluster.cut()
+        assert cluster.nodes.drain("n1")
+        assert not cluster.nodes.drain("n2")
+        assert (await cluster.join()).draining
+
+    run_simulated(scenario())
+
+
 def test_what_was_released_while_its_machine_was_cut_off_is_not_placed_there_again() -> None:
     async def scenario() -> None:
         cluster = Cluster()
