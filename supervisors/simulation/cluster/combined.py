@@ -93,6 +93,7 @@ class CombinedCluster:
         if looks:
             awake = self._pool.awake(self.now_s)
             self._stirred |= hand_out.even_out(self._steps, awake, self.version, self.now_s)
+            self._stirred |= hand_out.even_out_last(self._steps, awake, self.version, self.now_s)
 
     def _change_over(self) -> None:
         if self._sides.change(self.version, self._trainer.idle, self.now_s, self._take_back):

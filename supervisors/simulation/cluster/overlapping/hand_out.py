@@ -10,12 +10,12 @@ Invariants
 
 from __future__ import annotations
 
-from actors.scheduler.policies import balance, migrate
+from actors.scheduler.policies import balance, migrate, relieve
 from actors.scheduler.policies.generation_time import Instance
 from supervisors.simulation.cluster.moving_engine import Sample
 from supervisors.simulation.cluster.overlapping.pool import Engine
 from supervisors.simulation.cluster.overlapping.settings import NEVER_S
-from supervisors.simulation.cluster.overlapping.steps import Step, Steps
+from supervisors.simulation.cluster.overlapping.steps import SAMPLES_MAX, Step, Steps
 
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -98,6 +98,28 @@ def even_out(steps: Steps, awake: list[Engine], version: int, now_s: float) -> b
         source.engine.admit()
         source.next_s = source.engine.next_s()
     return any(stirred)
+
+
+def even_out_last(steps: Steps, awake: list[Engine], version: int, now_s: float) -> bool:
+    """With nothing left to hand out, of the oldest step to engines with nothing to do; whether anything changed."""
+    able = {e.engine.name: e for e in awake if e.version >= version}
+    idle = [name for name, e in able.items() if not e.engine.running and not e.engine.pending]
+    if not idle or any(step.queue for step in steps.open.values()):
+        return False
+    stirred = [touch(one, steps, now_s) for one in able.values()]
+    at = {number: (one, sample) for one in able.values() for number, sample in one.engine.running.items()}
+    views = [relieve.RunningSample(n, n // SAMPLES_MAX, one.engine.tokens(s)) for n, (one, s) in at.items()]
+    moves = relieve.decide(views, idle, len(able))
+    left: dict[str, Engine] = {}
+    for move in moves:
+        source, sample = at[move.sample]
+        del source.booked[sample.number]
+        left[source.engine.name] = source
+        _give(steps, able[move.target], source.engine.take(sample), now_s)
+    for source in left.values():
+        source.engine.admit()
+        source.next_s = source.engine.next_s()
+    return bool(moves) or any(stirred)
 
 
 def _give(steps: Steps, one: Engine, sample: Sample, now_s: float) -> None:

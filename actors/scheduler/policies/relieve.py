@@ -1,0 +1,46 @@
+"""Which running samples go to a worker that has nothing to do, while a step waits for its last ones.
+
+This project's own (docs/papers/combined.md). A decode step costs its launches and the reading of the weights, and a
+share for each sequence, so a sample is made faster the fewer run beside it. ``balance.py`` (RLBoost) moves what is
+above a worker's plateau, for throughput; below it nothing moves, and a machine that had come back from training stood
+idle beside engines that ran eighty samples each. In words:
+
+- Those of the oldest open step go, since the trainer waits for them; of them the ones with the most tokens, which are
+  most likely to be the longest.
+- As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
+
+Pure: what runs in, moves out. Whoever asks has nothing left to hand out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSample:
+    """A sample that a worker with the version in force runs."""
+
+    sample: int
+    step: int
+    tokens: int
+    """That it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relief:
+    """``sample`` goes on at the worker ``target``."""
+
+    sample: int
+    target: str
+
+
+def decide(running: Sequence[RunningSample], idle: Sequence[str], workers: int) -> list[Relief]:
+    """Who goes to the ``idle`` of so many ``workers``, the idle ones among them."""
+    if not running or not idle:
+        return []
+    oldest = min(one.step for one in running)
+    first = sorted((one for one in running if one.step == oldest), key=lambda one: (-one.tokens, one.sample))
+    room = len(running) * len(idle) // workers
+    return [Relief(one.sample, idle[i % len(idle)]) for i, one in enumerate(first[:room])]

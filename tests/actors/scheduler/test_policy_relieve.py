@@ -1,0 +1,42 @@
+"""Idle workers take what a step waits for, and no more than makes all of them equally full."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actors.scheduler.policies.relieve import Relief, RunningSample, decide
+
+SAMPLES = st.lists(st.tuples(st.integers(3, 5), st.integers(0, 5000)), max_size=60).map(
+    lambda drawn: [RunningSample(i, step, tokens) for i, (step, tokens) in enumerate(drawn)]
+)
+
+
+def test_the_oldest_step_goes_first_and_of_it_what_has_the_most_tokens() -> None:
+    running = [
+        RunningSample(0, step=4, tokens=900),
+        RunningSample(1, step=3, tokens=100),
+        RunningSample(2, step=3, tokens=800),
+        RunningSample(3, step=3, tokens=500),
+    ]
+    assert decide(running, ["a"], workers=2) == [Relief(2, "a"), Relief(3, "a")]
+    assert decide(running, ["a", "b"], workers=3) == [Relief(2, "a"), Relief(3, "b")]
+
+
+def test_nobody_is_moved_to_nobody_and_nothing_from_nowhere() -> None:
+    assert decide([], ["a"], workers=2) == []
+    assert decide([RunningSample(0, 0, 10)], [], workers=2) == []
+
+
+@given(running=SAMPLES, idle=st.integers(1, 4), busy=st.integers(1, 4))
+def test_no_worker_gets_more_than_its_share_and_no_newer_step_goes(
+    running: list[RunningSample], idle: int, busy: int
+) -> None:
+    names = [f"idle-{i}" for i in range(idle)]
+    moves = decide(running, names, idle + busy)
+    assert len({move.sample for move in moves}) == len(moves)
+    assert all(count <= -(-len(running) // (idle + busy)) for count in Counter(m.target for m in moves).values())
+    step = {one.sample: one.step for one in running}
+    assert {step[move.sample] for move in moves} <= {min(step.values(), default=0)}
