@@ -107,6 +107,7 @@ class RolloutWorker(Actor):
             self._generation.want(max(versions.held), found.address)
 
     async def on_stop(self) -> None:
+        self._generation.send_spans()  # of a short run, all that it has done
         self._generation.close()
         await self._engine.close()
 

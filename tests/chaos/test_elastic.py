@@ -81,13 +81,22 @@ def test_samples_move_to_a_worker_that_comes_in_the_middle_of_a_step(
 ) -> None:
     """Engines take 8 ms a sequence: beyond ten of them a batch gains next to nothing.
 
-    ``pending``: the cache of an engine holds a part of what it is given, and the rest waits there.
+    ``pending``: the cache of an engine holds a part of what it is given, and the rest waits there, for longer than
+    a worker takes to come.
     """
+    prompts = 10 if what == "pending" else 6
     options = {"base_s": 0.004, "decode_s": 0.008, "mean_tokens": 60.0} | (
         {"kv_tokens": 200.0} if what == "pending" else {}
     )
     rollout = {"workers": 1, "max_running": 40, "max_tokens": 64}
-    job = simulated_job(small_model, options=options, rollout=rollout, steps=3, scheduling={"policy": "rlboost"})
+    job = simulated_job(
+        small_model,
+        options=options,
+        rollout=rollout,
+        steps=3,
+        scheduling={"policy": "rlboost"},
+        algorithm={"group_size": 4, "prompts_per_step": prompts},
+    )
     run = headrace_run(job)
     run.wait_for_step(0)  # by then it is known from which batch on throughput hardly grows
     run.call("scale", {"workers": 2})

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from headrace_run import SMALL_JOB, RunOfHeadrace
+from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
 
 from tests.supervisors.hub_server import HubServer, Repository, files_of
 
@@ -27,11 +27,11 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_model: Path) -> I
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., RunOfHeadrace]]:
+def start(tmp_path: Path, small_model: Path) -> Iterator[Callable[..., RunOfHeadrace]]:
     runs: list[RunOfHeadrace] = []
 
     def start(name: str, model: str, *more: str, steps: int) -> RunOfHeadrace:
-        job = SMALL_JOB | {"model": {"path": model}, "steps": steps}
+        job = SMALL_JOB | {"model": {"path": model}, "steps": steps, "rollout": simulated_rollout(small_model)}
         runs.append(RunOfHeadrace(tmp_path / name, job, *more))
         return runs[-1]
 

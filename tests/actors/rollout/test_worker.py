@@ -854,6 +854,18 @@ async def test_idle_time_is_accounted_and_spans_tell_idle_generate_and_pull(stag
 
 
 @in_virtual_time
+async def test_what_a_worker_did_since_its_last_spans_is_told_when_it_stops(stage: Stage) -> None:
+    await stage.start_worker(span_interval_s=3600.0)
+    await stage.have_version(1)
+    stage.assign(1, tokens=30)
+    await stage.scheduler.finished(1)
+    told = {span.name for span in stage.metrics.spans}
+    await stage.host.stop()
+    await asyncio.sleep(1)
+    assert "generate" in {span.name for span in stage.metrics.spans} - told
+
+
+@in_virtual_time
 async def test_an_engine_that_raises_crashes_the_worker(stage: Stage) -> None:
     await stage.start_worker()
 
