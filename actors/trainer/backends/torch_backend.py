@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from actors.core.host_memory import give_back_freed_memory
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.causal_lm import ResponseLogits, load_model
 from actors.trainer.backends.replicas import Replicas, scored
@@ -37,6 +38,8 @@ R = TypeVar("R")
 
 STATE_FILE = "backend.json"
 TENSOR_FILE = "weights.safetensors"
+_GIVE_BACK_EVERY_STEPS = 50
+"""Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
 
 
 class TorchBackend:
@@ -51,6 +54,8 @@ class TorchBackend:
         self._segments = SegmentWriter()
         self._next_segment: tuple[Path, int] | None = None
         self._core: _Core | None = None
+        self._steps = 0
+        """Of this process."""
 
     async def start(self, spec: BackendSpec) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -65,7 +70,11 @@ class TorchBackend:
         return await self._run(self._open.accumulate, batch, loss)
 
     async def step(self, *, weight: float) -> StepResult:
-        return await self._run(self._open.step, weight)
+        result = await self._run(self._open.step, weight)
+        self._steps += 1
+        if self._steps % _GIVE_BACK_EVERY_STEPS == 0:
+            await self._run(give_back_freed_memory)
+        return result
 
     async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
         manifest = await self._run(self._open.export_segment, path, job, policy_version, chunk_bytes, self._segments)

@@ -44,3 +44,28 @@ def page_faults(how: str) -> int:
 def test_a_step_reuses_the_memory_of_the_one_before() -> None:
     assert page_faults("given back") > 1000, "else there is nothing to be won here"
     assert page_faults("kept") < 100
+
+
+LARGE_STEP = """
+import sys
+import numpy as np
+import psutil
+from actors.core.host_memory import give_back_freed_memory, keep_freed_memory
+
+if not keep_freed_memory(one_arena=True):
+    sys.exit(77)
+large = [np.ones(250_000) for _ in range(50)]
+lasting = np.ones(100_000)  # behind it, so that the heap cannot simply shrink
+del large
+held = psutil.Process().memory_info().rss
+assert give_back_freed_memory()
+print(held - psutil.Process().memory_info().rss)
+"""
+
+
+def test_what_a_large_step_needed_goes_back_to_the_system_when_it_is_told_to() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE_STEP], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("no glibc: nothing is kept")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 80_000_000, "of 100 MB"

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
+from actors.trainer.backends import torch_backend
 from actors.trainer.backends.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut, pad
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
@@ -276,4 +277,20 @@ async def test_training_makes_a_rewarded_token_more_likely(model_path: Path) -> 
         await backend.accumulate(batch, LOSS)
         await backend.step(weight=2.0)
     assert gap > before + 1.0
+    await backend.close()
+
+
+async def test_now_and_then_what_a_large_step_needed_is_given_back(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    given_back: list[int] = []
+    monkeypatch.setattr(torch_backend, "_GIVE_BACK_EVERY_STEPS", 3)
+    monkeypatch.setattr(torch_backend, "give_back_freed_memory", lambda: given_back.append(len(steps)))
+    backend = await started(model_path)
+    for number in range(7):
+        steps.append(number)
+        await backend.accumulate(pad(samples()), LOSS)
+        await backend.step(weight=1.0)
+    assert given_back == [3, 6]
     await backend.close()
