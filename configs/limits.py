@@ -202,6 +202,11 @@ class Limits(BaseModel):
     delta_patience_s: float = Field(
         default=10.0, description="without a word of what it has taken; then a worker goes on saying"
     )
+    delta_interval_s: float = Field(
+        default=0.02,
+        ge=0,
+        description="between two deltas of a worker in which no sample ends; faster engine steps leave as one",
+    )
     merged_tokens: int = Field(default=16384, description="of engine steps that wait for a scheduler and leave as one")
     early_commands: int = Field(
         default=1024, description="commands that overtake the answer to a worker's offer; a healthy scheduler sends few"

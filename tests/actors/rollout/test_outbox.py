@@ -39,8 +39,9 @@ class Link:
         return [list(range(d.offsets[0], d.offsets[0] + d.counts[0])) for d in deltas]
 
 
-def outbox_to(link: Link, bound: int = 8) -> Outbox:
-    limits = DEFAULT_LIMITS.model_copy(update={"outbox_messages": bound, "deltas_under_way": 4})
+def outbox_to(link: Link, bound: int = 8, interval_s: float = 0.0) -> Outbox:
+    changed = {"outbox_messages": bound, "deltas_under_way": 4, "delta_interval_s": interval_s}
+    limits = DEFAULT_LIMITS.model_copy(update=changed)
     return Outbox(cast(ActorRef, link), limits, lambda: link.now_s)
 
 
@@ -48,10 +49,11 @@ def note(text: Any) -> Leaving:
     return Leaving(job="j", worker="w", reason=str(text))
 
 
-def step(number: int) -> TokenDelta:
+def step(number: int, finished: int = 0) -> TokenDelta:
     one = np.ones(2, np.int32)
+    ends = np.array([0, finished])
     return TokenDelta.of(
-        np.array([5, 6]), one * number, one, one * 0, one, one, job="j", worker="w", epoch=1, sequence=number,
+        np.array([5, 6]), one * number, one, ends, one, one, job="j", worker="w", epoch=1, sequence=number,
         policy_version=0, stats=EngineStats(step_s=0.5),
     )  # fmt: skip
 
@@ -138,3 +140,45 @@ def test_another_scheduler_has_taken_nothing_and_gives_all_the_credit() -> None:
     outbox.meet(cast(ActorRef, other))
     outbox.flush()
     assert (other.steps, len(outbox)) == ([[4]], 0)
+
+
+def test_steps_that_only_go_on_leave_as_one_when_the_interval_is_over() -> None:
+    link = Link()
+    outbox = outbox_to(link, interval_s=0.02)
+    for number in range(5):
+        outbox.send(step(number))
+        link.now_s += 0.006
+    assert link.steps == [[0], [1, 2, 3, 4]]
+    link.now_s += 0.05
+    outbox.send(step(5))
+    assert link.steps[2:] == [[5]], "an engine whose steps take longer says each of them at once"
+
+
+def test_the_end_of_a_sample_waits_for_no_interval_and_takes_with_it_what_waits() -> None:
+    link = Link()
+    outbox = outbox_to(link, interval_s=0.02)
+    for number in range(3):
+        outbox.send(step(number))
+    assert link.steps == [[0]]
+    outbox.send(step(3, finished=1))
+    assert link.steps == [[0], [1, 2, 3]]
+    outbox.send(step(4))
+    assert len(outbox) == 1, "and the next interval begins"
+
+
+def test_another_message_waits_for_no_interval_and_overtakes_nothing() -> None:
+    link = Link()
+    outbox = outbox_to(link, interval_s=0.02)
+    outbox.send(step(0))
+    outbox.send(step(1))
+    outbox.send(note("asleep"))
+    assert link.steps == [[0], [1]]
+    assert isinstance(link.said[-1], Leaving)
+
+
+def test_a_full_outbox_waits_for_no_interval() -> None:
+    link = Link()
+    outbox = outbox_to(link, bound=3, interval_s=1000.0)
+    for number in range(4):
+        outbox.send(step(number))
+    assert link.steps == [[0], [1, 2, 3]]
