@@ -7,7 +7,8 @@
     each strike ─▶ fault_injected | fault_failed (why) ─▶ after its time ─▶ fault_healed
 
 Invariants
-- Every strike is recorded before the next one, as injected or as failed; a fault on the head before it takes effect.
+- Every strike is recorded once it is done, as injected or as failed: one that waits for its victim's answer may be
+  overtaken by a later one. A fault on the head is announced before it takes effect.
 - Only processes of this run are hit: a process id is checked against its parent by who sends the signal.
 - What heals does so by itself, also when the nemesis or the head are gone; a finished run leaves nothing behind.
 """

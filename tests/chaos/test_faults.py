@@ -41,7 +41,11 @@ def doctor(run_dir: Path) -> tuple[int, dict[str, Any]]:
 def test_a_plan_of_every_kind_is_carried_out_and_the_run_is_none_the_worse(
     headrace_run: StartRun, job: dict[str, Any]
 ) -> None:
-    """Eleven kinds, one after the other, in the vocabulary's order; the first strikes after the first step."""
+    """Eleven kinds, begun in the vocabulary's order; the first strikes after the first step.
+
+    Not recorded in that order: a strike that waits for its victim's answer, on a link that an earlier one makes drop
+    messages perhaps, is overtaken by a later one.
+    """
     faults: list[dict[str, Any]] = [
         {"kind": "kill", "target": {"role": "rollout"}},
         {"kind": "hang", "target": {"name": "rewards"}},
@@ -61,7 +65,8 @@ def test_a_plan_of_every_kind_is_carried_out_and_the_run_is_none_the_worse(
     summary = run.finish(timeout_s=550)
 
     assert summary["faults"] == {"injected": len(faults), "failed": 0, "skipped": 0}
-    assert [row["kind"] for row in run.events("fault_injected")] == [fault["kind"] for fault in faults]
+    injected = run.events("fault_injected")
+    assert sorted((row["fault"], row["kind"]) for row in injected) == [(n, f["kind"]) for n, f in enumerate(faults)]
     healed = {row["kind"] for row in run.events("fault_healed")}
     assert healed >= {"slow", "partition", "drop", "delay", "duplicate", "corrupt", "disk_full", "clock"}
     assert summary["prompts_lost"] == summary["samples_trained_twice"] == 0
