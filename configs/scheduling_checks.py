@@ -10,7 +10,14 @@ Found = tuple[str, str, str]
 
 def check_scheduling(job: JobConfig) -> list[Found]:
     """Problems of the section and of what it needs from others."""
-    return [*_check_pool_bounds(job), *_check_seeding(job)]
+    return [*_check_relief(job), *_check_pool_bounds(job), *_check_seeding(job)]
+
+
+def _check_relief(job: JobConfig) -> list[Found]:
+    if not job.scheduling.relief or job.scheduling.policy == "rlboost":
+        return []
+    wrong = f"is set, but scheduling.policy is {job.scheduling.policy}, with which samples stay where they are"
+    return [("scheduling.relief", wrong, "Set scheduling.policy to rlboost, or remove it")]
 
 
 def _check_pool_bounds(job: JobConfig) -> list[Found]:

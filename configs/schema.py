@@ -210,6 +210,10 @@ class SchedulingConfig(Section):
     """``assign``: each sample goes to the least loaded worker with a free slot, and stays there. ``rlboost``: a worker
     is given few more than its engine runs at once, and samples, begun or not, move from workers that have too many to
     those that have too few. For workers that come and go, engines whose memory is the limit, and long tails."""
+    relief: bool = False
+    """With ``policy: rlboost``: a worker that has nothing to do takes running samples of the oldest step, those with
+    the most tokens, from workers on which they would take longer, as both have measured. Shortens the wait for a
+    step's last samples where a decode step takes longer the more sequences it has; costs each of them a prefill."""
     workers_min: PositiveInt = 1
     """With ``workers_max``: never fewer rollout workers than this."""
     workers_max: PositiveInt | None = None

@@ -182,6 +182,11 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "rollout.ranker_model",
         "from_pretrained",
     ),
+    "relief where nothing moves": (
+        {"scheduling.relief": True},
+        "scheduling.relief",
+        "Set scheduling.policy to rlboost",
+    ),
     "seeding where nobody is beside the trainer": (
         {"scheduling.seeding": True},
         "cluster.place_rollout",

@@ -1,6 +1,7 @@
 """Continuous balancing in a live job: samples leave workers that have too many for those that have too few.
 
     worker table, latency tables ─▶ QueueView ─▶ policies.balance.decide ─▶ Move(source, target, count)
+    nothing to move, somebody idle: scheduling.relief ─▶ policies.relieve.decide ─▶ Move of the oldest step's samples
     Move ─▶ which samples ─Revoke─▶ source: ends them between two steps ─▶ ABORTED rows, behind their last tokens
                                             ledger: queued, with their tokens ─▶ policies.assign: the shortest queue
 
@@ -16,6 +17,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,8 +26,9 @@ from actors.rollout.messages import Revoke
 from actors.scheduler.batch import SampleState
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.long_lanes import LongLanes
-from actors.scheduler.policies import balance
+from actors.scheduler.policies import balance, relieve
 from actors.scheduler.policies.balance import Move, QueueView
+from actors.scheduler.policies.relieve import RunningSample
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
 
@@ -42,8 +45,10 @@ class _OnItsWay:
 class Balancing:
     """Of one life of the scheduler. ``look`` as often as you like."""
 
-    def __init__(self, scope: JobScope, lanes: LongLanes) -> None:
+    def __init__(self, scope: JobScope, lanes: LongLanes, *, relief: bool = False) -> None:
+        """``relief``: as ``scheduling.relief``."""
         self._scope = scope
+        self._relief = relief
         self._lanes = lanes
         self._moves: list[_OnItsWay] = []
         self._looked_at_s = float("-inf")
@@ -56,14 +61,18 @@ class Balancing:
         self._forget_what_has_left()
         workers = self._serving(now)
         if len(workers) > 1:
+            held = self._held()
             told: dict[str, list[np.ndarray]] = {}
             for on_its_way in self._moves:
                 told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
-            for move in balance.decide(self._queues(workers), now):
+            moves = balance.decide(self._queues(workers, held), now)
+            for move in moves:
                 numbers = self._pick(move, told.get(move.source, []))
                 if len(numbers):
                     told.setdefault(move.source, []).append(numbers)
                     self._order(move, numbers)
+            if self._relief and not moves:
+                self._relieve(workers, held, told)
 
     def _serving(self, now: float) -> list[Worker]:
         suspects = self._scope.ledger.workers_with_suspects()
@@ -83,11 +92,15 @@ class Balancing:
         there = ((move, ledger.live(move.source, move.numbers)) for move in self._moves)
         self._moves = [_OnItsWay(move.source, move.target, left) for move, left in there if len(left)]
 
-    def _queues(self, workers: list[Worker]) -> list[QueueView]:
+    def _held(self) -> dict[str, int]:
+        """Worker → samples that it has, as if what is on its way had arrived."""
         held = {worker.name: worker.in_flight for worker in self._scope.workers.by_name.values()}
         for move in self._moves:
             held[move.source] = held.get(move.source, 0) - len(move.numbers)
             held[move.target] = held.get(move.target, 0) + len(move.numbers)
+        return held
+
+    def _queues(self, workers: list[Worker], held: dict[str, int]) -> list[QueueView]:
         some_idle = not all(held[worker.name] for worker in workers)
         none_pending = all(held[worker.name] <= worker.runs for worker in workers)
         running_may_move = some_idle and none_pending  # the plateau is asked for then, and only then
@@ -102,14 +115,39 @@ class Balancing:
             for worker in workers
         ]
 
+    def _relieve(self, workers: list[Worker], held: dict[str, int], told: dict[str, list[np.ndarray]]) -> None:
+        """Idle workers take what the oldest step waits for, where that makes it faster.
+
+        Whoever is idle here got nothing from the dispatcher a moment ago: there is nothing left to hand out.
+        """
+        idle = [worker.name for worker in workers if not held[worker.name]]
+        if not idle or any(held[worker.name] > worker.runs for worker in workers):
+            return
+        by_name = {worker.name: worker for worker in workers}
+        at: dict[int, Worker] = {}
+        running: list[RunningSample] = []
+        for worker in workers:
+            for step, number, tokens in self._movable(worker.name, told.get(worker.name, []), SampleState.STREAMING):
+                running.append(RunningSample(number, step, tokens))
+                at[number] = worker
+        moves = relieve.decide(running, idle, len(workers))
+        given = Counter(move.target for move in moves)
+        chosen: dict[tuple[str, str], list[int]] = {}
+        for move in moves:
+            if _is_faster(at[move.sample], held[at[move.sample].name], by_name[move.target], given[move.target]):
+                chosen.setdefault((at[move.sample].name, move.target), []).append(move.sample)
+        for (source, target), numbers in chosen.items():
+            order = Move(source, target, len(numbers), running=True)
+            self._order(order, np.array(sorted(numbers), np.int64), relief=True)
+
     # ------------------------------------------------------------ acts
 
-    def _order(self, move: Move, numbers: np.ndarray) -> None:
+    def _order(self, move: Move, numbers: np.ndarray, *, relief: bool = False) -> None:
         scope, worker = self._scope, self._scope.workers.by_name[move.source]
         order = Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
             self._moves.append(_OnItsWay(move.source, move.target, numbers))
-            fields = {"samples": len(numbers), "running": int(move.running)}
+            fields = {"samples": len(numbers), "running": int(move.running), "relief": int(relief)}
             scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
 
     def _pick(self, move: Move, told: list[np.ndarray]) -> np.ndarray:
@@ -117,19 +155,35 @@ class Balancing:
 
         ``told``: those that the source has been told to end.
         """
-        ledger, running = self._scope.ledger, move.running
-        wanted = SampleState.STREAMING if running else SampleState.ASSIGNED
-        numbers = ledger.in_flight(move.source)
+        wanted = SampleState.STREAMING if move.running else SampleState.ASSIGNED
+        movable = self._movable(move.source, told, wanted)
+        found = sorted((tokens if move.running else -number, number) for _, number, tokens in movable)
+        return np.array([number for _, number in found[: move.count]], np.int64)
+
+    def _movable(self, source: str, told: list[np.ndarray], wanted: SampleState) -> list[tuple[int, int, int]]:
+        """Step, assignment and tokens of those in that state which may be moved, but for what was ``told`` to end."""
+        ledger = self._scope.ledger
+        numbers = ledger.in_flight(source)
         if told:
             numbers = np.setdiff1d(numbers, np.concatenate(told), assume_unique=True)
-        found: list[tuple[int, int]] = []
-        for step, rows in ledger.located(move.source, numbers).items():
+        found: list[tuple[int, int, int]] = []
+        for step, rows in ledger.located(source, numbers).items():
             batch = ledger.batches[step]
             if not self._lanes.dedicated(step):
                 may = (batch.state[rows] == wanted) & (batch.attempts[rows] < self._scope.limits.balance_moves_max)
-                of = batch.assignment[rows[may]]
-                found += zip((batch.length[rows[may]] if running else -of).tolist(), of.tolist(), strict=True)
-        return np.array([number for _, number in sorted(found)[: move.count]], np.int64)
+                of, tokens = batch.assignment[rows[may]].tolist(), batch.length[rows[may]].tolist()
+                found += [(step, number, length) for number, length in zip(of, tokens, strict=True)]
+        return found
+
+
+def _is_faster(source: Worker, held: int, target: Worker, given: int) -> bool:
+    """Whether ``given`` samples at ``target`` have shorter decode steps than ``held`` ones at ``source``.
+
+    By the target's own table, since machines differ; by the source's if nobody has measured the target yet.
+    """
+    context_tokens, table = source.latency.context_tokens, source.latency.table
+    there = table if target.latency.table.empty else target.latency.table
+    return relieve.pays(table.step_s(held, context_tokens), there.step_s(given, context_tokens))
 
 
 def _plateau(worker: Worker) -> int | None:

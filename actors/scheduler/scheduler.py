@@ -148,7 +148,7 @@ class Scheduler(Actor):
             lanes=lanes,
             pending_max=limits.pending_samples_max if balanced else None,
         )  # fmt: skip
-        self._balancing = Balancing(scope, lanes) if balanced else None
+        self._balancing = Balancing(scope, lanes, relief=job.scheduling.relief) if balanced else None
         self._seeding = Seeding(scope, self._versions) if job.scheduling.seeding else None
         if self._seeding is not None:
             self._leases.held = self._seeding.holds

@@ -9,6 +9,9 @@ idle beside engines that ran eighty samples each. In words:
   most likely to be the longest.
 - As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
 
+- Live, a sample goes only where a decode step is shorter by more than ``GAIN``, as measured (``pays``): its prefill has
+  to come from somewhere. Without a measurement nothing is moved, as in ``balance.py``.
+
 Pure: what runs in, moves out. Whoever asks has nothing left to hand out.
 """
 
@@ -16,6 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+GAIN = 0.05
+"""Part of a decode step that a move has to save, each step from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +50,8 @@ def decide(running: Sequence[RunningSample], idle: Sequence[str], workers: int) 
     first = sorted((one for one in running if one.step == oldest), key=lambda one: (-one.tokens, one.sample))
     room = len(running) * len(idle) // workers
     return [Relief(one.sample, idle[i % len(idle)]) for i, one in enumerate(first[:room])]
+
+
+def pays(step_s: float, step_there_s: float) -> bool:
+    """Whether a sample is made enough faster where a decode step takes ``step_there_s``; NaN: not measured, so no."""
+    return step_there_s < (1 - GAIN) * step_s

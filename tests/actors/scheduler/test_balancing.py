@@ -86,8 +86,9 @@ class Batching(FakeWorker):
 
 def play(scenario: Callable[[World], Awaitable[None]], policy: str = "rlboost", **changes: Any) -> World:
     limits = QUICK | changes.pop("limits", {})
+    scheduling = {"policy": policy} | changes.pop("scheduling", {})
     job = config(
-        scheduling={"policy": policy}, limits=limits, algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
+        scheduling=scheduling, limits=limits, algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
         rollout={"max_tokens": 8, "max_running": 32}, **changes,
     )  # fmt: skip
     worlds: list[World] = []
@@ -188,6 +189,38 @@ def test_an_idle_worker_gets_what_another_runs_above_its_plateau(decode_s: float
     check(play(scenario, steps=2), steps=2)
 
 
+def test_with_relief_an_idle_worker_makes_a_step_shorter_below_the_plateau_too() -> None:
+    """Larger batches always give more here, so that RLBoost's own rule moves nothing that runs."""
+    ended_s: dict[bool, float] = {}
+
+    def run(relief: bool) -> None:
+        async def scenario(world: World) -> None:
+            first = await start(world, runs=32, base_s=0.2, decode_s=0.02)
+            await world.until(lambda: first.tokens > all_tokens(1) + GROUPS * GROUP)
+            later = await add_worker(world, "later", runs=32, base_s=0.2, decode_s=0.02)
+            assert await world.job.wait_over(60.0) == "finished"
+            ended_s[relief] = first.ctx.now()
+            assert bool(first.orders) is bool(later.tokens) is relief
+            assert first.tokens + later.tokens == all_tokens(2), "no token twice"
+
+        check(play(scenario, steps=2, scheduling={"relief": relief}), steps=2)
+
+    run(relief=False)
+    run(relief=True)
+    assert ended_s[True] < ended_s[False]
+
+
+def test_relief_moves_nothing_where_a_decode_step_takes_no_longer_for_more_sequences() -> None:
+    async def scenario(world: World) -> None:
+        first = await start(world, runs=32, base_s=0.3)
+        await world.until(lambda: first.tokens > all_tokens(1) + GROUPS * GROUP)
+        await add_worker(world, "later", runs=32, base_s=0.3)
+        assert await world.job.wait_over(60.0) == "finished"
+        assert first.orders == []
+
+    check(play(scenario, steps=2, scheduling={"relief": True}), steps=2)
+
+
 def test_while_the_job_is_paused_nothing_is_moved() -> None:
     async def scenario(world: World) -> None:
         first = await start(world, runs=4)
@@ -219,9 +252,10 @@ WORKERS = st.tuples(
     st.integers(1, 16),
     st.integers(1, 4),
     st.sampled_from(["sync", "dynamic", "async", "one_step_barrier"]),
+    st.booleans(),
 )
 def test_whoever_comes_and_goes_nothing_is_generated_twice_ordered_twice_or_moved_for_ever(
-    others: list[tuple[float, int, float, float, float | None]], runs: int, moves_max: int, mode: str
+    others: list[tuple[float, int, float, float, float | None]], runs: int, moves_max: int, mode: str, relief: bool
 ) -> None:
     fleet: list[Batching] = []
     kills = sum(other[-1] is not None for other in others)
@@ -240,7 +274,8 @@ def test_whoever_comes_and_goes_nothing_is_generated_twice_ordered_twice_or_move
             fleet[0].ctx.start_task(visit(world, i, *other), f"visit {i}")
         assert await world.job.wait_over(120.0) == "finished"
 
-    check(play(scenario, steps=3, sync={"mode": mode}, limits={"balance_moves_max": moves_max}), steps=3)
+    limits = {"balance_moves_max": moves_max}
+    check(play(scenario, steps=3, sync={"mode": mode}, limits=limits, scheduling={"relief": relief}), steps=3)
     staleness = 1 if mode in ("async", "one_step_barrier") else 0
     assert all(lag <= staleness for worker in fleet for lag in worker.versions), "no older version than the mode allows"
     if not staleness:

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler.policies.relieve import Relief, RunningSample, decide
+from actors.scheduler.policies.relieve import Relief, RunningSample, decide, pays
 
 SAMPLES = st.lists(st.tuples(st.integers(3, 5), st.integers(0, 5000)), max_size=60).map(
     lambda drawn: [RunningSample(i, step, tokens) for i, (step, tokens) in enumerate(drawn)]
@@ -40,3 +40,10 @@ def test_no_worker_gets_more_than_its_share_and_no_newer_step_goes(
     assert all(count <= -(-len(running) // (idle + busy)) for count in Counter(m.target for m in moves).values())
     step = {one.sample: one.step for one in running}
     assert {step[move.sample] for move in moves} <= {min(step.values(), default=0)}
+
+
+def test_a_move_pays_where_a_step_is_clearly_shorter_and_never_unmeasured() -> None:
+    assert pays(0.10, 0.09)
+    assert not pays(0.10, 0.097)
+    assert not pays(float("nan"), 0.09)
+    assert not pays(0.10, float("nan"))
