@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from actors.rollout.messages import EngineStats, SamplingParams
+from actors.rollout.messages import EngineStats, Revoke, SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.balancing import Balancing
 from actors.scheduler.books import Books
@@ -53,6 +53,8 @@ class LiveFleet:
             JOB, self.books, self.workers, 1, limits, lambda *_: SendOutcome.QUEUED, self.ranking
         )
         self.now = 0.0
+        self.moved = 0
+        """Samples that workers were told to end, since others shall have them."""
 
     def _register(self, name: str, places: int) -> None:
         address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
@@ -107,13 +109,17 @@ class LiveFleet:
         for name, ended in outcome.ended.items():
             self.workers.by_name[name].in_flight -= ended
 
-    def balancing(self) -> Balancing:
-        """Over this ledger, with nobody at the other end."""
-        nobody = SimpleNamespace(tell=lambda _: SendOutcome.QUEUED)
+    def balancing(self, *, relief: bool = False) -> Balancing:
+        """Over this ledger, with nobody at the other end; ``relief`` as ``scheduling.relief``."""
+        nobody = SimpleNamespace(tell=self._ordered)
         ctx = SimpleNamespace(ref=lambda _: nobody)
         job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
         scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
-        return Balancing(scope, LongLanes("none"))
+        return Balancing(scope, LongLanes("none"), relief=relief)
+
+    def _ordered(self, order: Revoke) -> SendOutcome:
+        self.moved += len(order.assignments)
+        return SendOutcome.QUEUED
 
     def empty(self, workers: int) -> None:
         """Take everything from so many workers, as if they had just come."""

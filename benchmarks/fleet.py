@@ -33,7 +33,10 @@ from supervisors.simulation.cluster.lengths import draw_lengths
 
 PLACES: Final = 20
 GROUP: Final = 4
-LIVE: Final = ("live_usual_ms", "live_siblings_ms", "live_learned_ms", "live_balance_ms", "live_balance_half_idle_ms")
+LIVE: Final = (
+    "live_usual_ms", "live_siblings_ms", "live_learned_ms",
+    "live_balance_ms", "live_balance_half_idle_ms", "live_relief_ms",
+)  # fmt: skip
 GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0, "live_round_ms": 50.0}
 
 
@@ -110,7 +113,22 @@ def live(workers: int) -> dict[str, float]:
     fleet.runs(PLACES // 2)
     fleet.empty(workers // 2)
     found["live_balance_half_idle_ms"] = _once_ms(lambda: balancing.look(2.0))
+    found["live_relief_ms"] = _relief_ms(workers)
     return found | {"live_round_ms": max(found[name] for name in LIVE)}
+
+
+def _relief_ms(workers: int) -> float:
+    """Half of them run all of theirs, nothing waits, and the other half may take as many as makes all equally full."""
+    fleet = LiveFleet(workers, PLACES, GROUP)
+    fleet.assign()
+    fleet.empty(workers // 2)
+    fleet.say(ending=0)
+    fleet.runs(PLACES)
+    balancing = fleet.balancing(relief=True)
+    taken_ms = _once_ms(lambda: balancing.look(1.0))
+    if not fleet.moved:
+        raise RuntimeError("nobody was relieved: there is nothing to measure")
+    return taken_ms
 
 
 def _after_ends_ms(fleet: LiveFleet) -> float:

@@ -124,21 +124,18 @@ class Balancing:
         if not idle or any(held[worker.name] > worker.runs for worker in workers):
             return
         by_name = {worker.name: worker for worker in workers}
-        at: dict[int, Worker] = {}
+        at: dict[int, str] = {}
         running: list[RunningSample] = []
-        for worker in workers:
-            for step, number, tokens in self._movable(worker.name, told.get(worker.name, []), SampleState.STREAMING):
+        for name in filter(held.__getitem__, by_name):
+            for step, number, tokens in self._movable(name, told.get(name, []), SampleState.STREAMING):
                 running.append(RunningSample(number, step, tokens))
-                at[number] = worker
+                at[number] = name
         moves = relieve.decide(running, idle, len(workers))
         given = Counter(move.target for move in moves)
-        chosen: dict[tuple[str, str], list[int]] = {}
-        for move in moves:
-            if _is_faster(at[move.sample], held[at[move.sample].name], by_name[move.target], given[move.target]):
-                chosen.setdefault((at[move.sample].name, move.target), []).append(move.sample)
-        for (source, target), numbers in chosen.items():
-            order = Move(source, target, len(numbers), running=True)
-            self._order(order, np.array(sorted(numbers), np.int64), relief=True)
+        for (source, target), numbers in relieve.orders(moves, at).items():
+            if _is_faster(by_name[source], held[source], by_name[target], given[target]):
+                order = Move(source, target, len(numbers), running=True)
+                self._order(order, np.array(numbers, np.int64), relief=True)
 
     # ------------------------------------------------------------ acts
 

@@ -9,6 +9,8 @@ idle beside engines that ran eighty samples each. In words:
   most likely to be the longest.
 - As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
 
+- Live, neighbours go together, so that a thousand workers need a thousand orders and not five (``orders``): every idle
+  one gets as many as it was dealt, but which ones is the assignment policy's choice once they are back.
 - Live, a sample goes only where a decode step is shorter by more than ``GAIN``, as measured (``pays``): its prefill has
   to come from somewhere. Without a measurement nothing is moved, as in ``balance.py``.
 
@@ -17,7 +19,7 @@ Pure: what runs in, moves out. Whoever asks has nothing left to hand out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GAIN = 0.05
@@ -50,6 +52,15 @@ def decide(running: Sequence[RunningSample], idle: Sequence[str], workers: int) 
     first = sorted((one for one in running if one.step == oldest), key=lambda one: (-one.tokens, one.sample))
     room = len(running) * len(idle) // workers
     return [Relief(one.sample, idle[i % len(idle)]) for i, one in enumerate(first[:room])]
+
+
+def orders(moves: Sequence[Relief], at: Mapping[int, str]) -> dict[tuple[str, str], list[int]]:
+    """Source and target → samples; fewer pairs than there are sources and targets. ``at``: sample → who runs it."""
+    by_source = sorted((at[move.sample], move.sample) for move in moves)
+    dealt: dict[tuple[str, str], list[int]] = {}
+    for (source, sample), target in zip(by_source, sorted(move.target for move in moves), strict=True):
+        dealt.setdefault((source, target), []).append(sample)
+    return dealt
 
 
 def pays(step_s: float, step_there_s: float) -> bool:

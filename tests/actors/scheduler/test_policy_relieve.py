@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler.policies.relieve import Relief, RunningSample, decide, pays
+from actors.scheduler.policies.relieve import Relief, RunningSample, decide, orders, pays
 
 SAMPLES = st.lists(st.tuples(st.integers(3, 5), st.integers(0, 5000)), max_size=60).map(
     lambda drawn: [RunningSample(i, step, tokens) for i, (step, tokens) in enumerate(drawn)]
@@ -47,3 +47,21 @@ def test_a_move_pays_where_a_step_is_clearly_shorter_and_never_unmeasured() -> N
     assert not pays(0.10, 0.097)
     assert not pays(float("nan"), 0.09)
     assert not pays(0.10, float("nan"))
+
+
+@given(
+    at=st.dictionaries(st.integers(0, 500), st.sampled_from([f"busy-{i}" for i in range(5)]), max_size=60),
+    idle=st.integers(1, 6),
+)
+def test_orders_of_a_relief_are_few_and_give_every_idle_worker_as_many_as_it_was_dealt(
+    at: dict[int, str], idle: int
+) -> None:
+    names = [f"idle-{i}" for i in range(idle)]
+    moves = decide([RunningSample(sample, 0, sample) for sample in at], names, 5 + idle)
+    by_pair = orders(moves, at)
+    assert sorted(sample for samples in by_pair.values() for sample in samples) == sorted(m.sample for m in moves)
+    assert all(at[sample] == source for (source, _), samples in by_pair.items() for sample in samples)
+    dealt = Counter(move.target for move in moves)
+    assert Counter(target for (_, target), samples in by_pair.items() for _ in samples) == dealt
+    sources = {at[move.sample] for move in moves}
+    assert len(by_pair) <= max(0, len(sources) + len(dealt) - 1)
