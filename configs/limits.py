@@ -203,7 +203,7 @@ class Limits(BaseModel):
         default=10.0, description="without a word of what it has taken; then a worker goes on saying"
     )
     delta_interval_s: float = Field(
-        default=0.02,
+        default=0.05,
         ge=0,
         description="between two deltas of a worker in which no sample ends; faster engine steps leave as one",
     )

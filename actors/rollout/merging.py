@@ -17,27 +17,26 @@ import msgspec
 import numpy as np
 
 from actors.core.message import Message
-from actors.scheduler.messages import TOKEN, FinishReason, TokenDelta
+from actors.scheduler.messages import ROW, TOKEN, FinishReason, TokenDelta
 
 
 def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
     """The first of ``waiting``, a delta, with all that go on right behind it, up to about ``tokens_max`` tokens.
 
-    A delta goes on if its rows are those of the one before, one token later; none of which had ended. So the latency
-    of a step of so many samples remains the mean of theirs.
+    A delta goes on if its rows are those of the one before, each where that one ends; none of which had ended. All rows
+    of a delta have gained as many tokens, so the latency of a step of so many samples remains the mean of theirs.
     """
     alike = _alike(waiting, tokens_max)
-    rows = alike[0].rows
-    if len(alike) == 1 or (rows["count"] != 1).any() or rows["finished"].any():
-        return alike[:1]
-    expected = np.tile(rows, (len(alike), 1))
-    expected["offset"] += np.arange(len(alike), dtype=np.int32)[:, None]
-    said = np.frombuffer(b"".join([delta.row_bytes for delta in alike]), np.uint8).reshape(len(alike), -1)
-    breaks = np.flatnonzero((said != expected.view(np.uint8)).any(axis=1))
-    if not len(breaks):
+    if len(alike) == 1:
         return alike
-    at = int(breaks[0])
-    return alike[: at + _ends(alike[at], expected[at])]
+    rows = np.frombuffer(b"".join([delta.row_bytes for delta in alike]), ROW).reshape(len(alike), -1)
+    counts = rows["count"][:, :1]
+    behind = rows["offset"][0] + np.cumsum(counts, axis=0) - counts
+    goes_on = (rows["count"] == counts) & (rows["offset"] == behind) & (rows["assignment"] == rows["assignment"][0])
+    goes_on &= counts > 0  # an end without a token keeps its row
+    goes_on[1:] &= (rows["finished"] == FinishReason.RUNNING)[:-1]
+    breaks = np.flatnonzero(~goes_on.all(axis=1))
+    return alike[: max(1, int(breaks[0]))] if len(breaks) else alike
 
 
 def merged(steps: Sequence[TokenDelta]) -> TokenDelta:
@@ -45,33 +44,30 @@ def merged(steps: Sequence[TokenDelta]) -> TokenDelta:
     if len(steps) == 1:
         return steps[0]
     rows, newest = steps[0].rows.copy(), steps[-1]
-    tokens = np.frombuffer(b"".join([step.token_bytes for step in steps]), TOKEN).reshape(len(steps), len(rows))
-    rows["count"], rows["finished"] = len(steps), newest.finished
+    parts = [np.frombuffer(step.token_bytes, TOKEN).reshape(len(rows), -1) for step in steps]
+    tokens = np.concatenate(parts, axis=1)
+    rows["count"], rows["finished"] = tokens.shape[1], newest.finished
     return msgspec.structs.replace(
         newest,
         row_bytes=rows.tobytes(),
-        token_bytes=tokens.T.tobytes(),
+        token_bytes=tokens.tobytes(),
         stats=msgspec.structs.replace(newest.stats, step_s=sum(step.stats.step_s for step in steps)),
     )
 
 
 def _alike(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
-    """The first deltas of ``waiting`` that have one version, one epoch, and as many rows and tokens each."""
+    """The first deltas of ``waiting`` that have one version, one epoch, and as many rows each."""
     first = cast("TokenDelta", waiting[0])
-    kind, alike = _kind(first), [first]
-    for message in islice(waiting, 1, max(1, tokens_max // max(1, first.weight))):
+    kind, alike, tokens = _kind(first), [first], first.weight
+    for message in islice(waiting, 1, None):
         if not isinstance(message, TokenDelta) or _kind(message) != kind:
+            break
+        tokens += message.weight
+        if tokens > tokens_max:
             break
         alike.append(message)
     return alike
 
 
-def _kind(delta: TokenDelta) -> tuple[int, int, int, int]:
-    return delta.epoch, delta.policy_version, len(delta.row_bytes), len(delta.token_bytes)
-
-
-def _ends(delta: TokenDelta, expected: np.ndarray) -> bool:
-    """Whether its rows are the expected ones, but for that some end."""
-    running = delta.rows.copy()
-    running["finished"] = FinishReason.RUNNING
-    return running.tobytes() == expected.tobytes()
+def _kind(delta: TokenDelta) -> tuple[int, int, int]:
+    return delta.epoch, delta.policy_version, len(delta.row_bytes)

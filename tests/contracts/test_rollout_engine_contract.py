@@ -26,7 +26,7 @@ KINDS = {
     "torch-3-tokens-a-step": ("torch", {"tokens_per_step": 3}),
     "torch-timed-steps": ("torch", {"step_ms": 1e-6}),
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
-    "vllm": ("vllm", {}),
+    "vllm": ("vllm", {"step_ms": 0}),
 }
 
 

@@ -29,7 +29,7 @@ class StepColumns:
         return bool(self._ended or self._parts)
 
     def end(self, request: int, offset: int, reason: FinishReason) -> None:
-        """``request`` ends behind ``offset`` response tokens, with no token in this step."""
+        """``request`` ends behind ``offset`` response tokens, and gets no further one."""
         self._ended.append((request, offset, int(reason)))
 
     def tokens(
@@ -48,14 +48,19 @@ class StepColumns:
         requests, offsets, tokens, logprobs, finished = self._joined()
         starts = np.flatnonzero(np.diff(requests, prepend=-1)) if len(requests) else np.zeros(0, np.int64)
         ends = np.append(starts, len(requests))[1:]
-        empty = np.array(self._ended, np.int64).reshape(-1, 3)
+        last, alone = finished[ends - 1], list[tuple[int, int, int]]()
+        for end in self._ended:
+            at = np.flatnonzero(requests[starts] == end[0])
+            last[at] = end[2]
+            alone += [] if len(at) else [end]
+        empty = np.array(alone, np.int64).reshape(-1, 3)
         self._ended, self._parts = [], []
         return StepOutput(
             policy_version=policy_version,
             requests=np.concatenate([requests[starts], empty[:, 0]]),
             offsets=np.concatenate([offsets[starts], empty[:, 1]]).astype(np.int32),
             counts=np.concatenate([ends - starts, np.zeros(len(empty), np.int64)]).astype(np.int32),
-            finished=np.concatenate([finished[ends - 1], empty[:, 2]]).astype(np.uint8),
+            finished=np.concatenate([last, empty[:, 2]]).astype(np.uint8),
             tokens=tokens.astype(np.int32),
             logprobs=logprobs.astype(np.float32),
             step_s=step_s,

@@ -2,7 +2,7 @@
 
     event loop                                    the engine's thread (one)
     add, abort ──▶ incoming, aborted lists
-    step ─────────────────────────────────────▶  drop aborted · submit incoming · core.step() ──▶ rows
+    step ─────────────────────────────────────▶  drop aborted · submit incoming · core.step() … ──▶ rows
     load_weights ─────────────────────────────▶  check · reload in place · resubmit what must not use old KV
     sleep, wake ──────────────────────────────▶  take everything out of the core · free · build or refill
 
@@ -12,7 +12,11 @@ Invariants beyond the protocol's
 - A request of vLLM's is never reused: its id is ours plus a count.
 
 ``EngineSpec.options`` are arguments of vLLM's ``EngineArgs`` (``gpu_memory_utilization``, ``kv_cache_memory_bytes``,
-``enforce_eager`` …). Sampling noise is a function of (seed, prompt, sibling, position); see ``vllm_core.py``.
+``enforce_eager`` …), and ``step_ms``: a ``step`` goes on, one of vLLM's after the other, until that much time has
+passed or a sequence has ended, default 16. On a small model that makes fewer, bigger messages and fewer changes of
+thread; where vLLM's own step takes as long, a step is one of them. Commands wait for up to one step.
+
+Sampling noise is a function of (seed, prompt, sibling, position); see ``vllm_core.py``.
 """
 
 from __future__ import annotations
@@ -20,14 +24,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
+from time import perf_counter
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import numpy as np
 
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.engines.vllm_setup import step_seconds
 from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
 from actors.rollout.messages import EngineStats
+from actors.scheduler.messages import FinishReason
 
 if TYPE_CHECKING:
     from actors.rollout.engines.vllm_core import CoreRows, VllmCore
@@ -35,9 +44,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RUNNING, STOP, LENGTH, ABORTED = range(4)
-"""``scheduler.messages.FinishReason``; a role imports only messages, and these codes are the wire's."""
-_FINISHED = {None: RUNNING, "stop": STOP, "length": LENGTH}
+_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 """By vLLM's finish reason."""
 
 
@@ -55,37 +62,6 @@ class _Sequence:
         return len(self.tokens) - self.prompt_tokens
 
 
-@dataclass(slots=True)
-class _Rows:
-    """A StepOutput under construction."""
-
-    requests: list[int] = field(default_factory=list[int])
-    offsets: list[int] = field(default_factory=list[int])
-    counts: list[int] = field(default_factory=list[int])
-    finished: list[int] = field(default_factory=list[int])
-    tokens: list[int] = field(default_factory=list[int])
-    logprobs: list[np.ndarray] = field(default_factory=list[np.ndarray])
-
-    def end(self, request: int, offset: int, finished: int) -> None:
-        """A sequence that ended without a token."""
-        self.requests.append(request)
-        self.offsets.append(offset)
-        self.counts.append(0)
-        self.finished.append(finished)
-
-    def output(self, policy_version: int, step_s: float) -> StepOutput:
-        return StepOutput(
-            policy_version=policy_version,
-            requests=np.array(self.requests, np.int64),
-            offsets=np.array(self.offsets, np.int32),
-            counts=np.array(self.counts, np.int32),
-            finished=np.array(self.finished, np.uint8),
-            tokens=np.array(self.tokens, np.int32),
-            logprobs=np.concatenate(self.logprobs) if self.logprobs else np.zeros(0, np.float32),
-            step_s=step_s,
-        )
-
-
 class VllmEngine:
     """``RolloutEngine`` over vLLM's EngineCore in this process."""
 
@@ -101,8 +77,8 @@ class VllmEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._by_core_id: dict[str, _Sequence] = {}
         self._incoming: list[_Sequence] = []
-        self._ended = _Rows()
-        """Rows of sequences that ended without a step of vLLM's."""
+        self._columns = StepColumns()
+        self._step_s = 0.0
         self._dropped: list[str] = []
         self._submitted = 0
         self._asleep = 0
@@ -114,6 +90,7 @@ class VllmEngine:
 
     async def start(self, spec: EngineSpec) -> None:
         self._spec = spec
+        self._step_s = step_seconds(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
         try:
             self._core, self._expected = await self._run(_build, spec)
@@ -163,9 +140,9 @@ class VllmEngine:
         sequence = _Sequence(request, tokens, len(request.prompt_ids))
         generated = len(request.generated)
         if generated and sequence.tokens[-1] in request.sampling.stop_token_ids:
-            self._ended.end(request.request, generated, STOP)
+            self._columns.end(request.request, generated, FinishReason.STOP)
         elif self._budget(sequence) <= 0:
-            self._ended.end(request.request, generated, LENGTH)
+            self._columns.end(request.request, generated, FinishReason.LENGTH)
         else:
             self._sequences[request.request] = sequence
             self._incoming.append(sequence)
@@ -186,7 +163,7 @@ class VllmEngine:
         self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
 
     def _end_aborted(self, sequence: _Sequence) -> bool:
-        self._ended.end(sequence.request.request, sequence.produced, ABORTED)
+        self._columns.end(sequence.request.request, sequence.produced, FinishReason.ABORTED)
         if sequence.core_id:
             self._dropped.append(sequence.core_id)
             del self._by_core_id[sequence.core_id]
@@ -194,7 +171,7 @@ class VllmEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._sequences or self._ended.requests)
+        return bool(self._sequences or self._columns)
 
     # ------------------------------------------------------------ a step
 
@@ -204,18 +181,24 @@ class VllmEngine:
         if self._asleep:
             raise EngineError("the vLLM engine is asleep; wake it first")
         loop = asyncio.get_running_loop()
-        rows, self._ended = self._ended, _Rows()
         began = loop.time()
-        produced = await self._run(self._step_on_thread)
+        steps = await self._run(self._step_on_thread)
         ended = loop.time()
-        if produced is not None:
-            self._take(produced, rows)
-        self._count(began, ended, len(rows.tokens))
-        return rows.output(self._version, ended - began)
+        self._take(steps)
+        output = self._columns.take(self._version, ended - began)
+        self._count(began, ended, len(output.tokens))
+        return output
 
-    def _step_on_thread(self) -> CoreRows | None:
+    def _step_on_thread(self) -> list[CoreRows]:
+        """Steps of vLLM's, until one of them ends something or the time is up."""
         self._sync_core()
-        return self._live_core.step() if self._by_core_id else None
+        steps: list[CoreRows] = []
+        began_s = perf_counter()
+        while self._by_core_id:
+            steps.append(self._live_core.step())
+            if steps[-1].ended or perf_counter() - began_s >= self._step_s:
+                break
+        return steps
 
     def _sync_core(self) -> None:
         """Bring vLLM's queue up to date with what add and abort have noted."""
@@ -241,18 +224,35 @@ class VllmEngine:
             salt=f"{self._version}.{self._loads}",
         )
 
-    def _take(self, produced: CoreRows, rows: _Rows) -> None:
-        sequences = [self._by_core_id[core_id] for core_id in produced.core_ids]
-        rows.requests += [sequence.request.request for sequence in sequences]
-        rows.offsets += [sequence.produced for sequence in sequences]
-        rows.counts += map(len, produced.tokens)
-        rows.finished += [_FINISHED[produced.ended.get(core_id)] for core_id in produced.core_ids]
-        rows.logprobs.append(produced.logprobs)
-        for sequence, tokens in zip(sequences, produced.tokens, strict=True):
-            sequence.tokens += tokens
-            rows.tokens += tokens
-        for core_id in produced.ended:
-            del self._sequences[self._by_core_id.pop(core_id).request.request]
+    def _take(self, steps: Sequence[CoreRows]) -> None:
+        """Into columns, and onto our own side's tokens. Most steps are of the same sequences as the one before."""
+        core_ids, sequences = list[str](), list[_Sequence]()
+        requests = offsets = np.empty(0, np.int64)
+        for rows in steps:
+            if rows.core_ids != core_ids:
+                core_ids, sequences = rows.core_ids, [self._by_core_id[core_id] for core_id in rows.core_ids]
+                requests = np.array([sequence.request.request for sequence in sequences], np.int64)
+                offsets = np.array([sequence.produced for sequence in sequences], np.int64)
+            offsets = self._enter(rows, requests, offsets)
+            for sequence, tokens in zip(sequences, rows.tokens, strict=True):
+                sequence.tokens += tokens
+            for core_id in rows.ended:
+                del self._sequences[self._by_core_id.pop(core_id).request.request]
+
+    def _enter(self, rows: CoreRows, requests: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """A step of vLLM's into columns: so many tokens behind each request's offset; returns the offsets after it."""
+        finished = np.zeros(len(requests), np.uint8)
+        for core_id, reason in rows.ended.items():
+            row = rows.core_ids.index(core_id)
+            finished[row] = _FINISHED[reason]
+            if not rows.tokens[row]:
+                self._columns.end(int(requests[row]), int(offsets[row]), _FINISHED[reason])
+        counts = np.fromiter(map(len, rows.tokens), np.int64, len(requests))
+        of = np.repeat(np.arange(len(requests)), counts)
+        behind = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tokens = np.fromiter(chain.from_iterable(rows.tokens), np.int64, len(of))
+        self._columns.tokens(requests[of], offsets[of] + behind, tokens, rows.logprobs, finished[of])
+        return offsets + counts
 
     def _count(self, began: float, ended: float, tokens: int) -> None:
         running, queued, used = self._live_core.gauges()

@@ -38,6 +38,8 @@ _OURS = frozenset(
         "skip_tokenizer_init",
     }
 )
+_STEP_MS = "step_ms"
+_STEP_MS_DEFAULT = 16.0
 _KV_CACHE_MAX_BYTES = 1 << 30
 """On a CPU: vLLM zeroes the cache at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32
@@ -126,12 +128,28 @@ def resolved_device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def step_seconds(spec: EngineSpec) -> float:
+    """How long one of our steps goes on, of those of vLLM's that are shorter.
+
+    Raises:
+        EngineError: the option is not a number of milliseconds.
+    """
+    value = spec.options.get(_STEP_MS, _STEP_MS_DEFAULT)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise EngineError(
+            f"rollout.engine_options.{_STEP_MS} is {value!r}: expected milliseconds, 0 or more; "
+            "0 makes each step one of vLLM's"
+        )
+    return float(value) / 1000
+
+
 def engine_config(spec: EngineSpec) -> Any:
     """VllmConfig for ``spec``; the job's ``engine_options`` win over our defaults, not over what is ours to set."""
     from vllm.engine.arg_utils import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    for name in spec.options:
+    options = {name: value for name, value in spec.options.items() if name != _STEP_MS}
+    for name in options:
         if name in _OURS:
             raise EngineError(f"rollout.engine_options.{name} is set by Headrace; use the job's own field instead")
         if name not in known:
@@ -169,7 +187,7 @@ def engine_config(spec: EngineSpec) -> Any:
     else:
         arguments["enable_sleep_mode"] = True
     try:
-        config = EngineArgs(**(arguments | dict(spec.options))).create_engine_config()
+        config = EngineArgs(**(arguments | options)).create_engine_config()
     except (ValueError, OSError, KeyError) as error:
         raise ModelUnreadable(f"vLLM refuses model.path {str(spec.model_path)!r}: {brief(error)}") from error
     if spec.device == "cpu":

@@ -52,11 +52,12 @@ def runs(draw: st.DrawFn) -> list[TokenDelta]:
         if draw(st.integers(0, 4)) == 0:
             at[10 + sequence] = draw(st.integers(0, 5))
         rows: list[Row] = []
+        usual = draw(st.integers(1, 3))
         for number in list(at):
-            event = draw(st.sampled_from(["goes on"] * 12 + ["rests", "ends", "is aborted", "gains two"]))
+            event = draw(st.sampled_from(["goes on"] * 12 + ["rests", "ends", "is aborted", "gains more"]))
             if event == "rests":
                 continue
-            count = {"gains two": 2, "is aborted": 0}.get(event, 1)
+            count = {"gains more": usual + 1, "is aborted": 0}.get(event, usual)
             reason = {"ends": FinishReason.STOP, "is aborted": FinishReason.ABORTED}.get(event, FinishReason.RUNNING)
             rows.append((number, at[number], count, int(reason)))
             at[number] += count
@@ -93,6 +94,19 @@ def test_steps_of_the_same_samples_become_one_row_a_sample() -> None:
     assert (one.sequence, one.stats.step_s) == (2, 3.0)
 
 
+def test_steps_of_several_tokens_become_one_row_a_sample_too() -> None:
+    said = [
+        delta([(1, 0, 2, 0), (2, 5, 2, 0)]),
+        delta([(1, 2, 1, 0), (2, 7, 1, 0)]),
+        delta([(1, 3, 3, 1), (2, 8, 3, 0)]),
+    ]
+    assert list(going_on(said, 100)) == said
+    one = merged(said)
+    assert one.rows.tolist() == [(1, 0, 6, 1), (2, 5, 6, 0)]
+    assert one.tokens.tolist() == [*range(1000, 1006), *range(2005, 2011)]
+    assert len(going_on(said, 11)) == 2
+
+
 def test_what_does_not_go_on_is_said_apart() -> None:
     first = delta([(1, 0, 1, 0), (2, 0, 1, 0)])
     news = WorkerVersion(job="j", worker="w", policy_version=1, pull_s=0.0, pull_bytes=0)
@@ -103,6 +117,7 @@ def test_what_does_not_go_on_is_said_apart() -> None:
         delta([(2, 1, 1, 0), (1, 1, 1, 0)]),
         delta([(1, 2, 1, 0), (2, 2, 1, 0)]),  # a gap: the ledger is to see it
         delta([(1, 1, 2, 0), (2, 1, 0, 0)]),
+        delta([(1, 1, 0, 3), (2, 1, 0, 3)]),
         delta([(1, 1, 1, 0), (2, 1, 1, 0)], version=1),
     ):
         assert list(going_on([first, other], 100)) == [first]

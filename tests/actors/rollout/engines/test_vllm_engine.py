@@ -19,6 +19,7 @@ import pytest
 from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, RequestRefused, WeightsMismatch
 from actors.rollout.messages import SamplingParams
+from actors.scheduler.messages import FinishReason
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -29,7 +30,7 @@ if importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE
         allow_module_level=True,
     )
 
-from actors.rollout.engines.vllm_engine import ABORTED, LENGTH, RUNNING, STOP, VllmEngine
+from actors.rollout.engines.vllm_engine import VllmEngine
 
 SHAPE: dict[str, Any] = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2}
 """Heads of 32: vLLM's attention on a CPU has no kernel for smaller ones."""
@@ -67,7 +68,7 @@ class Response:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    finished: int = RUNNING
+    finished: int = FinishReason.RUNNING
 
 
 class Harness:
@@ -87,7 +88,7 @@ class Harness:
             output.requests, output.offsets, output.counts, output.finished, strict=True
         ):
             response = self.responses.setdefault(int(number), Response(int(offset)))
-            assert response.finished == RUNNING, "a row after the last one"
+            assert response.finished == FinishReason.RUNNING, "a row after the last one"
             assert offset == response.offset + len(response.tokens), "a gap or a repeat"
             response.tokens += output.tokens[at : at + count].tolist()
             response.logprobs += output.logprobs[at : at + count].tolist()
@@ -127,7 +128,8 @@ def files_before() -> set[str]:
 @pytest.fixture(scope="module")
 def harness(checkpoint: Path, files_before: set[str]) -> Iterator[Harness]:
     harness = Harness()
-    harness.do(harness.engine.start(EngineSpec(model_path=checkpoint, max_running=4, max_context_tokens=128)))
+    spec = EngineSpec(model_path=checkpoint, max_running=4, max_context_tokens=128, options={"step_ms": 0})
+    harness.do(harness.engine.start(spec))
     yield harness
     harness.do(harness.engine.close())
     harness.loop.close()
@@ -236,7 +238,7 @@ def test_a_stop_token_ends_the_response_and_belongs_to_it(served: Harness) -> No
     [free] = served.generate(request(1))
     stop = free.tokens[5]
     [stopped] = served.generate(request(2, stop_token_ids=(stop,)))
-    assert stopped.finished == STOP
+    assert stopped.finished == FinishReason.STOP
     assert stopped.tokens == free.tokens[: free.tokens.index(stop) + 1]
 
 
@@ -248,21 +250,21 @@ def test_every_budget_ends_in_length(served: Harness) -> None:
         request(3, generated=[4, 5], max_tokens=2),
         request(4, prompt_ids=full[:120], max_tokens=50),
     )
-    assert [r.finished for r in (short, no_room, spent, limited)] == [LENGTH] * 4
+    assert [r.finished for r in (short, no_room, spent, limited)] == [FinishReason.LENGTH] * 4
     assert [len(r.tokens) for r in (short, no_room, spent, limited)] == [3, 0, 0, 8]
     assert spent.offset == 2
 
 
 def test_a_stop_token_that_the_ledger_holds_is_honoured(served: Harness) -> None:
     [ended] = served.generate(request(1, generated=[4, 9], stop_token_ids=(9,)))
-    assert (ended.finished, ended.tokens) == (STOP, [])
+    assert (ended.finished, ended.tokens) == (FinishReason.STOP, [])
 
 
 def test_many_more_prompts_than_one_step_takes_are_all_answered(served: Harness) -> None:
     """A seeded request whose prefill is cut into chunks crashes vLLM's runner on a CPU."""
     long = [np.random.default_rng(n).integers(5, 90, 110).astype(np.int32) for n in range(48)]
     responses = served.generate(*(request(n, prompt=n, prompt_ids=ids, max_tokens=2) for n, ids in enumerate(long)))
-    assert [r.finished for r in responses] == [LENGTH] * 48
+    assert [r.finished for r in responses] == [FinishReason.LENGTH] * 48
 
 
 def test_a_token_outside_the_vocabulary_is_refused_and_names_the_request(served: Harness) -> None:
@@ -283,9 +285,9 @@ def test_an_aborted_sequence_ends_once_and_resumes_where_it_was(served: Harness)
     served.engine.abort([2, 99])
     served.drain()
     part = served.responses[2]
-    assert part.finished == ABORTED
+    assert part.finished == FinishReason.ABORTED
     assert part.tokens == whole.tokens[:5]
-    assert served.responses[3].finished == LENGTH
+    assert served.responses[3].finished == FinishReason.LENGTH
     [rest] = served.generate(request(4, generated=part.tokens))
     assert part.tokens + rest.tokens == whole.tokens
 
@@ -296,8 +298,10 @@ def test_aborting_before_the_first_step_and_while_queued_gives_one_empty_row(ser
     served.step()
     served.engine.abort([5])  # beyond max_running: waits inside vLLM
     served.drain()
-    assert [(served.responses[n].finished, served.responses[n].tokens) for n in (0, 5)] == [(ABORTED, [])] * 2
-    assert all(served.responses[n].finished == LENGTH for n in (1, 2, 3, 4))
+    assert [(served.responses[n].finished, served.responses[n].tokens) for n in (0, 5)] == [
+        (FinishReason.ABORTED, [])
+    ] * 2
+    assert all(served.responses[n].finished == FinishReason.LENGTH for n in (1, 2, 3, 4))
 
 
 # ---------------------------------------------------------------- weights
@@ -475,6 +479,21 @@ def test_of_the_groups_that_vllm_makes_only_the_world_has_threads(served: Harnes
 def test_nothing_is_left_in_the_temporary_directory(served: Harness, files_before: set[str]) -> None:
     left = {name for name in set(os.listdir(tempfile.gettempdir())) - files_before if "vllm" in name}
     assert left == set()
+
+
+def test_a_step_that_goes_on_says_what_many_short_ones_say(served: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = [request(n, sibling=n, max_tokens=4 + 3 * (n // 2)) for n in range(4)]
+    short = served.generate(*requests)
+    monkeypatch.setattr(served.engine, "_step_s", 1e6)
+    served.add(*requests)
+    steps = 0
+    while served.engine.has_work:
+        served.step()
+        steps += 1
+    assert steps == 2, "it goes on until something ends: two pairs end together"
+    for before, now in zip(short, (served.responses[r.request] for r in requests), strict=True):
+        assert (now.tokens, now.finished) == (before.tokens, before.finished)
+        assert now.logprobs == pytest.approx(before.logprobs, abs=1e-4)
 
 
 # ---------------------------------------------------------------- last, since they need the one engine gone

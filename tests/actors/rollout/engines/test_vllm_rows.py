@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.rollout.engine import EngineSpec, GenerationRequest
+from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput
 from actors.rollout.engines import vllm_engine
 from actors.rollout.engines.vllm_core import CoreRows, rows_of
-from actors.rollout.engines.vllm_engine import LENGTH, RUNNING, STOP, VllmEngine
+from actors.rollout.engines.vllm_engine import VllmEngine
 from actors.rollout.engines.vllm_setup import groups_without_threads
 from actors.rollout.errors import EngineError
 from actors.rollout.messages import SamplingParams
+from actors.scheduler.messages import FinishReason
 
 
 def output(core_id: str, tokens: list[int], logprobs: list[float], reason: str | None = None) -> Any:
@@ -69,6 +70,14 @@ def request(number: int, prompt: list[int], generated: list[int]) -> GenerationR
     )  # fmt: skip
 
 
+async def scripted(monkeypatch: pytest.MonkeyPatch, core: Scripted, *, step_ms: object) -> VllmEngine:
+    """One that has started, over ``core``."""
+    monkeypatch.setattr(vllm_engine, "_build", lambda _: (core, None))
+    engine = VllmEngine()
+    await engine.start(EngineSpec(model_path=Path("unused"), options={"step_ms": step_ms}))
+    return engine
+
+
 async def test_rows_of_a_step_go_on_where_their_sequences_end_and_what_has_ended_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,19 +85,58 @@ async def test_rows_of_a_step_go_on_where_their_sequences_end_and_what_has_ended
         CoreRows(["7.1", "9.2"], [[1, 2], [3]], np.array([-1, -2, -3], np.float32), {}),
         CoreRows(["9.2", "7.1"], [[4], [5]], np.array([-4, -5], np.float32), {"9.2": "stop", "7.1": "length"}),
     )
-    monkeypatch.setattr(vllm_engine, "_build", lambda _: (core, None))
-    engine = VllmEngine()
-    await engine.start(EngineSpec(model_path=Path("unused")))
+    engine = await scripted(monkeypatch, core, step_ms=0)
     engine.add([request(7, [5, 6], [8]), request(9, [5], [])])
     first, second = await engine.step(), await engine.step()
     assert first.requests.tolist() == [7, 9]
     assert (first.offsets.tolist(), first.counts.tolist()) == ([1, 0], [2, 1])
-    assert first.finished.tolist() == [RUNNING, RUNNING]
+    assert first.finished.tolist() == [FinishReason.RUNNING] * 2
     assert (first.tokens.tolist(), first.logprobs.tolist()) == ([1, 2, 3], [-1, -2, -3])
     assert (second.requests.tolist(), second.offsets.tolist()) == ([9, 7], [1, 3])
-    assert second.finished.tolist() == [STOP, LENGTH]
+    assert second.finished.tolist() == [FinishReason.STOP, FinishReason.LENGTH]
     assert not engine.has_work
     await engine.close()
+
+
+async def test_a_step_that_may_go_on_does_so_until_something_ends_and_has_one_row_a_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    core = Scripted(
+        CoreRows(["9.2"], [[3]], np.array([-3], np.float32), {}),
+        CoreRows(["9.2", "7.1"], [[4], [1]], np.array([-4, -1], np.float32), {}),
+        CoreRows(["9.2", "7.1"], [[], [2, 6]], np.array([-2, -6], np.float32), {"9.2": "length"}),
+        CoreRows(["7.1"], [[8]], np.array([-8], np.float32), {"7.1": "stop"}),
+    )
+    engine = await scripted(monkeypatch, core, step_ms=1e6)
+    engine.add([request(7, [5, 6], [8]), request(9, [5], [])])
+    first, second = await engine.step(), await engine.step()
+    assert rows_by_request(first) == {
+        7: (1, [1, 2, 6], [-1, -2, -6], FinishReason.RUNNING),
+        9: (0, [3, 4], [-3, -4], FinishReason.LENGTH),
+    }
+    assert rows_by_request(second) == {7: (4, [8], [-8], FinishReason.STOP)}
+    assert not engine.has_work
+    await engine.close()
+
+
+def rows_by_request(output: StepOutput) -> dict[int, tuple[int, list[int], list[float], int]]:
+    """Offset, tokens, log-probabilities and finish reason of each; one row a request."""
+    starts = np.cumsum(output.counts) - output.counts
+    assert len(set(output.requests.tolist())) == len(output.requests)
+    columns = (output.requests, output.offsets, starts, output.counts, output.finished)
+    found: dict[int, tuple[int, list[int], list[float], int]] = {}
+    for number, offset, start, count, finished in zip(*(column.tolist() for column in columns), strict=True):
+        of = slice(start, start + count)
+        found[number] = (offset, output.tokens[of].tolist(), output.logprobs[of].tolist(), finished)
+    return found
+
+
+@pytest.mark.parametrize("step_ms", ["16", -1, float("nan"), True])
+async def test_a_step_that_is_no_length_of_time_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, step_ms: object
+) -> None:
+    with pytest.raises(EngineError, match=r"rollout\.engine_options\.step_ms is .*: expected milliseconds"):
+        await scripted(monkeypatch, Scripted(), step_ms=step_ms)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads are counted in /proc")
