@@ -257,6 +257,8 @@ async def _loaded(bench: Bench, crowd: Crowd, weights: ActorAddress, options: ar
     lost = scheduler.counters.unknown_rows + scheduler.counters.gap_rows
     if not tokens or lost:
         raise BenchmarkFailed(f"nothing was measured: {scheduler.counters}")
+    if scheduler.counters.tokens >= options.workers * options.sequences * options.tokens:
+        raise BenchmarkFailed(f"all samples ended while it was measured: more --tokens than {options.tokens}, please")
     await system.ref(system.address(f"scheduler.{JOB}")).ask(SetPaused(job=JOB, paused=True), Acknowledged)
     all_ms = _all_ms(under_load)
     return {

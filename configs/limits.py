@@ -170,6 +170,9 @@ class Limits(BaseModel):
     pull_patience_s: float = Field(
         default=2.0, description="work is kept for a worker that is loading a version for this long"
     )
+    entry_tokens: int = Field(
+        default=1 << 13, ge=1, description="tokens that a scheduler enters before the head's loop turns to others"
+    )
     scheduler_tick_s: float = Field(
         default=0.5, description="how often the scheduler looks for what no message will tell it"
     )
@@ -207,7 +210,7 @@ class Limits(BaseModel):
         ge=0,
         description="between two deltas of a worker in which no sample ends; faster engine steps leave as one",
     )
-    merged_tokens: int = Field(default=16384, description="of engine steps that wait for a scheduler and leave as one")
+    merged_tokens: int = Field(default=4096, description="of engine steps that wait for a scheduler and leave as one")
     early_commands: int = Field(
         default=1024, description="commands that overtake the answer to a worker's offer; a healthy scheduler sends few"
     )

@@ -8,7 +8,8 @@
 Invariants
 - A process that does not answer within ``limits.look_timeout_s`` is a row of its own: that it is silent is the news.
 - All are asked at the same time, so one that hangs costs no more than that.
-- What is in the head itself is read, not asked: a question would wait its turn behind thousands of tokens.
+- What is in the head itself is read, not asked, and processes answer on the lane for signals: on the one for messages
+  an answer would wait its turn behind thousands of tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from actors.core.look import Look, Sight
 from actors.core.stalls import Stall
 from actors.scheduler.scheduler import Scheduler
 from transport.address import ActorAddress
+from transport.transport import Lane
 
 if TYPE_CHECKING:
     from supervisors.head import Head
@@ -103,7 +105,8 @@ class Lookout:
         timeout_s, loop = self._head.limits.look_timeout_s, asyncio.get_running_loop()
         began_s = loop.time()
         try:
-            return await self._head.system.ref(window).ask(Look(longer_than_s=longer_than_s), Sight, timeout_s)
+            look = Look(longer_than_s=longer_than_s)
+            return await self._head.system.ref(window).ask(look, Sight, timeout_s, lane=Lane.SIGNAL)
         except AskError as error:
             return Silent(window.peer.name, loop.time() - began_s, f"gives no answer: {type(error).__name__}")
 

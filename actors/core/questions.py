@@ -28,16 +28,16 @@ class Questions:
 
     def ask(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, attempts: int,
+        timeout_s: float | None, attempts: int, lane: Lane,
     ) -> Coroutine[Any, Any, R]:  # fmt: skip
         """See ``ActorRef.ask``."""
         if attempts == 1:  # one coroutine a question: each more is awaited anew whenever the answer comes
-            return self._ask_once(owner, address, message, reply, timeout_s)
-        return self._ask_repeatedly(owner, address, message, reply, timeout_s, attempts)
+            return self._ask_once(owner, address, message, reply, timeout_s, lane)
+        return self._ask_repeatedly(owner, address, message, reply, timeout_s, lane, attempts)
 
     async def _ask_repeatedly(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, attempts: int,
+        timeout_s: float | None, lane: Lane, attempts: int,
     ) -> R:  # fmt: skip
         router = self._router
         deadline_at = router.now() + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
@@ -45,7 +45,7 @@ class Questions:
         for attempt in range(attempts):
             left_s = deadline_at - router.now()
             try:
-                return await self._ask_once(owner, address, message, reply, left_s, request_id, attempt)
+                return await self._ask_once(owner, address, message, reply, left_s, lane, request_id, attempt)
             except (NotSent, SentNoReply):
                 if attempt + 1 == attempts or router.now() + pause_s >= deadline_at:
                     raise
@@ -56,7 +56,7 @@ class Questions:
 
     async def _ask_once(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, request_id: int = 0, attempt: int = 0,
+        timeout_s: float | None, lane: Lane, request_id: int = 0, attempt: int = 0,
     ) -> R:  # fmt: skip
         router = self._router
         now, asker = router.now(), "" if owner is None else owner.name
@@ -73,14 +73,14 @@ class Questions:
                 if refusal is not None:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
-                self.send(waiter, Kind.ASK, message, Lane.MESSAGE, deadline_at, attempt=attempt)
+                self.send(waiter, Kind.ASK, message, lane, deadline_at, attempt=attempt)
             return cast(R, await future)  # whoever settled it has closed the waiter, and looked at the kind
         except BaseException as error:
             router.requests.close(waiter)
             if future.done() and not future.cancelled():
                 future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
             if not isinstance(error, AskError) or isinstance(error, DeadlineExceeded):
-                self.cancel(waiter)
+                self.cancel(waiter, lane)
             raise
 
     def send(
@@ -100,7 +100,7 @@ class Questions:
             raise NotSent(text, target=address, question=waiter.question)
         waiter.sent = not router.links.is_queueing(address.peer)
 
-    def cancel(self, waiter: Waiter, lane: Lane = Lane.MESSAGE) -> None:
+    def cancel(self, waiter: Waiter, lane: Lane) -> None:
         """Tell the target that nobody waits for this answer any more. Best effort."""
         router, address = self._router, waiter.target
         if address.peer == router.own:

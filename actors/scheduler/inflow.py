@@ -6,13 +6,14 @@
 Invariants
 - A delta of another life of its worker, or of an older epoch, never enters.
 - A delta that cannot be read keeps no other one from entering.
+- One turn of the loop enters few tokens, however many the deltas hold that wait: the head has others to hear.
 - A worker is told what has been taken of what it asked about; until then it says little more (``outbox.py``).
 - What the ledger does not take is stopped at its worker: it would go on generating for nobody.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import cast
 
@@ -37,6 +38,18 @@ class Inflow:
         self._scope = scope
         self._returns = returns
         self._steps = steps
+
+    def turns(self, batch: Sequence[Delivery]) -> Iterator[list[Delivery]]:
+        """``batch`` in order, cut so that each part but for its last delta holds fewer than ``entry_tokens``."""
+        turn, tokens = list[Delivery](), 0
+        for delivery in batch:
+            turn.append(delivery)
+            tokens += cast("TokenDelta", delivery.message).weight
+            if tokens >= self._scope.ctx.limits.entry_tokens:
+                yield turn
+                turn, tokens = [], 0
+        if turn:
+            yield turn
 
     def take(self, batch: Sequence[Delivery]) -> None:
         """TokenDeltas in the order in which they came."""

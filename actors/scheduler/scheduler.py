@@ -33,6 +33,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
@@ -295,8 +296,10 @@ class Scheduler(Actor):
     @handles(m.TokenDelta)
     @batched
     async def token_delta(self, batch: list[Delivery]) -> None:
-        await self._journal.room()
-        self._inflow.take(batch)
+        for turn in self._inflow.turns(batch):
+            await self._journal.room()
+            self._inflow.take(turn)
+            await asyncio.sleep(0)
 
     @handles(m.AssignmentsFailed)
     async def assignments_failed(self, news: m.AssignmentsFailed) -> None:

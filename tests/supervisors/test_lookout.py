@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from actors.core.actor import Actor, handles
 from actors.core.answers import Done
+from actors.core.delivery import current
 from actors.core.look import Look, Sight
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
@@ -24,6 +25,7 @@ from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
+from transport.transport import Lane
 
 
 @message("test_lookout.work")
@@ -34,9 +36,13 @@ class Work(Message):
 class Agent(Actor):
     def __init__(self, *, mute: bool = False) -> None:
         self.mute = mute
+        self.asked_on: list[Lane] = []
 
     @handles(Look)
     async def look(self, message: Look) -> Sight:
+        delivery = current.get()
+        assert delivery is not None
+        self.asked_on.append(delivery.lane)
         if self.mute:
             await self.ctx.sleep(60.0)
         return self.ctx.look(message)
@@ -147,6 +153,17 @@ def test_dead_letters_of_all_processes_are_counted_and_listed():
         told = await lookout.dead_letters()
         assert told["counts"] == [{"process": "a", "reason": "unknown_actor", "messages": 2}]
         assert [(letter["tag"], letter["ago_s"]) for letter in told["newest"]] == [("test_lookout.work", 1.0)] * 2
+        await _stop(systems)
+
+    run_simulated(scenario())
+
+
+def test_processes_are_looked_into_on_the_lane_for_signals_past_what_they_say():
+    async def scenario() -> None:
+        lookout, systems, _ = await _lookout("a")
+        await lookout.stalls(0.0)
+        agent = systems["a"].hosted("agent")
+        assert isinstance(agent, Agent) and agent.asked_on == [Lane.SIGNAL]
         await _stop(systems)
 
     run_simulated(scenario())

@@ -24,8 +24,12 @@ from actors.core.errors import (
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS
+from tests.transport.test_link_faults import Memory
 from transport.address import ActorAddress, PeerId
-from transport.transport import SendOutcome
+from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
+from transport.memory_transport import MemoryNetwork
+from transport.sim.loop import run_simulated
+from transport.transport import Lane, SendOutcome
 
 Pair = tuple[ActorSystem, ActorSystem]
 
@@ -372,3 +376,26 @@ async def test_the_sender_is_known_to_the_handler(pair: Pair) -> None:
     asker = Asker()
     await near.spawn("asker", asker)
     assert asker.who == "asker"
+
+
+def test_an_ask_on_the_signal_lane_is_answered_while_messages_are_held_up() -> None:
+    async def scenario() -> None:
+        network, systems, ends = MemoryNetwork(), list[ActorSystem](), list[FaultableTransport]()
+        for number, name in enumerate(("near", "far"), 1):
+            ends.append(FaultableTransport(Memory(network, PeerId(name, number)), limits=DEFAULT_LIMITS))
+            systems.append(ActorSystem(ends[-1], limits=DEFAULT_LIMITS))
+            await systems[-1].start()
+        _, ref = await start((systems[0], systems[1]))
+        await ref.ask(Get(), Total)
+        for end in ends:
+            end.add(LinkRule(Misbehaviour.DELAY, lane=Lane.MESSAGE, delay_s=2.0))
+        took_s: list[float] = []
+        for lane in (Lane.SIGNAL, Lane.MESSAGE):
+            began_s = asyncio.get_running_loop().time()
+            await ref.ask(Get(), Total, 9.0, lane=lane)
+            took_s.append(asyncio.get_running_loop().time() - began_s)
+        assert took_s[0] < 0.1 and took_s[1] >= 4.0
+        for system in systems:
+            await system.stop()
+
+    run_simulated(scenario())
