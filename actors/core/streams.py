@@ -149,6 +149,8 @@ class Stream(Waiter, Generic[T]):
         self._consumed_items = 0
         self._consumed_bytes = 0
         self._error: AskError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Rings when an item may be overdue; not before the deadline of the wait that it was set in."""
         self.ended = False
 
     @property
@@ -204,6 +206,8 @@ class Stream(Waiter, Generic[T]):
         self._host.leave(self)
         self.ended = True
         self._items.clear()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
@@ -225,14 +229,25 @@ class Stream(Waiter, Generic[T]):
         return item
 
     async def _wait(self) -> None:
+        """Until something comes, or ``_look`` finds that nothing has for too long."""
         loop = asyncio.get_running_loop()
         self.future = loop.create_future()
         self.since = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_at(self.since + self.window.timeout_s, self._look)
         try:
-            async with asyncio.timeout(self.window.timeout_s):
-                await self.future
-        except TimeoutError:
-            text = f"{self.question} to {self.target}: no item {self.received} within {self.window.timeout_s:g} s"
-            self.fail(DeadlineExceeded(text, target=self.target, question=self.question))
+            await self.future
         finally:
             self.future = None
+
+    def _look(self) -> None:
+        """One timer serves many waits: it is set anew when it rings, not with each item."""
+        self._timer, loop = None, asyncio.get_running_loop()
+        if self.future is None:
+            return
+        over_at = self.since + self.window.timeout_s
+        if loop.time() < over_at:
+            self._timer = loop.call_at(over_at, self._look)
+            return
+        text = f"{self.question} to {self.target}: no item {self.received} within {self.window.timeout_s:g} s"
+        self.fail(DeadlineExceeded(text, target=self.target, question=self.question))
