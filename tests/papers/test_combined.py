@@ -276,6 +276,23 @@ def test_machines_that_keep_their_sides_are_bound_by_the_best_way_to_split_them(
     assert len(set(ends.values())) > 1
 
 
+def test_a_split_whose_machines_hold_no_whole_number_of_replicas_bounds_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """72B takes two machines a replica: of seven splits of eight machines three can train, as for the policy."""
+    tried: list[int] = []
+
+    def demands(one: Bench, steps: int, *, train_devices: int) -> list[clairvoyant.Demand]:
+        tried.append(train_devices)
+        return real(one, steps, train_devices=train_devices)
+
+    real = combined._demands
+    monkeypatch.setattr(combined, "_demands", demands)
+    one = Bench(Workload(samples=96, iterations=2), MODELS["72B"].model_copy(update={"devices": 64}), 0.25, 0)
+    combined.bound_sides_s(one, 2, 1)
+    assert sorted(tried) == [16, 32, 48]
+
+
 def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_cold_start() -> None:
     """Before the first end nobody can do the work of steps that wait for it."""
     long = np.array([50.0])

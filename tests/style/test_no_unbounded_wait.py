@@ -86,6 +86,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "the request desk ends every question at its deadline, which was armed three lines before": [
         ("actors/core/questions.py", "Questions._ask_once", "future"),
     ],
+    "a timer of the stream ends it when nothing has come for its window's time-out": [
+        ("actors/core/streams.py", "Stream._wait", "self.future"),
+    ],
     "it has just been killed, and is our child: the kernel lets it go, or neither of us": [
         ("actors/core/fate.py", "_guard", "os.waitpid(leader, 0)"),
     ],

@@ -117,10 +117,14 @@ def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
 
 
 def bound_sides_s(one: Bench, steps: int, staleness: int) -> float:
-    """Each machine generates or trains from the first step to the last: the earliest end over all splits."""
+    """Each machine generates or trains from the first step to the last: the earliest end over all splits.
+
+    Over those whose training side holds whole replicas, as in ``Bench.train_s``: no others can train.
+    """
     unit, devices = costs.MACHINE_DEVICES, one.model.devices
     least_s = float("inf")
-    halves = sorted(range(unit, devices, unit), key=lambda x: abs(x - devices / 2))
+    trainable = [x for x in range(unit, devices, unit) if (devices - x) % one.replica_devices == 0]
+    halves = sorted(trainable, key=lambda x: abs(x - devices / 2))
     for rollout in halves:  # those in the middle first: most of the others are ruled out by them
         engines = rollout / one.model.transformer.tensor_parallel
         supply = Supply(0.0, lambda a, b, n=engines: n * (b - a), one.workload.train.step_s, staleness)
