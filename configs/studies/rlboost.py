@@ -84,6 +84,8 @@ class HybridSetup(Section):
     train: TrainCost = TrainCost(flops_per_parameter=12, step_s=4.0)
     """GRPO with gradient checkpointing: 8 for the actor, 2 each for old and reference log-probabilities. ``flops_use``
     is the model's own."""
+    log_prob_flops_per_parameter: PositiveFloat = 4
+    """Of these, what needs no advantage: old and reference log-probabilities."""
     micro_batch_responses: PositiveInt = 16
     """m_b of the code: the trainer begins with as many."""
     switch_s: PositiveFloat = 5.0
@@ -110,6 +112,11 @@ class HybridSetup(Section):
     """T_init of the code."""
     steps: PositiveInt = 24
     """Simulated with a fixed number of workers; what is measured is the mean of the last third."""
+
+    @property
+    def early(self) -> float:
+        """Of a sample's training, the part that need not wait for its group."""
+        return self.log_prob_flops_per_parameter / self.train.flops_per_parameter
 
 
 class StaticStudy(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,9 +19,12 @@ from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent
 from supervisors.simulation.cluster import clairvoyant
 from supervisors.simulation.cluster.clairvoyant import Supply
-from supervisors.simulation.cluster.combined import Rules
+from supervisors.simulation.cluster.combined import Machines, Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
+from supervisors.simulation.cluster.moving_engine import Sample
+from supervisors.simulation.cluster.overlapping.steps import Steps
+from supervisors.simulation.cluster.overlapping.trainer import Trainer
 from supervisors.simulation.studies import combined
 from supervisors.simulation.studies.combined import HybridJob
 from supervisors.simulation.studies.streamrl_bench import Bench
@@ -33,7 +36,10 @@ PROMPT = 2
 
 @dataclass(frozen=True)
 class Case:
-    """Samples of one token count each, in steps of ``per_step``; each sample is trained alone."""
+    """Samples of one token count each, in steps of ``per_step``.
+
+    Each sample is trained alone; with an ``early`` part, a step is a group, and the rest waits for all of it.
+    """
 
     lengths: tuple[int, ...]
     per_step: int
@@ -43,10 +49,16 @@ class Case:
     others: int
     staleness: int
     step_s: float
+    early: float = 0.0
 
     @property
-    def steps(self) -> int:
-        return len(self.lengths) // self.per_step
+    def group(self) -> int:
+        return self.per_step if self.early else 1
+
+    @property
+    def parts(self) -> list[float]:
+        """In which a sample is trained."""
+        return [self.early, 1 - self.early] if self.early else [1.0]
 
     def bound_s(self) -> float:
         demands = [
@@ -55,7 +67,8 @@ class Case:
                 PROMPT,
                 np.array(self.lengths[k : k + self.per_step]),
                 np.array(self.train_s[k : k + self.per_step]),
-                1,
+                self.group,
+                self.early,
             )
             for k in range(0, len(self.lengths), self.per_step)
         ]
@@ -64,13 +77,17 @@ class Case:
 
 
 State = tuple[tuple[int, ...], tuple[tuple[float, tuple[int, ...]], ...], tuple[float, int], frozenset[int]]
-"""Tokens of each sample; for each engine its step's rest and samples; the trainer's rest and sample; who is trained."""
+"""Tokens of each sample; for each engine its step's rest and samples; the trainer's rest and part; what is trained.
+
+Parts of samples are numbered sample by sample.
+"""
 
 
 def optimum_s(case: Case) -> float:
     """The best end over all schedules: any samples on any engine at each step, moved for nothing, any idling."""
     best: dict[State, float] = {}
-    engines = case.local + case.others
+    engines, parts = case.local + case.others, len(case.parts)
+    per_step = case.per_step * parts
     least = [math.inf]
 
     def step_s(samples: tuple[int, ...], tokens: tuple[int, ...]) -> float:
@@ -80,7 +97,13 @@ def optimum_s(case: Case) -> float:
 
     def may(sample: int, trained: frozenset[int]) -> bool:
         """Its step is open."""
-        return len(trained) >= case.per_step * (sample // case.per_step - case.staleness)
+        return len(trained) >= per_step * (sample // case.per_step - case.staleness)
+
+    def trainable(part: int, tokens: tuple[int, ...]) -> bool:
+        """Its sample is finished, and for the last part its group."""
+        i, first = part // parts, part // parts // case.group * case.group
+        needed = range(first, first + case.group) if part % parts == parts - 1 else [i]
+        return all(tokens[n] == case.lengths[n] for n in needed)
 
     def choices(state: State) -> list[State]:
         """What idle engines and an idle trainer may begin now, one thing after the other."""
@@ -97,11 +120,12 @@ def optimum_s(case: Case) -> float:
                         begun = (*busy[:e], (step_s(samples, tokens), samples), *busy[e + 1 :])
                         out.append((tokens, begun, (train_left, in_training), trained))
         if in_training < 0 and not any(samples for _, samples in busy[: case.local]):
-            now = len(trained) // case.per_step
-            for i in range(now * case.per_step, min((now + 1) * case.per_step, len(tokens))):
-                if i not in trained and tokens[i] == case.lengths[i]:
-                    ends_step = (len(trained) + 1) % case.per_step == 0
-                    out.append((tokens, busy, (case.train_s[i] + ends_step * case.step_s, i), trained))
+            now = len(trained) // per_step
+            for part in range(now * per_step, min((now + 1) * per_step, len(tokens) * parts)):
+                if part not in trained and trainable(part, tokens):
+                    lasts_s = case.train_s[part // parts] * case.parts[part % parts]
+                    ends_step = (len(trained) + 1) % per_step == 0
+                    out.append((tokens, busy, (lasts_s + ends_step * case.step_s, part), trained))
         return out
 
     def search(state: State, now_s: float) -> None:
@@ -109,7 +133,7 @@ def optimum_s(case: Case) -> float:
             return
         best[state] = now_s
         tokens, busy, (train_left, in_training), trained = state
-        if len(trained) == len(tokens):
+        if len(trained) == len(tokens) * parts:
             least[0] = now_s
             return
         for following in choices(state):
@@ -163,6 +187,7 @@ CASES = st.builds(
     others=st.integers(0, 1),
     staleness=st.integers(0, 1),
     step_s=st.sampled_from([0.0, 0.5]),
+    early=st.sampled_from([0.0, 0.4]),
 )
 
 
@@ -171,6 +196,16 @@ CASES = st.builds(
 def test_no_schedule_at_all_ends_before_the_bound(case: Case) -> None:
     if case.local + case.others:
         assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)
+
+
+def test_what_a_sample_allows_before_its_group_is_whole_is_trained_before_it() -> None:
+    """One engine, one place: two of three samples are there early; the bound knows it, and is not above the optimum."""
+    instance = Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=1, kv_tokens=100.0)
+    case = Case((1, 1, 2), 3, (4.0,) * 3, instance, local=0, others=1, staleness=0, step_s=0.0)
+    early = replace(case, early=0.4)
+    assert 0.8 * optimum_s(early) < early.bound_s() <= optimum_s(early) * (1 + 1e-9)
+    assert optimum_s(early) < optimum_s(replace(early, early=1e-9)), "without it the trainer waits for all three"
+    assert early.bound_s() < replace(early, early=1e-9).bound_s()
 
 
 def test_generation_ahead_of_a_version_is_not_counted_after_its_end() -> None:
@@ -219,6 +254,37 @@ def test_every_sample_is_trained_once_in_order_and_no_run_beats_the_bound(seed: 
     bound_s, dollars = job.bounds(figures, trace)
     assert bound_s <= figures.ends_s[-1]
     assert dollars <= figures.costs[-1]
+
+
+def test_a_trainer_without_a_whole_group_does_what_needs_no_advantage_and_no_more_than_once() -> None:
+    """Two groups of two, 3 s a sample of which one is early; the second sample of group 1 comes last."""
+    samples = [Sample(i, i // 2, 10, 100) for i in range(4)]
+    machines = Machines(
+        instance=Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=4), fixed=1, local=0, train_s=lambda ss: 3.0 * len(ss),
+        step_s=1.0, pull_s=lambda _: 0.0, load_s=0.0, early=1 / 3,
+    )  # fmt: skip
+    steps = Steps(lambda _: samples, lambda _, ss: np.full(len(ss), 100.0), machines.train_s, "arrival")
+    steps.open_for(0, 0)
+    step, trainer = steps.open[0], Trainer(machines)
+    steps.finished(step.samples[0])
+    trainer.begin(0.0, step)
+    assert trainer.next_s() == pytest.approx(1.0), "the early part of the one sample that is there"
+    for sample in step.samples[1:3]:
+        steps.finished(sample)
+    assert not trainer.end(1.0, step)
+    trainer.begin(1.0, step)
+    assert trainer.next_s() == pytest.approx(1.0 + 2.0 + 3.0), "a whole group first, without what is done of it"
+    assert not trainer.end(6.0, step)
+    trainer.begin(6.0, step)
+    assert trainer.next_s() == pytest.approx(7.0)
+    assert not trainer.end(7.0, step)
+    trainer.begin(7.0, step)
+    assert trainer.idle, "nothing is done twice"
+    steps.finished(step.samples[3])
+    trainer.begin(9.0, step)
+    assert trainer.next_s() == pytest.approx(9.0 + 2.0 + 3.0)
+    assert not trainer.end(14.0, step)
+    assert trainer.end(15.0, step), "the optimizer has run"
 
 
 def test_rlboost_itself_never_beats_the_on_policy_bound() -> None:

@@ -3,7 +3,8 @@
 Goes beyond RLBoost's window (``offload``), which is learned from step to step and therefore late whenever machines come
 or go or lengths drift. In words:
 
-- The trainer works through whole groups as they are finished. If it began now, and all the other workers generated what
+- The trainer works through whole groups as they are finished; of a sample whose siblings are not, it does meanwhile
+  what needs no advantage (log-probabilities, StreamRL 1.3). If it began now, and all the other workers generated what
   is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
 - Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
   would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. With enough other workers
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -41,6 +42,8 @@ class Left(NamedTuple):
     """A negative one: of another step."""
     cache_tokens: float
     """That it takes of a worker's cache meanwhile, on average."""
+    early_s: float = 0.0
+    """Of its training, what need not wait for its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +51,13 @@ class HandOverView:
     """What is left of the step that is trained next."""
 
     ready_s: float
-    """Training that has arrived."""
+    """Training that has arrived, and what can be done of samples that wait for their group."""
     running: Sequence[Left]
     """Samples that other workers run, those of other steps too: they take room all the same."""
     queued: Sequence[Left]
     """All others of the step in the order in which they would begin: the trainer's own go first."""
     train_s: dict[int, float]
-    """Group → its training, of the groups that are not complete."""
+    """Group → its training, of the groups that are not complete, beyond what is done or can be done without them."""
     workers: int
     """Other ones."""
     places: int
@@ -75,22 +78,25 @@ def wait_s(view: HandOverView) -> float:
         return -math.inf
     if not view.workers:
         return math.inf
-    return waited_s(view.ready_s, _complete_s(view), view.train_s)
+    return waited_s(view.ready_s, _comes(view))
 
 
-def waited_s(ready_s: float, complete_s: Mapping[int, float], train_s: Mapping[int, float]) -> float:
-    """The same of groups whose ends are known, in seconds since it began; ``ready_s`` was there then."""
+def waited_s(ready_s: float, comes: Iterable[tuple[float, float]]) -> float:
+    """The same of (when it comes, training), in seconds since it began; ``ready_s`` was there then."""
     waited_s, trained_s = -math.inf, ready_s
-    for end_s, group in sorted((end_s, group) for group, end_s in complete_s.items()):
-        waited_s = max(waited_s, end_s - trained_s)
-        trained_s += train_s[group]
+    for at_s, train_s in sorted(comes):
+        waited_s = max(waited_s, at_s - trained_s)
+        trained_s += train_s
     return waited_s
 
 
-def _complete_s(view: HandOverView) -> dict[int, float]:
-    """Group → when the last of its samples ends. Workers count as one large one whose samples are evenly shared."""
+def _comes(view: HandOverView) -> list[tuple[float, float]]:
+    """(When, training) that comes with a sample, or with the last one of a group.
+
+    Workers count as one large one whose samples are evenly shared.
+    """
     workers = view.workers
-    complete_s = dict.fromkeys(view.train_s, 0.0)
+    complete_s, early = dict.fromkeys(view.train_s, 0.0), list[tuple[float, float]]()
     active = list(view.running)  # by the token at which they end
     heapq.heapify(active)
     cached = sum(one.cache_tokens for one in active)
@@ -111,7 +117,9 @@ def _complete_s(view: HandOverView) -> dict[int, float]:
         token, cached = done.tokens, cached - done.cache_tokens
         if done.group in complete_s:
             complete_s[done.group] = now_s
-    return complete_s
+            if done.early_s:
+                early.append((now_s, done.early_s))
+    return early + [(end_s, view.train_s[group]) for group, end_s in complete_s.items()]
 
 
 def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]) -> list[int]:

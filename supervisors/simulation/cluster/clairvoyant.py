@@ -37,6 +37,10 @@ class Demand:
     """Of the longest sample, decoded without company, float64[groups]."""
     train_s: np.ndarray
     """On all devices that train, float64[groups]."""
+    early: float = 0.0
+    """The part of it that a sample's end alone allows; the rest waits for its group."""
+    each: Demand | None = None
+    """The same by sample; needed where ``early`` is not 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class Supply:
     """With k = 0, of the training machines in a step: to generation and back."""
 
 
-def demand(instance: Instance, prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int) -> Demand:
+def demand(
+    instance: Instance, prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0
+) -> Demand:
     """Of samples in order of their groups, ``group`` each."""
     pace = instance.pace
     assert isinstance(pace, DecodePace)
@@ -66,6 +72,8 @@ def demand(instance: Instance, prompt_tokens: int, lengths: np.ndarray, train_s:
         work_s=(own_s + _shared_s(instance, pace, tokens, contexts)).reshape(-1, group).sum(axis=1),
         alone_s=(own_s + tokens * (pace.fixed_s + max(pace.weights_s, pace.compute_s))).reshape(-1, group).max(axis=1),
         train_s=np.asarray(train_s, np.float64).reshape(-1, group).sum(axis=1),
+        early=early,
+        each=demand(instance, prompt_tokens, lengths, train_s, 1) if early else None,
     )
 
 
@@ -99,7 +107,7 @@ def earliest_ends_s(demands: Sequence[Demand], supply: Supply) -> list[float]:
         train_s = float(one.train_s.sum())
         end_s = max(
             (ends[-1] if ends else 0.0) + train_s + supply.step_s,
-            released_s + float((one.alone_s + one.train_s).max()) + supply.step_s,
+            released_s + float((one.alone_s + (1 - one.early) * one.train_s).max()) + supply.step_s,
             released_s + _one_step_s(one, supply, released_s) + supply.step_s,
         )
         for after in range(-1, v):
@@ -165,20 +173,35 @@ def _all_work_done_s(work_s: float, training_s: float, supply: Supply, begin_s: 
 def _one_step_s(one: Demand, supply: Supply, begin_s: float) -> float:
     """The largest, over instants t since its samples may begin, of t and the training that is left at t at best."""
     all_s = float(one.train_s.sum())
-    rank = np.argsort(-one.train_s / one.work_s, kind="stable")
-    work, train, alone = one.work_s[rank], one.train_s[rank], one.alone_s[rank]
     engines = supply.local or supply.others_s(begin_s, begin_s + 1.0)
     horizon_s = 2 * (all_s + supply.switch_s) + float(one.work_s.sum()) / max(engines, 1.0)
     best_s = 0.0
     for t in np.geomspace(horizon_s / 1000, horizon_s, _INSTANTS):
-        there = alone <= t
-        done_work = np.concatenate([[0.0], np.cumsum(work[there])])
-        done_train = np.concatenate([[0.0], np.cumsum(train[there])])
+        trainable_s = _trainable_s(one, float(t))
         given_s = supply.others_s(begin_s, begin_s + float(t))
-        low, high = 0.0, min(float(t), float(done_train[-1]))
+        low, high = 0.0, min(float(t), trainable_s(float("inf")))
         for _ in range(40):  # the most that can be trained by t
             x = (low + high) / 2
             engine_s = supply.local * max(0.0, float(t) - x - supply.switch_s) + given_s
-            low, high = (x, high) if x <= np.interp(engine_s, done_work, done_train) else (low, x)
+            low, high = (x, high) if x <= trainable_s(engine_s) else (low, x)
         best_s = max(best_s, float(t) + all_s - high if high < all_s * (1 - 1e-9) else 0.0)
     return best_s
+
+
+def _trainable_s(one: Demand, t: float) -> Callable[[float], float]:
+    """Engine seconds → the most training that what they finish by ``t`` allows, in fractions of groups and samples.
+
+    With an early part, samples and groups get the same engine seconds twice, which is more than they have.
+    """
+    there = one.alone_s <= t
+    work, train = one.work_s[there], one.train_s[there]
+    rank = np.argsort(-train / work, kind="stable")
+    done_work = np.concatenate([[0.0], np.cumsum(work[rank])])
+    done_train = np.concatenate([[0.0], np.cumsum(train[rank])])
+    of_samples = _trainable_s(one.each, t) if one.each is not None else None
+
+    def most_s(engine_s: float) -> float:
+        grouped_s = (1 - one.early) * float(np.interp(engine_s, done_work, done_train))
+        return grouped_s + (one.early * of_samples(engine_s) if of_samples is not None else 0.0)
+
+    return most_s

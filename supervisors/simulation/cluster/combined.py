@@ -48,7 +48,7 @@ class CombinedCluster:
         self._steps = Steps(draw, expect, machines.train_s, rules.order)
         self._pool = Pool(machines, events)
         self._trainer = Trainer(machines)
-        self._sides = Sides(machines, rules, self._steps, self._pool)
+        self._sides = Sides(machines, rules, self._steps, self._pool, self._trainer)
         self.now_s, self.version = 0.0, 0
         self._look_s, self._paid, self._stirred = 0.0, 0.0, True
         self._busy_before_s = 0.0

@@ -177,8 +177,9 @@ def static(study: CombinedStaticStudy, seed: int) -> dict[str, float]:
         steps = rlboost.settled(model, setup, Options(target=workers), workers, setup.steps, seed)
         there = Trace("fixed", tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(workers)), float("inf"))
         job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
-        figures = job.run(there, steps=max(_WARM_UP + 2, setup.steps // 3))
-        measures |= _compared(f"n{workers}", job, figures, there, rlboost.rate(steps), rlboost.per_dollar(steps))
+        figures = job.run(there, steps=setup.steps)
+        own = rlboost.rate(steps), rlboost.per_dollar(steps)
+        measures |= _compared(f"n{workers}", job, figures, there, *own, last=len(steps))
     return measures
 
 
@@ -221,6 +222,7 @@ class HybridJob:
             local=len(like.local),
             train_s=like.train_s,
             step_s=setup.train.step_s,
+            early=setup.early,
             pull_s=like.pull_s,
             load_s=setup.load_s,
             switch_s=setup.switch_s,
@@ -231,7 +233,7 @@ class HybridJob:
         )
         rules = Rules(self.staleness)
         if not self.staleness:  # nothing fills time to spare, and the trainer is to be fed early
-            rules = Rules(0, order="both_ends", slack_s=0.0, learns=True)
+            rules = Rules(0, order="both_ends", slack_s=0.0, learns=True, look_every_s=5.0)
         cluster = CombinedCluster(machines, rules, lambda _: like.draw(), _ranked(self.ranker, self.seed), trace.events)
         return cluster.run(steps=steps, until_s=until_s)
 
@@ -245,7 +247,8 @@ class HybridJob:
             tokens = lengths + setup.prompt_tokens
             train_s = costs.train_token_s(self.model.transformer, H100, cost, devices, tokens)
             instance = like.local[0].instance
-            demands.append(clairvoyant.demand(instance, setup.prompt_tokens, lengths, train_s, setup.group_size))
+            one = clairvoyant.demand(instance, setup.prompt_tokens, lengths, train_s, setup.group_size, setup.early)
+            demands.append(one)
         on_policy = self.staleness == 0
         supply = Supply(
             local=len(like.local),
@@ -261,14 +264,23 @@ class HybridJob:
 
 
 def _compared(
-    at: str, job: HybridJob, figures: Figures, trace: Trace, own_rate: float, own_per_dollar: float
+    at: str,
+    job: HybridJob,
+    figures: Figures,
+    trace: Trace,
+    own_rate: float,
+    own_per_dollar: float,
+    *,
+    last: int | None = None,
 ) -> dict[str, float]:
+    """``last``: as many steps, the newest, are held against RLBoost's; the bound is always of the whole run."""
     bound_s, bound_dollars = job.bounds(figures, trace)
-    tokens, seconds, dollars = sum(figures.tokens), figures.ends_s[-1], figures.costs[-1]
+    ends, costs_, first = [0.0, *figures.ends_s], [0.0, *figures.costs], -1 - (last or len(figures.ends_s))
+    tokens, seconds, dollars = sum(figures.tokens[first + 1 :]), ends[-1] - ends[first], costs_[-1] - costs_[first]
     return {
         f"{at}.over_rlboost": tokens / seconds / own_rate,
         f"{at}.per_dollar_over_rlboost": tokens / dollars / own_per_dollar,
-        f"{at}.of_bound": bound_s / seconds,
-        f"{at}.per_dollar_of_bound": bound_dollars / dollars,
-        f"{at}.remote_mean": figures.rented_s / seconds,
+        f"{at}.of_bound": bound_s / ends[-1],
+        f"{at}.per_dollar_of_bound": bound_dollars / costs_[-1],
+        f"{at}.remote_mean": figures.rented_s / ends[-1],
     }

@@ -52,8 +52,16 @@ def test_it_hands_over_once_it_would_not_wait_with_slack_to_spare() -> None:
 
 def test_what_was_waited_is_reckoned_as_what_is_expected() -> None:
     """The two groups of the view end after 10 s and 30 s, as the estimate has it: 5 s and 10 s late."""
-    assert waited_s(5.0, {0: 10.0, 1: 30.0}, VIEW.train_s) == pytest.approx(10.0)
-    assert waited_s(25.0, {0: 10.0, 1: 30.0}, VIEW.train_s) == pytest.approx(-10.0)
+    assert waited_s(5.0, [(10.0, 15.0), (30.0, 5.0)]) == pytest.approx(10.0)
+    assert waited_s(25.0, [(30.0, 5.0), (10.0, 15.0)]) == pytest.approx(-10.0)
+
+
+def test_what_need_not_wait_for_a_group_is_done_while_the_group_is_not_whole() -> None:
+    """A group of two: one sample ends after 10 s, one after 30 s; of the 15 s of training of each, 5 need no group."""
+    whole = replace(VIEW, running=[Left(10.0, 0, 20.0), Left(30.0, 0, 20.0)], train_s={0: 30.0}, ready_s=10.0)
+    early = replace(whole, running=[one._replace(early_s=5.0) for one in whole.running], train_s={0: 20.0})
+    assert wait_s(whole) == pytest.approx(20.0)
+    assert wait_s(early) == pytest.approx(15.0)
 
 
 def test_an_estimate_that_is_always_too_high_by_as_much_is_learned_and_taken_off() -> None:

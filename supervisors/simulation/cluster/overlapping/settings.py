@@ -33,6 +33,8 @@ class Machines:
     """Number of engines that pull at once → from a version's end of training until they have it."""
     load_s: float
     """Of it, for which an engine stands still."""
+    early: float = 0.0
+    """Of a sample's training, the part that need not wait for its group: it needs no advantage."""
     switch_s: float = 0.0
     """One change between generating and training."""
     boot_s: float = 0.0

@@ -11,16 +11,18 @@ from collections import deque
 from collections.abc import Callable
 
 from actors.scheduler.policies import hand_over
+from supervisors.simulation.cluster.moving_engine import Sample
 from supervisors.simulation.cluster.overlapping.pool import Engine, Pool
 from supervisors.simulation.cluster.overlapping.settings import Machines, Rules
 from supervisors.simulation.cluster.overlapping.steps import SAMPLES_MAX, Step, Steps, feeding_places
+from supervisors.simulation.cluster.overlapping.trainer import Trainer
 
 
 class Sides:
     """The two occupations of the machines that train."""
 
-    def __init__(self, machines: Machines, rules: Rules, steps: Steps, pool: Pool) -> None:
-        self._m, self._rules, self._steps, self._pool = machines, rules, steps, pool
+    def __init__(self, machines: Machines, rules: Rules, steps: Steps, pool: Pool, trainer: Trainer) -> None:
+        self._m, self._rules, self._steps, self._pool, self._trainer = machines, rules, steps, pool, trainer
         self._lean_s = 0.0
         self._expected: tuple[float, float] | None = None
         """Of this step's hand-over: when it was, and the wait that was expected."""
@@ -53,13 +55,17 @@ class Sides:
         (at_s, expected_s), self._expected = self._expected, None
         ends_s: dict[int, float] = {}
         train_s: dict[int, float] = {}
+        comes: list[tuple[float, float]] = []
         for sample in step.samples:
-            ends_s[sample.group] = max(ends_s.get(sample.group, 0.0), sample.finished_s - at_s)
-            train_s[sample.group] = train_s.get(sample.group, 0.0) + self._m.train_s([sample])
-        ready_s = sum(train_s[group] for group, end_s in ends_s.items() if end_s <= 0)
-        later_s = {group: end_s for group, end_s in ends_s.items() if end_s > 0}
-        if later_s:
-            self._lean_s = hand_over.lean_s(self._lean_s, expected_s, hand_over.waited_s(ready_s, later_s, train_s))
+            work_s, end_s = self._m.train_s([sample]), sample.finished_s - at_s
+            ends_s[sample.group] = max(ends_s.get(sample.group, 0.0), end_s)
+            train_s[sample.group] = train_s.get(sample.group, 0.0) + (1 - self._m.early) * work_s
+            comes.append((end_s, self._m.early * work_s))
+        comes += [(end_s, train_s[group]) for group, end_s in ends_s.items()]
+        ready_s = sum(work_s for end_s, work_s in comes if end_s <= 0)
+        later = [one for one in comes if one[0] > 0]
+        if later:
+            self._lean_s = hand_over.lean_s(self._lean_s, expected_s, hand_over.waited_s(ready_s, later))
 
     def _should_train(self, version: int, now_s: float) -> bool:
         step = self._steps.open[version]
@@ -82,25 +88,37 @@ class Sides:
             for sample in one.engine.held():
                 mine = first <= sample.number < first + SAMPLES_MAX
                 has = one.engine.tokens(sample) if sample.number in one.engine.running else sample.kept
-                left = self._steps.left(sample, has, sample.group if mine else -1)
+                left = self._left(sample, has, mine=mine)
                 if not one.local and sample.number in one.engine.running:
                     running.append(left)
                 elif mine:
                     queued.append(left)
-        queued += [self._steps.left(sample, sample.kept, sample.group) for sample in step.queue]
+        queued += [self._left(sample, sample.kept, mine=True) for sample in step.queue]
         place = feeding_places(step, [*running, *queued])
         queued.sort(key=lambda left: place[left.group])
         return hand_over.HandOverView(
-            ready_s=m.train_s(step.arrived) if step.arrived else 0.0,
+            ready_s=self._trainer.left_s(step, step.arrived) + self._waiting_s(step),
             running=running,
             queued=queued,
-            train_s=step.group_s,
+            train_s={group: (1 - m.early) * train_s for group, train_s in step.group_s.items()},
             workers=len(others),
             places=m.instance.places,
             cache_tokens=m.instance.kv_tokens,
             pace=m.instance.pace,
             begin_s=min((max(0.0, e.ready_s - now_s) if e.version < 0 else 0.0 for e in others), default=0.0),
         )
+
+    def _left(self, sample: Sample, has: float, *, mine: bool) -> hand_over.Left:
+        left = self._steps.left(sample, has, sample.group if mine else -1)
+        if not mine or not self._m.early:
+            return left
+        each_s = self._steps.of(sample).each_s[sample.number % SAMPLES_MAX]
+        return left._replace(early_s=self._m.early * each_s)
+
+    def _waiting_s(self, step: Step) -> float:
+        """What can be done of finished samples that wait for their group."""
+        waiting = [s for samples in step.waiting.values() for s in samples if s.number not in step.scored]
+        return self._m.early * self._m.train_s(waiting) if waiting and self._m.early else 0.0
 
     def _feed(self, step: Step, version: int) -> None:
         """From now on the trainer waits for what is queued: in the order that feeds it best."""

@@ -30,14 +30,19 @@ class Step:
     expected: np.ndarray
     missing: dict[int, int]
     """Group → samples of it that are not finished."""
+    each_s: list[float]
+    """Training of each sample as expected."""
     group_s: dict[int, float]
-    """Its training as expected, of the groups that are not complete."""
+    """The same, of the groups that are not complete."""
     queue: deque[Sample]
     unfinished: int
     untrained: int
     arrived: list[Sample] = field(default_factory=list[Sample])
     """Of complete groups."""
     waiting: dict[int, list[Sample]] = field(default_factory=dict[int, list[Sample]])
+    """Group → its finished samples, of the groups that are not complete."""
+    scored: set[int] = field(default_factory=set[int])
+    """Samples of which the trainer has done what need not wait for their group."""
     version: dict[int, int] = field(default_factory=dict[int, int])
     """Of the newest tokens of samples that have moved."""
 
@@ -68,12 +73,14 @@ class Steps:
         expected = self._expect(number, samples)
         missing: dict[int, int] = {}
         group_s: dict[int, float] = {}
+        each_s: list[float] = []
         for sample, tokens in zip(samples, expected.tolist(), strict=True):
             guess = replace(sample, length=max(1, int(tokens)))
             missing[sample.group] = missing.get(sample.group, 0) + 1
-            group_s[sample.group] = group_s.get(sample.group, 0.0) + self._train_s([guess])
+            each_s.append(self._train_s([guess]))
+            group_s[sample.group] = group_s.get(sample.group, 0.0) + each_s[-1]
         queue = deque(samples[i] for i in _in_order(self._order, expected, samples))
-        return Step(samples, expected, missing, group_s, queue, len(samples), len(samples))
+        return Step(samples, expected, missing, each_s, group_s, queue, len(samples), len(samples))
 
     def of(self, sample: Sample) -> Step:
         """The step that a sample belongs to."""

@@ -1,15 +1,23 @@
-"""The trainer of a combined cluster: whole groups of one step after the other."""
+"""The trainer of a combined cluster: whole groups of one step after the other.
+
+    whole groups there? ─▶ a micro-batch of them ──────────────────────────▶ after a step's last one the optimizer
+          └ no ─▶ finished samples of others ─▶ what needs no advantage ─┘
+
+The second is StreamRL's sample-level work (section 1.3): log-probabilities are computed when a sample arrives.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from supervisors.simulation.cluster.moving_engine import Sample
 from supervisors.simulation.cluster.overlapping.settings import NEVER_S, Machines
 from supervisors.simulation.cluster.overlapping.steps import Step
 
 
 class Trainer:
-    """A micro-batch, then the next; after a step's last one the optimizer."""
+    """A micro-batch, then the next."""
 
     def __init__(self, machines: Machines) -> None:
         self._m = machines
@@ -37,10 +45,27 @@ class Trainer:
 
     def begin(self, now_s: float, step: Step) -> None:
         """The next micro-batch, if there is enough for one."""
-        if not self.idle or not step.arrived:
+        if not self.idle:
             return
-        m, work_s = self._m, self._m.train_s(step.arrived)
-        if step.unfinished and (len(step.arrived) < m.least_samples or work_s < m.least_s):
-            return
-        self._batch, step.arrived = len(step.arrived), []
-        self._end_s = now_s + max(work_s, m.least_s)
+        work_s = self.left_s(step, step.arrived)
+        if step.arrived and (not step.unfinished or self._enough(step.arrived, work_s)):
+            self._batch, step.arrived = len(step.arrived), []
+            self._end_s = now_s + max(work_s, self._m.least_s)
+        elif self._m.early:
+            self._score(now_s, step)
+
+    def left_s(self, step: Step, samples: Sequence[Sample]) -> float:
+        """Training of these, without what has been done of it."""
+        early_s = self._m.train_s([s for s in samples if s.number in step.scored]) if step.scored else 0.0
+        return (self._m.train_s(samples) if samples else 0.0) - self._m.early * early_s
+
+    def _score(self, now_s: float, step: Step) -> None:
+        samples = [s for waiting in step.waiting.values() for s in waiting if s.number not in step.scored]
+        work_s = self._m.early * self._m.train_s(samples) if samples else 0.0
+        if self._enough(samples, work_s):
+            step.scored.update(s.number for s in samples)
+            self._batch = 0
+            self._end_s = now_s + work_s
+
+    def _enough(self, samples: Sequence[Sample], work_s: float) -> bool:
+        return bool(samples) and len(samples) >= self._m.least_samples and work_s >= self._m.least_s
