@@ -296,10 +296,11 @@ class Scheduler(Actor):
     @handles(m.TokenDelta)
     @batched
     async def token_delta(self, batch: list[Delivery]) -> None:
-        for turn in self._inflow.turns(batch):
+        for number, turn in enumerate(self._inflow.turns(batch)):
+            if number:
+                await asyncio.sleep(0)
             await self._journal.room()
             self._inflow.take(turn)
-            await asyncio.sleep(0)
 
     @handles(m.AssignmentsFailed)
     async def assignments_failed(self, news: m.AssignmentsFailed) -> None:
