@@ -97,7 +97,7 @@ class Sides:
         place = feeding_places(step, [*running, *queued])
         queued.sort(key=lambda left: place[left.group])
         return hand_over.HandOverView(
-            ready_s=self._trainer.left_s(step, step.arrived) + self._waiting_s(step),
+            ready_s=self._trainer.left_s(step, step.arrived) + self._trainer.early_s(step),
             running=running,
             queued=queued,
             train_s={group: (1 - m.early) * train_s for group, train_s in step.group_s.items()},
@@ -114,11 +114,6 @@ class Sides:
             return left
         each_s = self._steps.of(sample).each_s[sample.number % SAMPLES_MAX]
         return left._replace(early_s=self._m.early * each_s)
-
-    def _waiting_s(self, step: Step) -> float:
-        """What can be done of finished samples that wait for their group."""
-        waiting = [s for samples in step.waiting.values() for s in samples if s.number not in step.scored]
-        return self._m.early * self._m.train_s(waiting) if waiting and self._m.early else 0.0
 
     def _feed(self, step: Step, version: int) -> None:
         """From now on the trainer waits for what is queued: in the order that feeds it best."""

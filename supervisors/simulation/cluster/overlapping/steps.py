@@ -46,6 +46,10 @@ class Step:
     version: dict[int, int] = field(default_factory=dict[int, int])
     """Of the newest tokens of samples that have moved."""
 
+    def scorable(self) -> list[Sample]:
+        """Finished samples of groups that are not complete, of which nothing has been done."""
+        return [s for waiting in self.waiting.values() for s in waiting if s.number not in self.scored]
+
 
 class Steps:
     """The open ones, by number. ``draw(step)`` gives its samples; ``expect(step, samples)`` a ranker's lengths."""

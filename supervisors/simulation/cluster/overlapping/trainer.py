@@ -59,9 +59,13 @@ class Trainer:
         early_s = self._m.train_s([s for s in samples if s.number in step.scored]) if step.scored else 0.0
         return (self._m.train_s(samples) if samples else 0.0) - self._m.early * early_s
 
+    def early_s(self, step: Step) -> float:
+        """What can be done of finished samples that wait for their group."""
+        samples = step.scorable() if self._m.early else []
+        return self._m.early * self._m.train_s(samples) if samples else 0.0
+
     def _score(self, now_s: float, step: Step) -> None:
-        samples = [s for waiting in step.waiting.values() for s in waiting if s.number not in step.scored]
-        work_s = self._m.early * self._m.train_s(samples) if samples else 0.0
+        samples, work_s = step.scorable(), self.early_s(step)
         if self._enough(samples, work_s):
             step.scored.update(s.number for s in samples)
             self._batch = 0
