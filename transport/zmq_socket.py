@@ -34,6 +34,7 @@ from zmq.utils import z85
 
 from configs.limits import Limits
 from transport.doorkeeper import Doorkeeper
+from transport.kernel_buffers import send_buffer_bytes
 from transport.transport import Frame, Lane
 
 Context = zmq.Context
@@ -106,6 +107,8 @@ class SocketOptions:
     heartbeat_interval_s: float | None = None
     heartbeat_timeout_s: float | None = None
     zero_copy_receive: bool = False
+    send_buffer_bytes: int | None = None
+    """What to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
     with_user: bool = False
     """Put the user that the allow-list named for the sender's key before the frames, empty where there are no keys."""
     routing_id: bytes | None = None
@@ -136,6 +139,7 @@ def lane_options(
         # silence is noticed at the next beat, so the sum of both is what a watcher waits at most
         heartbeat_timeout_s=max(0.05, limits.heartbeat_timeout_s - limits.heartbeat_interval_s) if beats else None,
         zero_copy_receive=bulk,
+        send_buffer_bytes=send_buffer_bytes(limits.bulk_chunk_bytes) if bulk else None,
         routing_id=routing_id,
         curve=curve,
         stranger_bytes=limits.stranger_bytes,
@@ -212,6 +216,8 @@ class ZmqSocket:
         socket.setsockopt(zmq.SNDHWM, options.hwm_messages)
         socket.setsockopt(zmq.RCVHWM, options.hwm_messages)
         socket.setsockopt(zmq.MAXMSGSIZE, options.max_frame_bytes)
+        if options.send_buffer_bytes is not None:
+            socket.setsockopt(zmq.SNDBUF, options.send_buffer_bytes)
         # Nothing may outlive its connection, so a dialer must not reconnect. Both official ways to say so (an interval
         # of -1, IMMEDIATE=1) also throw away what has been received and not yet read; an hour does not.
         socket.setsockopt(zmq.IMMEDIATE, 0)
