@@ -64,8 +64,8 @@ RATIOS: Final = (
     Ratio("ratio_all_pullers", ceiling=math.inf, tolerance=0.5),
     Ratio("sent_by_trainer", ceiling=2.0),
 )
-ROUNDS: Final = 25
-"""A pull's time wavers by a tenth from one to the next, and so does the raw stream's: the median of nine by 4 %."""
+ROUNDS: Final = 15
+"""A pull's time wavers by a tenth, and so does the raw stream's: medians of nine by 4 %, of fifteen by 3."""
 _ROUNDS_OF_MANY: Final = 9
 """At most, of many pullers at once."""
 PULLERS: Final = 8
