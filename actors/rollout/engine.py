@@ -102,6 +102,10 @@ class RolloutEngine(Protocol):
         """Advance every running sequence by at least one token. May only be called while ``has_work``."""
         ...
 
+    def hurry(self) -> None:
+        """Something waits for the step that is under way: it is to end with the token that is being made."""
+        ...
+
     async def load_weights(
         self,
         tensors: WeightTensors,

@@ -5,7 +5,8 @@
     └──────── nothing to do, or nobody takes it: reports.deliver, then wait ◀───────────────────────┘
 
 Invariants
-- The engine is touched by this task alone, so every command takes effect between two engine steps.
+- The engine is touched by this task alone, so every command takes effect between two engine steps; a step of several
+  tokens ends early for it.
 - What a step has made is said while the next one runs, for the engine need not wait for that; and before anything
   else is said of the engine, or waited for.
 - Work may come ahead of the version that it needs; it waits here until that is loaded.
@@ -92,7 +93,7 @@ class Generation:
     def set_asleep(self, asleep: bool) -> None:
         """Let the engine sleep once it holds nothing, or wake it; the scheduler is told when it is so."""
         self._to_sleep, self._answers = asleep, True
-        self._wake.set()
+        self._interrupt()
 
     def finish(self) -> None:
         """``run`` returns when nothing is left to do."""
@@ -105,7 +106,12 @@ class Generation:
 
     def _command(self, command: Command) -> None:
         self._commands.append(command)
+        self._interrupt()
+
+    def _interrupt(self) -> None:
+        """There is something to do before the next token."""
         self._wake.set()
+        self._engine.hurry()
 
     def stats(self) -> EngineStats:
         return msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
@@ -225,7 +231,7 @@ class Generation:
 
     def _version_ready(self, pull_s: float) -> None:
         self._activity.add("pull", pull_s)
-        self._wake.set()
+        self._interrupt()
 
     async def _load(self, pulled: PulledWeights) -> None:
         """Swap to ``pulled`` between two steps."""

@@ -129,6 +129,9 @@ class SimulatedEngine:
     def has_work(self) -> bool:
         return bool(self._running or self._waiting or self._columns)
 
+    def hurry(self) -> None:
+        """A step is one token."""
+
     async def step(self) -> StepOutput:
         if self._level or self._weights_lost:
             raise EngineError("step while asleep, or before the load that must follow a wake from level 2")

@@ -12,7 +12,8 @@ Options (``EngineSpec.options``)
 - ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
 - ``prefill_tokens``: padded tokens in one prefill batch, default 8192.
 - ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 16. On a small model, whose
-  tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token.
+  tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token. Whoever
+  has something for the engine ends it with the present token.
 - ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash costs and an abort
   waits for up to one step.
 """
@@ -86,6 +87,7 @@ class TorchEngine:
         self._rows = Rows(spec.max_running, spec.max_context_tokens)
         self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
         self._step_s = float(spec.options.get("step_ms", 16.0)) / 1000
+        self._hurried = False
         await self._run(self._load, spec)
 
     def _load(self, spec: EngineSpec) -> None:
@@ -171,7 +173,12 @@ class TorchEngine:
     async def step(self) -> StepOutput:
         if self._sleeping or self._weights_lost:
             raise EngineError("step while asleep, or before the load that must follow a wake from level 2")
+        self._hurried = False
         return await self._run(self._step)
+
+    def hurry(self) -> None:
+        """Read by the engine's thread behind each token."""
+        self._hurried = True
 
     def _step(self) -> StepOutput:
         started = perf_counter()
@@ -199,7 +206,9 @@ class TorchEngine:
         return output
 
     def _step_is_over(self, tokens: int, seconds: float) -> bool:
-        return tokens >= self._tokens_per_step if self._tokens_per_step else seconds >= self._step_s
+        if self._tokens_per_step:
+            return tokens >= self._tokens_per_step
+        return self._hurried or seconds >= self._step_s
 
     def _admit(self) -> None:
         free = self._started().max_running - self._rows.count

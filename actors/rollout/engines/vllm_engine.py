@@ -13,8 +13,8 @@ Invariants beyond the protocol's
 
 ``EngineSpec.options`` are arguments of vLLM's ``EngineArgs`` (``gpu_memory_utilization``, ``kv_cache_memory_bytes``,
 ``enforce_eager`` …), and ``step_ms``: a ``step`` goes on, one of vLLM's after the other, until that much time has
-passed or a sequence has ended, default 16. On a small model that makes fewer, bigger messages and fewer changes of
-thread; where vLLM's own step takes as long, a step is one of them. Commands wait for up to one step.
+passed or a sequence has ended, default 50. That makes fewer, bigger messages and fewer changes of thread; where vLLM's
+own step takes as long, a step is one of them. Whoever has something for the engine ends it with vLLM's present step.
 
 Sampling noise is a function of (seed, prompt, sibling, position); see ``vllm_core.py``.
 """
@@ -79,6 +79,7 @@ class VllmEngine:
         self._incoming: list[_Sequence] = []
         self._columns = StepColumns()
         self._step_s = 0.0
+        self._hurried = False
         self._dropped: list[str] = []
         self._submitted = 0
         self._asleep = 0
@@ -182,6 +183,7 @@ class VllmEngine:
             raise EngineError("the vLLM engine is asleep; wake it first")
         loop = asyncio.get_running_loop()
         began = loop.time()
+        self._hurried = False
         steps = await self._run(self._step_on_thread)
         ended = loop.time()
         self._take(steps)
@@ -189,14 +191,18 @@ class VllmEngine:
         self._count(began, ended, len(output.tokens))
         return output
 
+    def hurry(self) -> None:
+        """Read by the engine's thread behind each step of vLLM's."""
+        self._hurried = True
+
     def _step_on_thread(self) -> list[CoreRows]:
-        """Steps of vLLM's, until one of them ends something or the time is up."""
+        """Steps of vLLM's, until one of them ends something, somebody waits, or the time is up."""
         self._sync_core()
         steps: list[CoreRows] = []
         began_s = perf_counter()
         while self._by_core_id:
             steps.append(self._live_core.step())
-            if steps[-1].ended or perf_counter() - began_s >= self._step_s:
+            if steps[-1].ended or self._hurried or perf_counter() - began_s >= self._step_s:
                 break
         return steps
 

@@ -39,7 +39,8 @@ _OURS = frozenset(
     }
 )
 _STEP_MS = "step_ms"
-_STEP_MS_DEFAULT = 16.0
+_STEP_MS_DEFAULT = 50.0
+"""As long as tokens may be held back to leave as one message (``limits.delta_interval_s``)."""
 _KV_CACHE_MAX_BYTES = 1 << 30
 """On a CPU: vLLM zeroes the cache at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -300,6 +301,39 @@ async def test_a_worker_registers_with_its_slots_and_streams_every_token_in_orde
         1: (5, FinishReason.LENGTH), 2: (5, FinishReason.LENGTH), 3: (7, FinishReason.LENGTH),
     }  # fmt: skip
     assert len(stage.scheduler.all(TokenDelta)) == 7, "one message an engine step"
+
+
+class PatientEngine(SimulatedEngine):
+    """Its steps last until somebody comes, or for ten minutes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._somebody = asyncio.Event()
+
+    def hurry(self) -> None:
+        self._somebody.set()
+
+    async def step(self) -> StepOutput:
+        self._somebody.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(600.0):
+                await self._somebody.wait()
+        return await super().step()
+
+
+@in_virtual_time
+async def test_samples_aborts_and_versions_do_not_wait_for_a_long_step_to_end(stage: Stage) -> None:
+    stage.engine = PatientEngine()
+    await stage.start_worker()
+    stage.assign(1, tokens=50)
+    await asyncio.sleep(1.0)
+    stage.assign(2, tokens=50)  # ends the step of the first
+    await asyncio.sleep(1.0)
+    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([1], np.int64)))
+    await asyncio.sleep(1.0)
+    await asyncio.wait_for(stage.have_version(1), 10.0)
+    tokens = {number: len(tokens) for number, (tokens, _) in stage.scheduler.samples().items()}
+    assert tokens == {1: 2, 2: 2}, "a token for each who came behind it, until it was aborted"
 
 
 @in_virtual_time

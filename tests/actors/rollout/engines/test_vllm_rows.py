@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,10 +52,15 @@ class Scripted:
 
     def __init__(self, *steps: CoreRows) -> None:
         self._steps = list(steps)
+        self._begun = 0
+        self.during: dict[int, Callable[[], None]] = {}
+        """What happens in which step, counted from one."""
 
     def submit(self, core_id: str, *_: Any, **__: Any) -> None: ...
 
     def step(self) -> CoreRows:
+        self._begun += 1
+        self.during.get(self._begun, lambda: None)()
         return self._steps.pop(0)
 
     def gauges(self) -> tuple[int, int, float]:
@@ -116,6 +122,22 @@ async def test_a_step_that_may_go_on_does_so_until_something_ends_and_has_one_ro
     }
     assert rows_by_request(second) == {7: (4, [8], [-8], FinishReason.STOP)}
     assert not engine.has_work
+    await engine.close()
+
+
+async def test_a_step_that_may_go_on_ends_behind_the_core_step_in_which_somebody_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rows(token: int) -> CoreRows:
+        return CoreRows(["7.1"], [[token]], np.array([-1], np.float32), {"7.1": "stop"} if token == 5 else {})
+
+    core = Scripted(*map(rows, range(1, 6)))
+    engine = await scripted(monkeypatch, core, step_ms=1e6)
+    engine.add([request(7, [5, 6], [])])
+    core.during[2] = engine.hurry
+    engine.hurry()  # before a step: nobody has to wait for one
+    first, second = await engine.step(), await engine.step()
+    assert (first.tokens.tolist(), second.tokens.tolist()) == ([1, 2], [3, 4, 5])
     await engine.close()
 
 
