@@ -35,6 +35,16 @@ async def test_a_step_ends_after_its_tokens_or_its_time_or_when_nothing_is_left(
     await engine.close()
 
 
+def siblings(count: int, *, temperature: float) -> list[GenerationRequest]:
+    """Of one prompt."""
+    sampling = SamplingParams(max_tokens=12, seed=1, temperature=temperature)
+    ids, nothing = np.array([3, 4, 5], np.int32), np.zeros(0, np.int32)
+    return [
+        GenerationRequest(request=i, prompt=0, sibling=i, prompt_ids=ids, generated=nothing, sampling=sampling)
+        for i in range(count)
+    ]
+
+
 class Interrupted(TorchEngine):
     """Somebody comes while its third token is made."""
 
@@ -47,31 +57,17 @@ class Interrupted(TorchEngine):
         super()._advance()
 
 
-@pytest.mark.parametrize(("options", "tokens"), [({"step_ms": 1e6}, [3, 6]), ({"tokens_per_step": 4}, [4, 4])])
+@pytest.mark.parametrize(("options", "tokens"), [({"step_ms": 1e6}, [3, 9]), ({"tokens_per_step": 4}, [4, 4])])
 async def test_a_timed_step_ends_with_the_token_in_which_somebody_came_and_a_counted_one_does_not(
     tmp_path: Path, options: dict[str, Any], tokens: list[int]
 ) -> None:
     model = make_tiny_checkpoint(tmp_path, vocab=50, hidden=32, heads=2, kv_heads=1)
     engine = Interrupted()
     await engine.start(EngineSpec(model_path=model, max_running=2, max_context_tokens=32, options=options))
-    ids, nothing = np.array([3, 4, 5], np.int32), np.zeros(0, np.int32)
-    sampling = SamplingParams(max_tokens=9, seed=1)
-    engine.add(
-        [GenerationRequest(request=1, prompt=0, sibling=0, prompt_ids=ids, generated=nothing, sampling=sampling)]
-    )
+    engine.add(siblings(1, temperature=1.0))
     engine.hurry()  # before a step: nobody has to wait for one
     assert [(await engine.step()).counts.tolist() for _ in tokens] == [[count] for count in tokens]
     await engine.close()
-
-
-def siblings(count: int, *, temperature: float) -> list[GenerationRequest]:
-    """Of one prompt."""
-    sampling = SamplingParams(max_tokens=12, seed=1, temperature=temperature)
-    ids, nothing = np.array([3, 4, 5], np.int32), np.zeros(0, np.int32)
-    return [
-        GenerationRequest(request=i, prompt=0, sibling=i, prompt_ids=ids, generated=nothing, sampling=sampling)
-        for i in range(count)
-    ]
 
 
 async def generate(tmp_path: Path, requests: list[GenerationRequest]) -> tuple[dict[int, list[int]], list[int]]:
