@@ -172,6 +172,9 @@ class TrainerConfig(Section):
     saturation_tokens: NonNegativeInt = 0
     """``dynamic``: train on what has arrived as soon as it holds this many tokens, prompts included.
     0: as many as ``micro_batch_tokens``, but at most a quarter of the step before."""
+    score_early: bool = True
+    """``dynamic`` and ``async``, with ``algorithm.kl_coefficient``: while the trainer would wait, it computes reference
+    log-probabilities of samples whose siblings are not finished."""
     threads: NonNegativeInt = 0
     """Torch threads; 0: all cores, but for a tiny model all but one of them, in async mode half."""
     gradient_checkpointing: bool = False
@@ -314,6 +317,12 @@ class JobConfig(Section):
     def staleness(self) -> int:
         """The staleness bound in versions: 0 in the on-policy modes."""
         return {"async": self.sync.max_staleness, "one_step_barrier": 1}.get(self.sync.mode, 0)
+
+    @property
+    def scores_early(self) -> bool:
+        """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only."""
+        with_kl = self.algorithm.kl_coefficient > 0
+        return self.trainer.score_early and with_kl and self.sync.mode in ("dynamic", "async")
 
 
 def run_directory(root: Path, name: str) -> Path:

@@ -6,8 +6,11 @@ Invariants
 - StepLeased follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
 - A committed step is sent again exactly as it was committed, marked ``replay``.
 - What the trainer's queue does not take is not leased; it is tried again at the next tick.
+- With ``early``, scored samples of the other groups are sent beside, once for each opening. That is advice: it changes
+  nothing in the ledger, and who has not heard it misses nothing.
 
     OpenStep ──▶ open ──▶ pump: complete groups ──LeaseGroups──▶ trainer ──(all sent)── StepLeased ──▶ trainer
+                       └── the scored samples of others ──EarlySamples──▶ trainer
 """
 
 from __future__ import annotations
@@ -20,8 +23,9 @@ from actors.scheduler import events as ev
 from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.books import Books
 from actors.scheduler.dispatch import Tell
+from actors.scheduler.lease_messages import EarlySamples, LeaseGroups
 from actors.scheduler.ledger import Ledger
-from actors.scheduler.messages import LeaseGroups, StepLeased
+from actors.scheduler.messages import StepLeased
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
@@ -34,16 +38,20 @@ MESSAGE_TOKENS = 1 << 18
 class Leases:
     """The one step that the trainer consumes now."""
 
-    def __init__(self, job: str, books: Books, tell: Tell, may_begin: Callable[[StepBatch], bool]) -> None:
+    def __init__(
+        self, job: str, books: Books, tell: Tell, may_begin: Callable[[StepBatch], bool], *, early: bool = False
+    ) -> None:
         """``may_begin``: whether the first group of a step may be sent yet."""
         self._job = job
         self._books = books
         self._tell = tell
         self._may_begin = may_begin
+        self._early = early
         self.trainer: ActorAddress | None = None
         self.step = -1
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
+        self._told_early = np.zeros(0, np.bool_)
         self.held: Callable[[StepBatch], bool] = lambda _: False
         """Whether groups of that batch have to wait, those behind the first one too."""
 
@@ -80,6 +88,7 @@ class Leases:
             if not self._may_begin(batch):
                 return
             self._sent = np.zeros(len(batch.prompts), np.bool_)
+            self._told_early = np.zeros(len(batch.state), np.bool_)
         ready = np.nonzero(_complete(batch) & ~self._sent)[0]
         if len(ready):
             if not batch.committed:
@@ -87,6 +96,8 @@ class Leases:
             self._send_groups(batch, ready, self.trainer)
         if self._sent.all():
             self._finish(batch, self.trainer)
+        elif self._early:
+            self._send_early(batch, self.trainer)
 
     def _without_small(self, batch: StepBatch, ready: np.ndarray) -> np.ndarray:
         """Drop the groups with too few scored siblings, return the others."""
@@ -110,6 +121,16 @@ class Leases:
                     return
                 self._books.apply(ev.Leased(batch.step, rows.astype(np.int32), replay=batch.committed))
             self._sent[indices] = True
+
+    def _send_early(self, batch: StepBatch, trainer: ActorAddress) -> None:
+        in_sent_group = np.repeat(self._sent, batch.group_size)
+        rows = np.flatnonzero((batch.state == S.SCORED) & ~in_sent_group & ~self._told_early)
+        for part in np.split(rows, _cuts(batch.length[rows])):
+            if len(part):
+                message = _early_samples(self._job, batch, part.astype(np.int32))
+                if self._tell(trainer, message) is not SendOutcome.QUEUED:
+                    return
+                self._told_early[part] = True
 
     def _finish(self, batch: StepBatch, trainer: ActorAddress) -> None:
         wanted = S.COMMITTED if batch.committed else S.LEASED
@@ -149,23 +170,21 @@ def _portions(batch: StepBatch, indices: np.ndarray) -> list[np.ndarray]:
     """``indices`` in runs that fit into one message each: at least one group, at most ``MESSAGE_TOKENS`` beyond it."""
     if not len(indices):
         return []
-    tokens = np.cumsum(batch.length.reshape(-1, batch.group_size)[indices].sum(axis=1))
-    return np.split(indices, np.flatnonzero(np.diff(tokens // MESSAGE_TOKENS)) + 1)
+    return np.split(indices, _cuts(batch.length.reshape(-1, batch.group_size)[indices].sum(axis=1)))
+
+
+def _cuts(tokens: np.ndarray) -> np.ndarray:
+    """Where to split what has this many tokens each, so that every part fits into one message."""
+    return np.flatnonzero(np.diff(np.cumsum(tokens) // MESSAGE_TOKENS)) + 1
 
 
 def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> LeaseGroups:
     ragged = batch.ragged(rows)
-    indices, sizes = np.unique(rows // batch.group_size, return_counts=True)
-    prompt_ids = [batch.prompt_ids[index] for index in indices.tolist()]
     return LeaseGroups(
         job=job,
         step=batch.step,
         replay=batch.committed,
-        prompts=batch.prompts[indices],
-        prompt_lengths=np.array([len(ids) for ids in prompt_ids], np.int32),
-        prompt_ids=np.concatenate(prompt_ids),
-        sizes=sizes.astype(np.int32),
-        siblings=rows % batch.group_size,
+        **_grouped(batch, rows),
         lengths=ragged.lengths,
         tokens=ragged.tokens,
         logprobs=ragged.logprobs,
@@ -173,3 +192,23 @@ def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> LeaseGroups:
         finished=batch.finish[rows],
         rewards=batch.reward[rows],
     )
+
+
+def _early_samples(job: str, batch: StepBatch, rows: np.ndarray) -> EarlySamples:
+    ragged = batch.ragged(rows)
+    return EarlySamples(
+        job=job, step=batch.step, **_grouped(batch, rows), lengths=ragged.lengths, tokens=ragged.tokens
+    )  # fmt: skip
+
+
+def _grouped(batch: StepBatch, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """The columns that say whose samples ``rows`` are. Rows in increasing order."""
+    indices, sizes = np.unique(rows // batch.group_size, return_counts=True)
+    prompt_ids = [batch.prompt_ids[index] for index in indices.tolist()]
+    return {
+        "prompts": batch.prompts[indices],
+        "prompt_lengths": np.array([len(ids) for ids in prompt_ids], np.int32),
+        "prompt_ids": np.concatenate(prompt_ids),
+        "sizes": sizes.astype(np.int32),
+        "siblings": rows % batch.group_size,
+    }

@@ -139,7 +139,7 @@ class Scheduler(Actor):
         self._scope = scope = JobScope(self.ctx, job, books, self._workers, self._services, self._metrics, self)
         self._meter = StepMeter(ledger, self._workers, self.ctx.now())
         self._versions = Versions(scope, journal)
-        self._leases = Leases(job.name, books, scope.tell, self._versions.may_begin)
+        self._leases = Leases(job.name, books, scope.tell, self._versions.may_begin, early=job.scores_early)
         self._ranking = LengthRanking(job.name, make_predictor(job.rollout.length_ranking, limits))
         self._ranking.restore(ledger)
         lanes, balanced = LongLanes(job.rollout.dedicated_workers), job.scheduling.policy == "rlboost"

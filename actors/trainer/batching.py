@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduler.messages import LeaseGroup, LeaseGroups
+from actors.scheduler.lease_messages import LeaseGroup, LeaseGroups
 from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.consumption import Consumption
@@ -37,6 +37,7 @@ class TrainSample:
     logprobs: np.ndarray  # float32[r]
     stale: np.ndarray  # bool[r]
     advantage: float
+    reference_logprobs: np.ndarray | None = None  # float32[r]
 
     @property
     def length(self) -> int:
@@ -104,13 +105,22 @@ def check_group(group: LeaseGroup) -> None:
 
 
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
-    """Sort by length and cut into micro-batches of at most ``budget_tokens`` padded tokens (at least one sample each).
+    """The micro-batches of ``portions``. Samples without response, and those of advantage 0 unless ``keep_zero``, are
+
+    left out.
+    """
+    useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
+    return [pad(part) for part in portions(useful, budget_tokens=budget_tokens)]
+
+
+def portions(samples: Iterable[TrainSample], *, budget_tokens: int) -> list[list[TrainSample]]:
+    """Sort by length and cut into parts of at most ``budget_tokens`` padded tokens (at least one sample each).
 
     Longest first, so that the largest allocation comes first. Where prompts make up most of the tokens, siblings stay
     together, so that a backend may compute their prompt once. Ties go by prompt and sibling: the result depends on
-    the samples alone. Samples without response, and those of advantage 0 unless ``keep_zero``, are left out.
+    the samples alone.
     """
-    useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
+    useful = list(samples)
     if 2 * sum(s.prompt_ids.size for s in useful) > sum(s.length for s in useful):
         longest: dict[int, int] = {}
         for s in useful:
@@ -126,11 +136,14 @@ def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) 
             batches.append([])
             width = sample.length
         batches[-1].append(sample)
-    return [pad(batch) for batch in batches]
+    return batches
 
 
 def pad(samples: Sequence[TrainSample]) -> MicroBatch:
-    """One micro-batch of these samples, in this order, as wide as the longest. Every response token weighs 1."""
+    """One micro-batch of these samples, in this order, as wide as the longest. Every response token weighs 1.
+
+    With the reference model's log-probabilities if all of them have theirs.
+    """
     lengths = np.array([s.length for s in samples], dtype=np.int32)
     prompt_lengths = np.array([s.prompt_ids.size for s in samples], dtype=np.int32)
     shape = (len(samples), int(lengths.max()))
@@ -145,6 +158,7 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         advantages[row, p:end] = sample.advantage
         weight[row, p:end] = 1.0
         stale[row, p:end] = sample.stale
+    scores = [sample.reference_logprobs for sample in samples]
     return MicroBatch(
         input_ids=input_ids,
         lengths=lengths,
@@ -153,7 +167,17 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         advantages=advantages,
         loss_weight=weight,
         stale=stale,
+        reference_logprobs=_padded(scores, prompt_lengths, shape),
     )
+
+
+def _padded(scores: Sequence[np.ndarray | None], starts: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
+    padded = np.zeros(shape, np.float32)
+    for row, (score, start) in enumerate(zip(scores, starts.tolist(), strict=True)):
+        if score is None:
+            return None
+        padded[row, start : start + score.size] = score
+    return padded
 
 
 def tokens_of(groups: Iterable[LeaseGroup]) -> int:

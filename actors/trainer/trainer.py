@@ -6,6 +6,7 @@
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
       LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
+      EarlySamples* ◀───────────── scheduler     with a KL term, while no window is whole: the reference model's part
       StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
       backend.step                               the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
@@ -27,10 +28,11 @@ never change under an export. Replayed steps are trained like any other: the sam
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import RemoteError
@@ -39,13 +41,12 @@ from actors.core.message import Message
 from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
 from actors.roles import RoleArgs
+from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
 from actors.scheduler.messages import (
     Acknowledged,
     CheckpointTaken,
     CommitStep,
     Committed,
-    LeaseGroup,
-    LeaseGroups,
     OpenStep,
     StepLeased,
 )
@@ -59,6 +60,7 @@ from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointCorrupt, LeaseChanged, TrainingDiverged
 from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
+from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
 from actors.trainer.spans import SpanRecorder
 from transport.address import ActorAddress
@@ -79,6 +81,7 @@ class Trainer(Actor):
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
+        self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._storing: asyncio.Task[object] | None = None
@@ -115,6 +118,11 @@ class Trainer(Actor):
                 self.ignored_leases += 1
             else:
                 self._news.set()
+
+    @handles(EarlySamples)
+    async def early_samples(self, message: EarlySamples) -> None:
+        if self._reference.offer(message):
+            self._news.set()
 
     @handles(StepLeased)
     async def step_leased(self, message: StepLeased) -> None:
@@ -162,7 +170,7 @@ class Trainer(Actor):
             windows = inbox.ready()
             for window in windows:
                 await self._accumulate(window, accounts)
-            if not windows and not inbox.exhausted:
+            if not windows and not inbox.exhausted and not await self._score_early(inbox):
                 await self._wait(inbox, accounts)
         if inbox.never:
             await self._checkpoint(final=True)
@@ -187,6 +195,7 @@ class Trainer(Actor):
         job, step = self._job, self.step
         per_step = job.algorithm.prompts_per_step
         expected = range(step * per_step, (step + 1) * per_step)
+        self._reference.begin(step)
         self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
         if self._is_unknown:
             await self._introduce()
@@ -268,13 +277,22 @@ class Trainer(Actor):
         with_kl = self._loss.kl_coefficient > 0
         budget = self._job.trainer.micro_batch_tokens
         with self._spans.span("train", step=self.step, samples=len(samples)):
+            if with_kl:
+                samples = await self._reference.scored(samples)
             for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
-                scored = await self._with_reference(batch) if with_kl else batch
-                accounts.add(await self._bounded(self._backend.accumulate(scored, self._loss)))
+                accounts.add(await self._bounded(self._backend.accumulate(batch, self._loss)))
 
-    async def _with_reference(self, batch: MicroBatch) -> MicroBatch:
+    async def _score_early(self, inbox: Inbox) -> bool:
+        """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
+        if not self._reference.has_waiting:
+            return False
+        with self._spans.span("score", step=inbox.step):
+            await self._reference.score_some()
+        return True
+
+    async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
         scores = self._backend.score(batch, temperature=self._loss.temperature, reference=True)
-        return dataclasses.replace(batch, reference_logprobs=await self._bounded(scores))
+        return await self._bounded(scores)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
@@ -292,6 +310,7 @@ class Trainer(Actor):
         prompts, siblings = consumed(groups)
         metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
         metrics["leases_ignored"] = float(self.ignored_leases)
+        metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
         commit = CommitStep(
             job=self._job.name,
             step=inbox.step,

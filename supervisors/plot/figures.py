@@ -21,7 +21,7 @@ from supervisors.plot.run_data import BESIDE, BUBBLES, Bar, RunData, busy_fracti
 
 _COLOURS: Final = {
     "generate": "#3f74b5", "train": "#e08a2e", "publish": "#8a5fb0", "pull": "#4f9d69", "checkpoint": "#7a7a7a",
-    "idle": "#eceae6", "wait": "#eceae6", "asleep": "#b9c7c4",
+    "score": "#d9b44a", "idle": "#eceae6", "wait": "#eceae6", "asleep": "#b9c7c4",
 }  # fmt: skip
 _OTHER: Final = "#b8a088"
 _BUSY: Final = LinearSegmentedColormap.from_list("busy", [_COLOURS["idle"], "#9db8d9", "#3f74b5", "#1d3f6b"])

@@ -61,7 +61,10 @@ def test_every_key_and_every_limit_has_its_row_and_its_meaning() -> None:
 def test_the_page_of_metrics_names_every_column() -> None:
     """A row as the trainer's accounts and the scheduler's meter make it."""
     result = StepResult(grad_norm=1.0, learning_rate=1e-3, skipped=False)
-    from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {"leases_ignored": 0.0}
+    from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {
+        "leases_ignored": 0.0,
+        "tokens_scored_early": 0.0,
+    }
     ledger = Ledger()
     one = np.ones(1, np.int32)
     ledger.apply(ev.BatchIssued(0, 1, SamplingParams(max_tokens=4), np.zeros(1, np.int64), one, one, [b""]))

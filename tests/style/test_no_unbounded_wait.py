@@ -72,6 +72,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
         ("actors/rewards/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/trainer/patience.py", "ask_patiently", "renew()"),
+        ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("supervisors/children.py", "_choose", "chosen"),
         ("supervisors/model_preparation.py", "Preparation.run", "self._task"),
         ("supervisors/elastic_pool.py", "ElasticPool._later.run", "work"),

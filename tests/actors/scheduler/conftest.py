@@ -21,6 +21,7 @@ from actors.jobs.job import Job
 from actors.rewards.messages import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
 from actors.rollout.messages import Assign, DeltasTaken, EngineStats, PullVersion, Revoke
 from actors.scheduler import messages as m
+from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
 from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.scheduler import Scheduler
 from actors.scheduler.service_messages import RegisterService
@@ -217,7 +218,9 @@ class FakeTrainer(Actor):
 
     def __init__(self, scheduler: ActorAddress, step: int, trained: dict[int, list[Any]], steps: int) -> None:
         self.scheduler, self.step, self.trained, self.steps = scheduler, step, trained, steps
-        self.groups: dict[int, m.LeaseGroup] = {}
+        self.groups: dict[int, LeaseGroup] = {}
+        self.early: list[tuple[int, int, int, tuple[int, ...]]] = []
+        """Step, prompt, sibling and tokens of samples that it was told of before their groups were whole."""
         self.leased: m.StepLeased | None = None
         self.news = asyncio.Event()
         self.crash_before_commit = -1
@@ -236,10 +239,17 @@ class FakeTrainer(Actor):
         news = m.VersionAvailable(job="j", policy_version=self.step, weights=self.ctx.self_address)
         self.ctx.ref(self.scheduler).tell(news)
 
-    @handles(m.LeaseGroups)
-    async def lease(self, message: m.LeaseGroups) -> None:
+    @handles(LeaseGroups)
+    async def lease(self, message: LeaseGroups) -> None:
         if message.step == self.step:
             self.groups.update({group.prompt: group for group in message.split()})
+
+    @handles(EarlySamples)
+    async def take_early(self, message: EarlySamples) -> None:
+        assert message.step == self.step
+        for prompt, sibling, _, tokens in message.split():
+            assert prompt not in self.groups, "its group has been leased"
+            self.early.append((message.step, prompt, sibling, tuple(tokens.tolist())))
 
     @handles(m.StepLeased)
     async def leased_all(self, news: m.StepLeased) -> None:
@@ -286,7 +296,7 @@ class FakeTrainer(Actor):
         await self.ctx.ref(self.scheduler).ask(taken, m.Acknowledged)
 
 
-def _samples(group: m.LeaseGroup) -> list[tuple[int, int, tuple[int, ...], float]]:
+def _samples(group: LeaseGroup) -> list[tuple[int, int, tuple[int, ...], float]]:
     ends = np.cumsum(group.lengths)
     return [
         (group.prompt, int(s), tuple(group.tokens[end - n : end].tolist()), float(r))

@@ -496,6 +496,62 @@ def test_a_commit_that_names_other_samples_is_refused_and_changes_nothing(in_wor
     in_world(scenario)
 
 
+KL = {"group_size": 4, "prompts_per_step": 4, "kl_coefficient": 0.1}
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "async"])
+def test_scored_samples_whose_siblings_are_not_are_told_ahead_each_once(in_world: InWorld, mode: str) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        await world.start_rewards()
+        await world.start_worker("rollout-0", step_s=0.2)  # verdicts come after each token, not all at once
+        world.trainer = await world.start_trainer()
+        await finish(world)
+        check(world)
+        early = world.trainer.early
+        assert len(early) > 4 and len(set(early)) == len(early)
+        trained = {(step, *s[:3]) for step, samples in world.trained.items() for s in samples}
+        assert set(early) <= trained, "with the tokens that are trained"
+
+    in_world(scenario, algorithm=KL, sync={"mode": mode})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": KL, "sync": {"mode": "sync"}},
+        {"algorithm": KL, "sync": {"mode": "dynamic"}, "trainer": {"score_early": False}},
+        {"sync": {"mode": "dynamic"}},
+    ],
+    ids=["a mode that repeats bit for bit", "not wanted", "no reference model"],
+)
+def test_nobody_is_told_ahead_where_nothing_can_be_made_of_it(in_world: InWorld, changes: dict[str, Any]) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await finish(world)
+        check(world)
+        assert world.trainer.early == []
+
+    in_world(scenario, **changes)
+
+
+def test_a_trainer_that_opens_its_step_again_is_told_ahead_again(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        await world.until(lambda: bool(world.trainer.early))
+        seen, step = set(world.trainer.early), world.trainer.step
+        assert world.trainer.leased is None
+        opened = m.OpenStep(job="j", step=step, trainer=world.trainer.ctx.self_address)
+        world.trainer.ctx.ref(world.scheduler_at).tell(opened)
+        world.trainer.early.clear()
+        await finish(world)
+        check(world)
+        again = {sample for sample in world.trainer.early if sample[0] == step}
+        assert again & seen
+
+    in_world(scenario, algorithm=KL, sync={"mode": "dynamic"})
+
+
 def test_a_job_without_workers_says_what_it_waits_for(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start_head()

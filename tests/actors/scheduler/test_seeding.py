@@ -11,6 +11,7 @@ from actors.core.actor import handles
 from actors.rollout.messages import Assign, Revoke, SetAsleep
 from actors.scheduler import messages as m
 from actors.scheduler.job_scope import JobScope
+from actors.scheduler.lease_messages import LeaseGroups
 from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
 from tests.actors.scheduler.test_balancing import Batching
 from transport.address import ActorAddress
@@ -70,8 +71,8 @@ class Trainer(FakeTrainer):
         super().__init__(*arguments)
         self.given: list[tuple[int, float, list[bool]]] = []
 
-    @handles(m.LeaseGroups)
-    async def lease(self, message: m.LeaseGroups) -> None:
+    @handles(LeaseGroups)
+    async def lease(self, message: LeaseGroups) -> None:
         self.given.append((message.step, self.ctx.now(), [not local.asleep for local in self.locals]))
         await super().lease(message)
 

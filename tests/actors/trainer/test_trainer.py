@@ -30,6 +30,7 @@ from tests.actors.trainer.trainer_world import (
     NotingBackend,
     ScriptedScheduler,
     World,
+    early,
     job_config,
     lease,
     leases,
@@ -465,6 +466,44 @@ def test_with_a_kl_term_every_sample_is_computed_against_the_reference(tmp_path:
     run_to_end(world)
     assert world.scheduler.commits[0].metrics["tokens_trained"] > 0
     assert all(reference is not None for reference in world.backend.references)
+
+
+@pytest.mark.parametrize("told_early", [True, False])
+def test_a_trainer_that_waits_for_siblings_computes_the_reference_model_of_those_that_are_there(
+    tmp_path: Path, told_early: bool
+) -> None:
+    """The last sibling of each group comes late. What is left to do then is what could not be done before."""
+    algorithm = {"group_size": GROUP, "prompts_per_step": PROMPTS, "kl_coefficient": 0.1}
+    world = World(tmp_path, job=job_config(1, algorithm=algorithm, sync={"mode": "dynamic"}))
+    world.scheduler.steps = 1
+    world.backend = NotingBackend(TrainCost(score_token_s=1.0))
+    world.scheduler.on_open = lambda message: False
+    groups = [lease(0, prompt) for prompt in prompts_of(0)]
+    first = sum(int(group.lengths[0]) + group.prompt_ids.size for group in groups)
+    whole = sum(int(group.lengths.sum()) + GROUP * group.prompt_ids.size for group in groups)
+    late_s = 500.0
+
+    async def main() -> float:
+        await world.start()
+        trainer = world.system.ref(world.system.address("trainer"))
+        await asyncio.sleep(1.0)
+        for group in groups if told_early else []:
+            trainer.tell(early(group, 0))
+        await asyncio.sleep(late_s)
+        assert world.backend.scored_tokens == (first if told_early else 0)
+        assert "accumulate" not in world.backend.calls
+        world.scheduler.lease_step(0, trainer.address)
+        await world.finish()
+        return world.scheduler.commit_times[0]
+
+    committed_s = run_simulated(main())
+    left_s = committed_s - late_s - 1.0
+    metrics = world.scheduler.commits[0].metrics
+    assert world.backend.scored_tokens == whole, "each sample once"
+    assert all(reference is not None for reference in world.backend.references)
+    assert metrics["tokens_scored_early"] == (first if told_early else 0)
+    assert metrics["tokens_trained"] == sum(int(group.lengths.sum()) for group in groups)
+    assert (left_s < whole) == told_early, "padded tokens take a second each"
 
 
 def test_a_corrupt_checkpoint_stops_the_start_and_names_the_file(tmp_path: Path) -> None:

@@ -21,13 +21,12 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.metrics.messages import Spans
 from actors.roles import RoleArgs
+from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
 from actors.scheduler.messages import (
     Acknowledged,
     CheckpointTaken,
     CommitStep,
     Committed,
-    LeaseGroup,
-    LeaseGroups,
     OpenStep,
     StepLeased,
 )
@@ -81,6 +80,18 @@ def leases(*groups: LeaseGroup) -> LeaseGroups:
         prompts=np.array([group.prompt for group in groups], np.int64),
         prompt_lengths=np.array([len(group.prompt_ids) for group in groups], np.int32),
         sizes=np.array([len(group.siblings) for group in groups], np.int32), **ragged,
+    )  # fmt: skip
+
+
+def early(group: LeaseGroup, *siblings: int) -> EarlySamples:
+    """Some samples of a group, before it is whole."""
+    ends = np.cumsum(group.lengths)
+    rows = list(siblings)
+    return EarlySamples(
+        job=group.job, step=group.step, prompts=np.array([group.prompt], np.int64),
+        prompt_lengths=np.array([len(group.prompt_ids)], np.int32), prompt_ids=group.prompt_ids,
+        sizes=np.array([len(rows)], np.int32), siblings=group.siblings[rows], lengths=group.lengths[rows],
+        tokens=np.concatenate([group.tokens[ends[row] - group.lengths[row] : ends[row]] for row in rows]),
     )  # fmt: skip
 
 
@@ -204,6 +215,7 @@ class NotingBackend(SimulatedBackend):
         self.calls: list[str] = []
         self.batches: list[list[list[int]]] = []
         self.references: list[np.ndarray | None] = []
+        self.scored_tokens = 0
         self.result: StepResult | None = None
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
@@ -211,6 +223,11 @@ class NotingBackend(SimulatedBackend):
         self.batches.append(batch.input_ids.tolist())
         self.references.append(batch.reference_logprobs)
         return await super().accumulate(batch, loss)
+
+    async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
+        self.calls.append("score")
+        self.scored_tokens += int(batch.lengths.sum())
+        return await super().score(batch, temperature=temperature, reference=reference)
 
     async def step(self, *, weight: float) -> StepResult:
         self.calls.append(f"step {weight:g}")

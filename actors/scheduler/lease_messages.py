@@ -1,0 +1,138 @@
+"""What the scheduler sends the trainer of a step: finished samples, many in one message, end to end in columns.
+
+LeaseGroups      whole groups, to be trained. Each once for each opening of the step.
+EarlySamples     samples whose siblings are not settled yet, for what can be computed without an advantage. Advice:
+                 whoever does not get them, or forgets them, computes the same later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from actors.core.message import Message, message
+
+
+class LeaseGroup(msgspec.Struct):
+    """One finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
+
+    job: str
+    step: int
+    prompt: int
+    replay: bool
+    prompt_ids: np.ndarray  # int32[p]
+    siblings: np.ndarray  # int32[g]
+    lengths: np.ndarray  # int32[g]
+    tokens: np.ndarray  # int32[sum(lengths)]
+    logprobs: np.ndarray  # float32[sum(lengths)]
+    versions: np.ndarray  # int32[sum(lengths)], policy version of each token
+    finished: np.ndarray  # uint8[g], FinishReason
+    rewards: np.ndarray  # float64[g]
+
+
+@message("trainer.lease_groups")
+class LeaseGroups(Message):
+    """Finished, scored groups for the trainer, end to end in columns: one message each would cost more than it holds.
+
+    Group i owns ``prompt_lengths[i]`` of the ``prompt_ids`` and ``sizes[i]`` rows; row j owns ``lengths[j]`` tokens.
+    """
+
+    job: str
+    step: int
+    replay: bool
+    prompts: np.ndarray  # int64[n]
+    prompt_lengths: np.ndarray  # int32[n]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    sizes: np.ndarray  # int32[n]
+    siblings: np.ndarray  # int32[r], r = sum(sizes)
+    lengths: np.ndarray  # int32[r]
+    tokens: np.ndarray  # int32[sum(lengths)]
+    logprobs: np.ndarray  # float32[sum(lengths)]
+    versions: np.ndarray  # int32[sum(lengths)]
+    finished: np.ndarray  # uint8[r]
+    rewards: np.ndarray  # float64[r]
+
+    def split(self) -> list[LeaseGroup]:
+        """The groups one by one, as views.
+
+        Raises:
+            ValueError: the columns do not fit together; names the column.
+        """
+        self._check()
+        rows, ids = np.cumsum(self.sizes).tolist(), np.cumsum(self.prompt_lengths).tolist()
+        ends = np.concatenate([[0], np.cumsum(self.lengths)])
+        groups: list[LeaseGroup] = []
+        row = first = 0
+        for i, prompt in enumerate(self.prompts.tolist()):
+            r, t = slice(row, rows[i]), slice(int(ends[row]), int(ends[rows[i]]))
+            groups.append(
+                LeaseGroup(
+                    self.job, self.step, prompt, self.replay, self.prompt_ids[first : ids[i]], self.siblings[r],
+                    self.lengths[r], self.tokens[t], self.logprobs[t], self.versions[t], self.finished[r],
+                    self.rewards[r],
+                )
+            )  # fmt: skip
+            row, first = rows[i], ids[i]
+        return groups
+
+    def _check(self) -> None:
+        r, t = len(self.siblings), len(self.tokens)
+        wanted = _of_all(self) | {
+            "finished": (len(self.finished), r),
+            "rewards": (len(self.rewards), r),
+            "logprobs": (len(self.logprobs), t),
+            "versions": (len(self.versions), t),
+        }
+        _check_columns(self, f"groups of step {self.step}", wanted)
+
+
+@message("trainer.early_samples")
+class EarlySamples(Message):
+    """Scored samples of groups that are not whole yet. Columns as in ``LeaseGroups``, as far as there are."""
+
+    job: str
+    step: int
+    prompts: np.ndarray  # int64[n]
+    prompt_lengths: np.ndarray  # int32[n]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    sizes: np.ndarray  # int32[n], of each prompt's samples in this message
+    siblings: np.ndarray  # int32[r], r = sum(sizes)
+    lengths: np.ndarray  # int32[r]
+    tokens: np.ndarray  # int32[sum(lengths)]
+
+    def split(self) -> Iterator[tuple[int, int, np.ndarray, np.ndarray]]:
+        """(prompt, sibling, prompt ids int32[p], tokens int32[t]) of each sample, as views.
+
+        Raises:
+            ValueError: the columns do not fit together; names the column.
+        """
+        _check_columns(self, f"early samples of step {self.step}", _of_all(self))
+        groups = np.repeat(np.arange(len(self.prompts)), self.sizes).tolist()
+        ids = np.split(self.prompt_ids, np.cumsum(self.prompt_lengths)[:-1])
+        responses = np.split(self.tokens, np.cumsum(self.lengths)[:-1])
+        for group, sibling, tokens in zip(groups, self.siblings.tolist(), responses, strict=False):
+            yield int(self.prompts[group]), sibling, ids[group], tokens
+
+
+def _of_all(columns: LeaseGroups | EarlySamples) -> dict[str, tuple[int, int]]:
+    """Column → (entries, entries that there should be), of the columns that both have."""
+    n, r = len(columns.prompts), len(columns.siblings)
+    return {
+        "prompt_lengths": (len(columns.prompt_lengths), n),
+        "prompt_ids": (len(columns.prompt_ids), int(columns.prompt_lengths.sum())),
+        "sizes": (len(columns.sizes), n),
+        "siblings": (r, int(columns.sizes.sum())),
+        "lengths": (len(columns.lengths), r),
+        "tokens": (len(columns.tokens), int(columns.lengths.sum())),
+    }
+
+
+def _check_columns(columns: LeaseGroups | EarlySamples, what: str, wanted: dict[str, tuple[int, int]]) -> None:
+    for column, (has, expected) in wanted.items():
+        if has != expected:
+            raise ValueError(f"{what}: {column} has {has} entries, expected {expected}")
+    for column in ("sizes", "prompt_lengths", "lengths"):
+        if len(counts := getattr(columns, column)) and int(counts.min()) < 0:
+            raise ValueError(f"{what}: {column} has a negative entry")
