@@ -30,7 +30,7 @@ from transport.link_faults import FaultableTransport
 from transport.zmq_socket import Context
 from transport.zmq_transport import ZmqTransport
 
-DRAIN: Final = 64
+DRAIN: Final = DEFAULT_LIMITS.drain_max_messages
 """Messages taken from a socket before the loop gets its turn, in ours as in the raw one."""
 ECHO: Final = "echo"
 GO: Final = b"go"

@@ -24,7 +24,9 @@ class Limits(BaseModel):
     message_max_bytes: int = Field(default=64 << 20, description="one message; larger things are bulk streams")
     bulk_chunk_bytes: int = Field(default=4 << 20, description="at 4 MiB a pull costs 10 % less CPU than at 2")
     drain_max_messages: int = Field(
-        default=128, description="one turn of the receive drain, so that the loop stays fair"
+        default=32,
+        description="taken in one turn of the loop, so that it stays fair; what a turn has handled is answered before "
+        "the next one, so that both ends of a link work at once instead of in turns",
     )
     drain_max_ms: float = Field(default=2.0, description="the same in time")
     malformed_max: int = Field(default=64, description="a peer that sends this many unreadable messages is cut off")

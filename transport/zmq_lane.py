@@ -2,6 +2,7 @@
 
     the first small message of a turn ─▶ libzmq at once             alone, it must not wait
     those behind it                   ─▶ pack ─▶ libzmq, at the end of the turn or when the pack is full
+    the first, after a turn with many ─▶ pack                       most likely it is not alone either
     large messages                    ─▶ behind the pack, in frames of their own
     libzmq is full                    ─▶ queue ─▶ libzmq, when it says that it takes more
 
@@ -61,6 +62,10 @@ class LaneOut:
         self._pack_max = min(PACK_MAX_MESSAGES, bound)
         self._in_turn = False
         """Something has been sent in this turn of the loop."""
+        self._before_turn = 0
+        """``sent_seq`` when that began."""
+        self._crowded = False
+        """The last turn in which something was sent had more than one message: the first one waits for the rest."""
 
     @property
     def idle(self) -> bool:
@@ -84,8 +89,10 @@ class LaneOut:
             return self._hand_over([*self._route, HEAD.pack(Mark.DATA, self.sent_seq), *frames], 1)
         if not self._in_turn:
             self._in_turn = True
+            self._before_turn = self.sent_seq - 1
             self.outs[0].socket.at_turn_end(self._end_turn)
-            return self._hand_over([*self._route, pack(self.sent_seq, (message,))], 1)
+            if not self._crowded:
+                return self._hand_over([*self._route, pack(self.sent_seq, (message,))], 1)
         self._pack.append(message)
         self._pack_bytes += len(message)
         if self._pack_bytes >= PACK_MAX_BYTES or len(self._pack) >= self._pack_max:
@@ -94,6 +101,7 @@ class LaneOut:
 
     def _end_turn(self) -> None:
         self._in_turn = False
+        self._crowded = self.sent_seq - self._before_turn > 1
         if self._close_pack() is SendOutcome.NO_LINK:
             self.on_gone()
 

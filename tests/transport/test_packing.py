@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -113,3 +114,43 @@ def test_a_lane_takes_no_more_than_its_bound_packed_or_queued(bound: int) -> Non
     lane = LaneOut([FullSocket()], None, bound)  # type: ignore[list-item]
     taken = [lane.offer([b"x"]) for _ in range(3 * bound)]
     assert taken == [SendOutcome.QUEUED] * bound + [SendOutcome.FULL] * 2 * bound
+
+
+class TurningSocket:
+    """Takes everything; the test says when a turn of the loop ends."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self._at_end: list[Callable[[], None]] = []
+
+    def try_send(self, frames: list[Frame]) -> Sent:
+        self.frames += frames
+        return Sent.SENT
+
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self._at_end.append(callback)
+
+    def end_turn(self) -> None:
+        callbacks, self._at_end = self._at_end, []
+        for callback in callbacks:
+            callback()
+
+
+def test_a_message_goes_at_once_unless_the_turn_before_had_more_than_one() -> None:
+    """Alone nothing may delay it; among many a frame of its own would cost more than it saves."""
+    socket = TurningSocket()
+    lane = LaneOut([socket], None, 64)  # type: ignore[list-item]
+    at_once: list[int] = []
+    in_all: list[int] = []
+    for messages in (1, 3, 3, 1, 1, 2):
+        before = len(socket.frames)
+        for _ in range(messages):
+            assert lane.offer([b"x"]) is SendOutcome.QUEUED
+        at_once.append(len(socket.frames) - before)
+        socket.end_turn()
+        in_all.append(len(socket.frames) - before)
+        assert lane.idle, "nothing is kept beyond its turn"
+    assert at_once == [1, 1, 0, 0, 1, 1]
+    assert in_all == [1, 2, 1, 1, 1, 2]
+    numbers = [HEAD.unpack_from(frame)[1] + i for frame in socket.frames for i in range(len(unpack(frame)))]
+    assert numbers == list(range(1, 12)), "in order, each once"
