@@ -196,9 +196,7 @@ def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> LeaseGroups:
 
 def _early_samples(job: str, batch: StepBatch, rows: np.ndarray) -> EarlySamples:
     ragged = batch.ragged(rows)
-    return EarlySamples(
-        job=job, step=batch.step, **_grouped(batch, rows), lengths=ragged.lengths, tokens=ragged.tokens
-    )  # fmt: skip
+    return EarlySamples(job=job, step=batch.step, **_grouped(batch, rows), lengths=ragged.lengths, tokens=ragged.tokens)
 
 
 def _grouped(batch: StepBatch, rows: np.ndarray) -> dict[str, np.ndarray]:

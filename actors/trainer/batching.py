@@ -105,10 +105,7 @@ def check_group(group: LeaseGroup) -> None:
 
 
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
-    """The micro-batches of ``portions``. Samples without response, and those of advantage 0 unless ``keep_zero``, are
-
-    left out.
-    """
+    """The micro-batches of ``portions``, without samples that have no response, or advantage 0 unless ``keep_zero``."""
     useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
     return [pad(part) for part in portions(useful, budget_tokens=budget_tokens)]
 
@@ -172,10 +169,11 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
 
 
 def _padded(scores: Sequence[np.ndarray | None], starts: np.ndarray, shape: tuple[int, int]) -> np.ndarray | None:
+    known = [score for score in scores if score is not None]
+    if len(known) < len(scores):
+        return None
     padded = np.zeros(shape, np.float32)
-    for row, (score, start) in enumerate(zip(scores, starts.tolist(), strict=True)):
-        if score is None:
-            return None
+    for row, (score, start) in enumerate(zip(known, starts.tolist(), strict=True)):
         padded[row, start : start + score.size] = score
     return padded
 
