@@ -8,8 +8,9 @@ Invariants
 - Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
   second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them.
 - On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch: matmuls
-  have at least ``MIN_ROWS`` rows (BLAS takes another kernel below that), prefill widths are multiples of
-  ``LENGTH_BUCKET`` (so does attention for a ragged last block), and masked positions contribute exact zeros.
+  have at least ``least_rows`` rows (BLAS takes another kernel below that), prefill widths are multiples of
+  ``LENGTH_BUCKET`` (so does attention for a ragged last block), decoding looks at ``SHORTEST_SPAN`` tokens at least (so
+  does BLAS for fewer columns), and masked positions contribute exact zeros.
 
 The reason for its existence: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
 """
@@ -27,11 +28,12 @@ from torch import Tensor
 
 from actors.rollout.engines.decoder import prefill_chunks
 from actors.rollout.engines.kv_cache import KvCache
+from actors.rollout.engines.least_rows import least_rows
 
-MIN_ROWS: Final = 4
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 LENGTH_BUCKET: Final = 16
+SHORTEST_SPAN: Final = 32
 
 
 def _bucket(length: int) -> int:
@@ -69,6 +71,9 @@ class _Layer:
         self._norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None
         self.qk_norm: Tensor | None = None
         self.renew()
+
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
 
     def renew(self) -> None:
         """Stack the per-head norms of queries and keys: [heads + kv_heads, head_dim]."""
@@ -112,10 +117,15 @@ class FusedDecoder:
         # rotate_half(x) * sin equals the half-swapped x times a sin whose first half is negated
         self._cos, self._sin = cos[0].contiguous(), torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).contiguous()
         first = self._layers[0]
+        self._least_rows = least_rows([self._head, *first.matrices()])  # all layers are alike
         self._cache = KvCache(
-            layers=len(self._layers), heads=first.kv_heads, head_dim=self._head_dim, max_rows=max(max_rows, MIN_ROWS),
-            max_tokens=max_tokens, like=self._embed,
-        )  # fmt: skip
+            layers=len(self._layers),
+            heads=first.kv_heads,
+            head_dim=self._head_dim,
+            max_rows=max(max_rows, self._least_rows),
+            max_tokens=max_tokens,
+            like=self._embed,
+        )
         self._rows = 0
 
     @property
@@ -131,7 +141,7 @@ class FusedDecoder:
         self._cache.clear()
 
     def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
-        self._cache.reserve(max(rows, MIN_ROWS), self._cache.width, used_rows=self._rows)
+        self._cache.reserve(max(rows, self._least_rows), self._cache.width, used_rows=self._rows)
         if len(sources):
             self._cache.move(self._index(sources), self._index(targets))
         self._rows = rows
@@ -144,7 +154,7 @@ class FusedDecoder:
     def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
         logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
         longest = max(len(sequence) for sequence in sequences)
-        self._cache.reserve(max(self._rows + len(sequences), MIN_ROWS), longest + 1, used_rows=self._rows)
+        self._cache.reserve(max(self._rows + len(sequences), self._least_rows), longest + 1, used_rows=self._rows)
         for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
             rows = self._index(np.array(chunk, np.int64))
             logits[rows] = self._prefill_chunk([sequences[i] for i in chunk], rows + self._rows)
@@ -176,12 +186,13 @@ class FusedDecoder:
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
         n = len(tokens)
-        if n < MIN_ROWS:  # spare rows compute garbage at position 0 of free slots
-            tokens = np.concatenate([tokens, np.zeros(MIN_ROWS - n, np.int64)])
-            lengths = np.concatenate([lengths, np.ones(MIN_ROWS - n, np.int64)])
+        spare = self._least_rows - n
+        if spare > 0:  # spare rows compute garbage at position 0 of free slots
+            tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
+            lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
         longest = int(lengths.max())
         self._cache.reserve(len(tokens), longest, used_rows=n)
-        span = min(_bucket(longest), self._cache.width)
+        span = min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
         positions = self._index(lengths - 1)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
         hidden = F.embedding(self._index(tokens), self._embed)
@@ -232,7 +243,7 @@ class FusedDecoder:
         return hidden + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Logits [n, vocab] of hidden [n, h]; padded to ``MIN_ROWS`` so that few rows give the same bits as many."""
+        """Logits [n, vocab] of hidden [n, h]; padded to the least rows, so that few rows give the same bits as many."""
         n = hidden.shape[0]
-        hidden = F.pad(hidden, (0, 0, 0, max(0, MIN_ROWS - n)))
+        hidden = F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n)))
         return F.linear(self._rms(hidden, self._norm), self._head)[:n]
