@@ -8,7 +8,7 @@ from pydantic import Field
 
 from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.studies.rlboost import HYBRID, HybridName, HybridSetup
-from configs.studies.streamrl import MODELS, SCALES, ModelName, Ranker, Variant, Workload
+from configs.studies.streamrl import MODELS, SCALES, ModelName, Ranker, SteadyWorkload, Variant, Workload
 
 Staleness = Annotated[int, Field(ge=0, le=8)]
 
@@ -25,7 +25,7 @@ class CombinedStreamStudy(Section):
     """How many versions older than its own step's a sample may begin with."""
     long_steps: PositiveInt = 40
     """Of the longer job whose share of the bound is told as well: in ten steps a cold start and the end weigh much."""
-    workload: Workload = Workload()
+    workload: SteadyWorkload = Workload()
 
 
 class CombinedStaticStudy(Section):

@@ -14,7 +14,7 @@ from configs.schema import PositiveFloat, PositiveInt, Section
 from configs.studies.combined import Staleness
 from configs.studies.hardware import Fraction
 from configs.studies.rlboost import HYBRID, HybridName, HybridSetup
-from configs.studies.streamrl import MODELS, ModelName, Ranker, Variant, Workload
+from configs.studies.streamrl import MODELS, ModelName, Ranker, SteadyWorkload, Variant, Workload
 
 Recall = Annotated[float, Field(gt=0.2, le=1)]
 
@@ -49,7 +49,7 @@ class CombinedRankerSweep(Section):
     """Seeds, counted from the scenario's, on StreamRL's set-up."""
     hybrid_draws: PositiveInt = 6
     """On RLBoost's, where a step has an eighth of the groups, and one draw is several percent off."""
-    workload: Workload = Workload()
+    workload: SteadyWorkload = Workload()
     setup: HybridSetup = HybridSetup(boot_s=1e-3, steps=8)
     """Machines that are there from the beginning."""
 
@@ -72,7 +72,7 @@ class BandwidthSweep(Section):
     draws: PositiveInt = 2
     """Seeds, counted from the scenario's."""
     ranker: Ranker = Ranker()
-    workload: Workload = Workload()
+    workload: SteadyWorkload = Workload()
     setup: HybridSetup = HybridSetup(steps=12)
 
 

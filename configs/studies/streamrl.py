@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from configs.schema import PositiveFloat, PositiveInt, Section
 from configs.studies.hardware import DecodeCost, Device, Fraction, TrainCost, Transformer
@@ -113,9 +113,21 @@ class Workload(Section):
     split_variant: Variant = "20K"
     """The lengths for which Algorithm 1 splits the devices; the paper shows one split a model, for 20K (Fig. 10)."""
     iterations: PositiveInt = 10
-    """How many are simulated; the first two are warm-up."""
+    """How many are simulated; the first two are warm-up, and of the combined policy the first four and the last."""
     profile_draws: PositiveInt = 6
     """Orders and estimates over which a profile of generation is averaged."""
+
+
+def _has_a_middle(work: Workload) -> Workload:
+    if work.iterations < 6:
+        raise ValueError(
+            f"iterations is {work.iterations}; the first four and the last are left out, so give 6 or more"
+        )
+    return work
+
+
+SteadyWorkload = Annotated[Workload, AfterValidator(_has_a_middle)]
+"""Of a study that tells the pace of steps in the middle of a job."""
 
 
 class LengthsStudy(Section):

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
+from actors.scheduler.policies import stage_balance
 from actors.scheduler.policies.generation_time import Instance
 from configs.studies.combined import CombinedStreamStudy
 from configs.studies.rlboost import HYBRID, HybridSetup
@@ -19,7 +21,7 @@ from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent
 from supervisors.simulation.cluster import clairvoyant
 from supervisors.simulation.cluster.clairvoyant import Supply
-from supervisors.simulation.cluster.combined import Machines, Rules
+from supervisors.simulation.cluster.combined import CombinedCluster, Figures, Machines, Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.cluster.moving_engine import Sample
@@ -72,7 +74,7 @@ class Case:
             )
             for k in range(0, len(self.lengths), self.per_step)
         ]
-        supply = Supply(self.local, lambda a, b: self.others * (b - a), self.step_s, self.staleness)
+        supply = Supply(self.local, lambda a, b: self.others * (b - a), self.step_s, self.local, self.staleness)
         return clairvoyant.earliest_ends_s(demands, supply)[-1]
 
 
@@ -223,6 +225,30 @@ def test_the_bound_is_reached_where_nothing_is_relaxed() -> None:
     assert optimum_s(case) == pytest.approx(case.bound_s(), rel=0.01)
 
 
+def test_engines_that_the_optimizer_does_not_hold_generate_meanwhile() -> None:
+    """Seven that generate and one that trains: a bound that stops all eight for 40 s a step lies above this run."""
+    samples = [Sample(i, i, 0, 10) for i in range(70)]
+    instance = Instance(pace(1.0, 0.0, 0.0, 0.0, 0.0), places=1, kv_tokens=1e6)
+    machines = Machines(
+        instance=instance,
+        fixed=7,
+        local=1,
+        train_s=lambda ss: 0.8 * len(ss),
+        step_s=40.0,
+        pull_s=lambda _: 0.0,
+        load_s=0.0,
+    )
+    run = CombinedCluster(
+        machines, Rules(1, returns=False), lambda _: samples, lambda _, ss: np.array([float(s.length) for s in ss])
+    ).run(steps=10)
+    lengths, train_s = np.full(70, 10), np.full(70, 0.1)  # on all eight
+    demands = [clairvoyant.demand(instance, 0, lengths, train_s, 1)] * 10
+    held, all_held = (
+        clairvoyant.earliest_ends_s(demands, Supply(8, lambda a, b: 0.0, 40.0, engines, 1))[-1] for engines in (1, 8)
+    )
+    assert held <= run.ends_s[-1] < all_held
+
+
 def test_work_that_no_engine_can_do_is_told() -> None:
     instance = Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=1, kv_tokens=100.0)
     with pytest.raises(ValueError, match="no machine ever gives"):
@@ -263,7 +289,7 @@ def test_a_trainer_without_a_whole_group_does_what_needs_no_advantage_and_no_mor
         instance=Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=4), fixed=1, local=0, train_s=lambda ss: 3.0 * len(ss),
         step_s=1.0, pull_s=lambda _: 0.0, load_s=0.0, early=1 / 3,
     )  # fmt: skip
-    steps = Steps(lambda _: samples, lambda _, ss: np.full(len(ss), 100.0), machines.train_s, "arrival")
+    steps = Steps(lambda _: samples, lambda _, ss: np.full(len(ss), 100.0), machines, "arrival")
     steps.open_for(0, 0)
     step, trainer = steps.open[0], Trainer(machines)
     steps.finished(step.samples[0])
@@ -285,6 +311,67 @@ def test_a_trainer_without_a_whole_group_does_what_needs_no_advantage_and_no_mor
     assert trainer.next_s() == pytest.approx(9.0 + 2.0 + 3.0)
     assert not trainer.end(14.0, step)
     assert trainer.end(15.0, step), "the optimizer has run"
+
+
+def test_nothing_is_expected_beyond_the_longest_response_that_is_allowed() -> None:
+    samples = [Sample(i, i, 10, 80) for i in range(2)]
+    machines = Machines(
+        instance=Instance(pace(1.0, 0.5, 0.1, 0.2, 0.01), places=4), fixed=1, local=0, train_s=lambda ss: 3.0 * len(ss),
+        step_s=1.0, pull_s=lambda _: 0.0, load_s=0.0, longest_tokens=100.0,
+    )  # fmt: skip
+    steps = Steps(lambda _: samples, lambda _, ss: np.array([50.0, 400.0]), machines, "longest")
+    steps.open_for(0, 0)
+    short, long = steps.open[0].samples
+    assert steps.open[0].expected.tolist() == [50.0, 100.0]
+    assert [steps.left(s, 0.0, 0).tokens for s in (short, long)] == [50.0, 100.0]
+    assert steps.left(short, 60.0, 0).tokens == pytest.approx(6.0), "beyond what was expected: a tenth of what it has"
+    assert steps.left(long, 98.0, 0).tokens == 2.0
+    assert steps.left(long, 100.0, 0).tokens == 1.0
+
+
+def test_a_job_opens_no_step_that_it_does_not_have() -> None:
+    work = Workload(samples=64, iterations=4)
+    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
+    drawn: list[int] = []
+
+    def lengths(self: Bench, iteration: int) -> np.ndarray:
+        drawn.append(iteration)
+        return real(self, iteration)
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = Bench.lengths
+        patch.setattr(Bench, "lengths", lengths)
+        figures = combined.run_stream(one, stage_balance.Split(8, 16, 0.0), 2, 4)
+    assert sorted(set(drawn)) == [0, 1, 2, 3]
+    assert len(figures.ends_s) == 4
+
+
+def test_devices_that_train_generate_at_the_begin_of_a_job_and_never_again() -> None:
+    """One change over, and the first step ends sooner than with a trainer that only waits for it."""
+    work = Workload(samples=256, iterations=4)
+    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.5, 0)
+    split = stage_balance.Split(1, 23, 0.0)  # so few that it would pay to go back
+    figures = combined.run_stream(one, split, 1, 4)
+    assert figures.changes == 1
+    with pytest.MonkeyPatch.context() as patch:
+        real = combined.Machines
+        patch.setattr(combined, "Machines", lambda **given: real(**{**given, "local": 0}))
+        apart = combined.run_stream(one, split, 1, 4)
+    assert apart.changes == 0
+    assert figures.ends_s[0] < apart.ends_s[0]
+
+
+def test_a_split_is_found_by_machines_first_and_then_by_ever_fewer_devices() -> None:
+    """No split one engine aside is faster in the short runs that it was chosen by."""
+    one = Bench(Workload(samples=512), MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
+    split = combined.split_stream(one, 1)
+    assert split.rollout % 8, "an end between two machines, in this case"
+    other = replace(one, seed=one.seed + combined._OTHER_DRAWS)
+    steps_s = [
+        combined.run_stream(other, stage_balance.Split(x, 24 - x, 0.0), 1, combined._SHORT_RUN).steady_step_s()
+        for x in (split.rollout, split.rollout - 1, split.rollout + 1)
+    ]
+    assert steps_s[0] == min(steps_s) == split.iteration_s
 
 
 def test_rlboost_itself_never_beats_the_on_policy_bound() -> None:
@@ -314,7 +401,7 @@ def test_overlapping_steps_beat_one_batch_after_the_other_on_the_same_devices() 
     _, overlapping = combined.combined_stream(one, 1)
     _, apart = combined.combined_stream(one, 0)
     end_s = overlapping.ends_s[-1]
-    assert combined.bound_stream_s(one, 4, 1) <= combined.bound_sides_s(one, 4, 1) <= end_s < apart.ends_s[-1]
+    assert combined.bound_stream_s(one, 4, 1) <= end_s < apart.ends_s[-1]
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
@@ -324,46 +411,14 @@ def test_with_any_staleness_no_run_beats_the_bound_of_its_first_steps(staleness:
     one = Bench(work, MODELS["7B"].model_copy(update={"devices": 16}), 0.25, staleness)
     _, figures = combined.combined_stream(one, staleness)
     for steps, end_s in enumerate(figures.ends_s, start=1):
-        assert combined.bound_stream_s(one, steps, staleness) <= combined.bound_sides_s(one, steps, staleness) <= end_s
-
-
-def test_machines_that_keep_their_sides_are_bound_by_the_best_way_to_split_them() -> None:
-    """Each way looked at by itself, also those that its machines' work alone rules out."""
-    work = Workload(samples=96, iterations=3)
-    one = Bench(work, MODELS["7B"].model_copy(update={"devices": 40}), 0.25, 0)
-    ends: dict[int, float] = {}
-    for rollout in (8, 16, 24, 32):
-        engines = rollout / one.model.transformer.tensor_parallel
-        supply = Supply(0.0, lambda a, b, n=engines: n * (b - a), work.train.step_s, 1)
-        demands = combined._demands(one, 3, train_devices=40 - rollout)
-        ends[rollout] = clairvoyant.earliest_ends_s(demands, supply)[-1]
-        assert clairvoyant.least_work_s(demands, supply) <= ends[rollout]
-    assert combined.bound_sides_s(one, 3, 1) == min(ends.values())
-    assert len(set(ends.values())) > 1
-
-
-def test_a_split_whose_machines_hold_no_whole_number_of_replicas_bounds_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """72B takes two machines a replica: of seven splits of eight machines three can train, as for the policy."""
-    tried: list[int] = []
-
-    def demands(one: Bench, steps: int, *, train_devices: int) -> list[clairvoyant.Demand]:
-        tried.append(train_devices)
-        return real(one, steps, train_devices=train_devices)
-
-    real = combined._demands
-    monkeypatch.setattr(combined, "_demands", demands)
-    one = Bench(Workload(samples=96, iterations=2), MODELS["72B"].model_copy(update={"devices": 64}), 0.25, 0)
-    combined.bound_sides_s(one, 2, 1)
-    assert sorted(tried) == [16, 32, 48]
+        assert combined.bound_stream_s(one, steps, staleness) <= end_s
 
 
 def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_cold_start() -> None:
     """Before the first end nobody can do the work of steps that wait for it."""
     long = np.array([50.0])
     first = clairvoyant.Demand(work_s=np.array([10.0]), alone_s=long, train_s=np.array([5.0]))
-    supply = Supply(local=1.0, others_s=lambda a, b: 0.0, step_s=0.0, staleness=1)
+    supply = Supply(local=1.0, others_s=lambda a, b: 0.0, step_s=0.0, step_engines=1.0, staleness=1)
     ends = clairvoyant.earliest_ends_s([first] * 3, supply)
     assert ends[0] == pytest.approx(55.0)  # alone, then its training
     assert ends[2] == pytest.approx(max(55.0 + 5 + 5 + 10, 55.0 + 55.0))
@@ -374,13 +429,13 @@ def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_c
 
 def test_the_hand_over_learns_how_far_its_estimate_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strictly on-policy the same steps are done sooner than with the estimate taken as it is, but for the first."""
-    trace = Trace("fixed", tuple(TraceEvent(0.0, f"{i}", "up") for i in range(3)), math.inf)
+    trace = Trace("fixed", tuple(TraceEvent(0.0, f"{i}", "up") for i in range(6)), math.inf)
     job = HybridJob(HYBRID["14B"], combined.replace_boot(HybridSetup()), Ranker(), 0, 0)
 
     def run(*, learns: bool) -> list[float]:
-        rules = Rules(0, order="arrival", slack_s=0.0, learns=learns)
+        rules = Rules(0, order="both_ends", slack_s=0.0, learns=learns)
         monkeypatch.setattr(combined, "Rules", lambda *_, **__: rules)
-        return job.run(trace, steps=3).ends_s
+        return job.run(trace, steps=4).ends_s
 
     learned, plain = run(learns=True), run(learns=False)
     assert learned[0] == plain[0]
@@ -394,9 +449,22 @@ def test_a_wrong_ranker_costs_time_and_loses_nothing() -> None:
 
 def test_the_study_names_the_cells_of_the_figure() -> None:
     study = CombinedStreamStudy(
-        kind="combined_streamrl", models=["7B"], variants=["5K"], workload=Workload(samples=64, iterations=3)
+        kind="combined_streamrl", models=["7B"], variants=["5K"], workload=Workload(samples=64, iterations=6)
     )
     measures = combined.streamrl(study, 0)
     assert {"7B.5K.over_streamrl", "7B.5K.of_bound"} <= set(measures)
-    assert 0 < measures["7B.5K.of_bound"] <= measures["7B.5K.of_sides_bound"] <= 1
-    assert 0 < measures["7B.5K.of_bound_long"] <= measures["7B.5K.of_sides_bound_long"] <= 1
+    assert 0 < measures["7B.5K.of_bound"] <= 1
+    assert 0 < measures["7B.5K.of_bound_long"] <= 1
+
+
+def test_the_pace_of_a_job_leaves_out_its_first_four_steps_and_its_last() -> None:
+    assert Figures(ends_s=[100.0, 110.0, 115.0, 120.0, 130.0, 142.0, 143.0]).steady_step_s() == 11.0
+    with pytest.raises(ValueError, match="5 steps have no middle"):
+        Figures(ends_s=[1.0, 2.0, 3.0, 4.0, 5.0]).steady_step_s()
+
+
+def test_a_study_too_short_to_have_a_middle_is_told_so() -> None:
+    with pytest.raises(
+        ValidationError, match="iterations is 5; the first four and the last are left out, so give 6 or more"
+    ):
+        CombinedStreamStudy(kind="combined_streamrl", workload=Workload(iterations=5))

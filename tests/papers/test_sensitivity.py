@@ -79,7 +79,7 @@ def test_dispatch_in_hindsight_keeps_its_gain_with_an_oracle_and_loses_nothing_b
 def test_the_combined_policy_is_compared_with_itself_without_ranking() -> None:
     study = CombinedRankerSweep(
         kind="sensitivity_ranker_combined", models=["7B"], variant="5K", hybrid=["8B"], workers=2, recalls=[1.0],
-        draws=1, hybrid_draws=1, workload=Workload(samples=128, iterations=4), setup=QUICK,
+        draws=1, hybrid_draws=1, workload=Workload(samples=128, iterations=6), setup=QUICK,
     )  # fmt: skip
     measures = combined_policy(study, 0).measures()
     assert {f"{at}.combined.{point}" for at in ("streamrl.7B", "rlboost.8B") for point in ("1", "chance", "least")} == {
@@ -91,7 +91,7 @@ def test_the_combined_policy_is_compared_with_itself_without_ranking() -> None:
 def test_slower_links_cost_those_that_wait_for_weights_and_not_those_that_overlap_them() -> None:
     study = BandwidthSweep(
         kind="sensitivity_bandwidth", slower=[1, 10], models=["72B"], hybrid=["8B"], workers=2, draws=1,
-        workload=Workload(samples=256, iterations=4), setup=QUICK,
+        workload=Workload(samples=256, iterations=6), setup=QUICK,
     )  # fmt: skip
     measures = bandwidth(study, 0).measures()
     lost = {
@@ -202,7 +202,7 @@ def test_claims_of_a_scenario_are_about_measures_that_its_study_has(path: Path) 
     }.items():
         if key in study:
             study[key] = small
-    for key, small in {"workload": {"samples": 32, "iterations": 4}, "setup": {"prompts": 4, "steps": 3}}.items():
+    for key, small in {"workload": {"samples": 32, "iterations": 6}, "setup": {"prompts": 4, "steps": 3}}.items():
         if key in study:
             study[key] |= small
     result = run_paper(PaperScenario.model_validate(shrunk))

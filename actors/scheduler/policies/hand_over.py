@@ -7,10 +7,12 @@ or go or lengths drift. In words:
   what needs no advantage (log-probabilities, StreamRL 1.3). If it began now, and all the other workers generated what
   is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
 - Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
-  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. With enough other workers
-  that is when the first groups are finished; with none it is when everything is: plain colocation.
+  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then; below zero it is what the
+  change itself takes, for which nobody waits. With enough other workers that is when the first groups are finished;
+  with none it is when everything is: plain colocation.
 - The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
-  difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window.
+  difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
+  the last three counts: a step in which all came much sooner than expected says nothing of the next.
 - A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if what is left
   would keep it waiting for longer than changing over and back takes, with a margin.
 
@@ -25,12 +27,14 @@ import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import NamedTuple
 
 from actors.scheduler.policies.generation_time import StepTime
 
 MARGIN = 3.0
 """A dry trainer goes back for a wait of at least so many changes there and back."""
+LEARNED_STEPS = 3
 
 
 class Left(NamedTuple):
@@ -127,9 +131,9 @@ def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]
     return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
 
 
-def lean_s(known_s: float, expected_s: float, waited_s: float) -> float:
-    """By how much the estimate is too high: half of it what was known, half what this step says."""
-    return (known_s + expected_s - waited_s) / 2
+def lean_s(too_high_s: Sequence[float]) -> float:
+    """What the estimate leans by; ``too_high_s``: by how much it was too high in the steps before, the newest last."""
+    return median(too_high_s[-LEARNED_STEPS:]) if too_high_s else 0.0
 
 
 def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> bool:

@@ -9,7 +9,7 @@ docs/papers/combined.md derives it. Nothing here knows a policy; what is given i
 
 Invariants
 - Every relaxation lets a schedule do more than it could: preemption for nothing, samples in parts, engines always full.
-- An engine second of a reserved machine is either generated in or trained in.
+- An engine second of a reserved machine is either generated in or trained in; the optimizer holds as few as can train.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ class Supply:
     """(begin, end) → engine seconds that the others can give between them."""
     step_s: float
     """Of the optimizer, after a step's last sample."""
+    step_engines: float
+    """That cannot generate meanwhile: as many of ``local`` as must train at least."""
     staleness: int
     """k: step v may be generated with version v - k."""
     switch_s: float = 0.0
@@ -116,12 +118,6 @@ def earliest_ends_s(demands: Sequence[Demand], supply: Supply) -> list[float]:
     return ends
 
 
-def least_work_s(demands: Sequence[Demand], supply: Supply) -> float:
-    """Below the last of ``earliest_ends_s``, in a fraction of its time: all training, and all of the machines' work."""
-    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in demands)
-    return _since_s(demands, supply, -1, [], training_s)
-
-
 def _since_s(demands: Sequence[Demand], supply: Supply, after: int, ends: Sequence[float], at_least_s: float) -> float:
     """The first end of the last of these steps, as far as the machines' time since the end of ``after`` goes.
 
@@ -130,9 +126,15 @@ def _since_s(demands: Sequence[Demand], supply: Supply, after: int, ends: Sequen
     """
     later = demands[after + 1 :]
     waiting = demands[after + 1 + supply.staleness :] if after >= 0 else later
-    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in later)
+    training_s = _engines_train_s(later, supply)
     work_s = sum(float(one.work_s.sum()) for one in waiting)
     return _all_work_done_s(work_s, training_s, supply, ends[after] if after >= 0 else 0.0, at_least_s)
+
+
+def _engines_train_s(demands: Sequence[Demand], supply: Supply) -> float:
+    """For how long all of ``local`` together cannot generate; the optimizer counts for the engines that it holds."""
+    step_s = supply.step_s * supply.step_engines / supply.local if supply.local else 0.0
+    return sum(float(one.train_s.sum()) + step_s for one in demands)
 
 
 def least_cost(demands: Sequence[Demand], supply: Supply, reserved_s: float, other_s: float) -> float:
@@ -143,7 +145,7 @@ def least_cost(demands: Sequence[Demand], supply: Supply, reserved_s: float, oth
     """
     assert reserved_s >= other_s * supply.local, "else waiting is cheaper than renting, and the bound another one"
     end_s = earliest_ends_s(demands, supply)[-1]
-    training_s = sum(float(one.train_s.sum()) + supply.step_s for one in demands)
+    training_s = _engines_train_s(demands, supply)
     work_s = sum(float(one.work_s.sum()) for one in demands)
     return reserved_s * end_s + other_s * max(0.0, work_s - supply.local * (end_s - training_s))
 

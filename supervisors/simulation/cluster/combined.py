@@ -45,7 +45,7 @@ class CombinedCluster:
         events: Iterable[TraceEvent] = (),
     ) -> None:
         self._m, self._rules = machines, rules
-        self._steps = Steps(draw, expect, machines.train_s, rules.order)
+        self._steps = Steps(draw, expect, machines, rules.order)
         self._pool = Pool(machines, events)
         self._trainer = Trainer(machines)
         self._sides = Sides(machines, rules, self._steps, self._pool, self._trainer)
@@ -57,7 +57,8 @@ class CombinedCluster:
         self.figures = Figures()
 
     def run(self, *, steps: int | None = None, until_s: float = NEVER_S) -> Figures:
-        """Until so many steps are trained, or until the end of the step that is trained at ``until_s``."""
+        """A job of so many steps, which opens no others; or of no given number, until a step ends after ``until_s``."""
+        self._steps.job_steps = steps
         self._steps.open_for(self.version, self._rules.staleness)
         for _ in range(_EVENTS_MAX):
             self._act()
@@ -82,6 +83,8 @@ class CombinedCluster:
         self._pool.follow_trace(self.now_s, self.version, self._last_cost(), self._take_back)
         self._load_versions()
         published = self._train()
+        if self.version not in self._steps.open:
+            return  # the job's last step is trained
         looks = self.now_s >= self._look_s
         if looks:
             self._look_s = self.now_s + self._rules.look_every_s
@@ -111,8 +114,9 @@ class CombinedCluster:
         published = self._trainer.end(self.now_s, self._steps.open[self.version])
         if published:
             self._publish()
-        if not self._pool.local or self._pool.can_train(self.now_s):
-            self._trainer.begin(self.now_s, self._steps.open[self.version])
+        step = self._steps.open.get(self.version)
+        if step is not None and (not self._pool.local or self._pool.can_train(self.now_s)):
+            self._trainer.begin(self.now_s, step)
         return published
 
     def _publish(self) -> None:

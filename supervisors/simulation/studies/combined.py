@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -28,11 +29,11 @@ from supervisors.simulation.cluster.moving_engine import Sample
 from supervisors.simulation.studies import rlboost
 from supervisors.simulation.studies.streamrl_bench import Bench, bench
 
-_WARM_UP = 2
-"""Steps that are left out of a rate where a run is endless; the share of the bound counts them."""
 _TRIED = 3
+_SHORT_RUN = 10
+"""Steps of a run that chooses a split."""
 _OTHER_DRAWS = 1000
-"""Added to the seed for the runs that choose a split: what is measured is not looked at."""
+"""Added to the seed for the runs that choose a split."""
 
 # ------------------------------------------------------------ StreamRL's scenario
 
@@ -47,8 +48,7 @@ def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
             one = bench(work, MODELS[name], variant, seed)
             own_s = one.iterations_s(["async"], "simulated", rollout=own.rollout, train=own.train)["async"]
             split, figures = combined_stream(one, study.staleness)
-            ends = figures.ends_s
-            combined_s = (ends[-1] - ends[_WARM_UP - 1]) / (len(ends) - _WARM_UP)
+            ends, combined_s = figures.ends_s, figures.steady_step_s()
             at = f"{name}.{variant}"
             measures |= {
                 f"{at}.rollout_devices": float(split.rollout),
@@ -56,82 +56,80 @@ def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
                 f"{at}.samples_s": work.samples / combined_s,
                 f"{at}.over_streamrl": own_s / combined_s,
                 f"{at}.of_bound": bound_stream_s(one, len(ends), study.staleness) / ends[-1],
-                f"{at}.of_sides_bound": bound_sides_s(one, len(ends), study.staleness) / ends[-1],
             }
             # of a job so long that its first and its last step hardly count
-            long_s = _run_stream(one, split, study.staleness, study.long_steps).ends_s[-1]
-            measures |= {
-                f"{at}.of_bound_long": bound_stream_s(one, study.long_steps, study.staleness) / long_s,
-                f"{at}.of_sides_bound_long": bound_sides_s(one, study.long_steps, study.staleness) / long_s,
-            }
+            long_s = run_stream(one, split, study.staleness, study.long_steps).ends_s[-1]
+            measures[f"{at}.of_bound_long"] = bound_stream_s(one, study.long_steps, study.staleness) / long_s
     return measures
 
 
 def combined_stream(one: Bench, staleness: int) -> tuple[stage_balance.Split, Figures]:
     """All iterations of the workload, on the devices split by throughput: overlapping steps have no tail to pay for."""
-    split = _split(one, staleness)
-    return split, _run_stream(one, split, staleness, one.workload.iterations)
+    split = split_stream(one, staleness)
+    return split, run_stream(one, split, staleness, one.workload.iterations)
 
 
-def _split(one: Bench, staleness: int) -> stage_balance.Split:
-    """Of the three that look best by the pace of full batches, the one whose short run on other draws is fastest."""
+def split_stream(one: Bench, staleness: int) -> stage_balance.Split:
+    """By the pace of short runs on other draws: the best of three by machines, and from there by ever fewer devices.
+
+    The three are those that look best by the pace of full batches.
+    """
     work, unit, devices = one.workload, costs.MACHINE_DEVICES, one.model.devices
     tp = one.model.transformer.tensor_parallel
     instance = _engine(one.pool(tp)[0], work.prompt_tokens)
     batch_s = _full_batches_s(instance, one.lengths(0), work.prompt_tokens)
-    splits = [
-        stage_balance.Split(x, devices - x, max(batch_s * tp / x, one.train_s(devices - x)))
-        for x in range(unit, devices, unit)
-    ]
     other = replace(one, seed=one.seed + _OTHER_DRAWS)
-    best = sorted(splits, key=lambda split: (split.iteration_s, split.rollout))[:_TRIED]
-    return min(best, key=lambda split: _run_stream(other, split, staleness, _WARM_UP + 2).ends_s[-1])
+
+    @cache
+    def step_s(rollout: int) -> float:
+        split = stage_balance.Split(rollout, devices - rollout, 0.0)
+        return run_stream(other, split, staleness, _SHORT_RUN).steady_step_s()
+
+    by_machines = range(unit, devices, unit)
+    looks_s = {x: max(batch_s * tp / x, one.train_s(devices - x)) for x in by_machines}
+    best = min(sorted(by_machines, key=lambda x: looks_s[x])[:_TRIED], key=step_s)
+    move = unit // 2
+    while move >= tp:
+        near = [x for x in (best, best - move, best + move) if tp <= x <= devices - one.replica_devices]
+        best, move = min(near, key=step_s), move // 2
+    return stage_balance.Split(best, devices - best, step_s(best))
 
 
-def _run_stream(one: Bench, split: stage_balance.Split, staleness: int, iterations: int) -> Figures:
+def run_stream(one: Bench, split: stage_balance.Split, staleness: int, iterations: int) -> Figures:
+    """A job of so many steps on devices split like that; those that train generate until the first hand-over."""
     work, shape, device = one.workload, one.model.transformer, one.rollout_device
+    switch_s = one.moved_bytes / 2 / split.train / work.switch_bytes_s  # in, once: out again only where it goes back
     machines = Machines(
         instance=_engine(one.pool(shape.tensor_parallel)[0], work.prompt_tokens),
         fixed=split.rollout // shape.tensor_parallel,
-        local=0,
+        local=split.train // shape.tensor_parallel,
         train_s=lambda samples: float(one.train_each_s(split.train, np.array([s.length for s in samples])).sum()),
         step_s=work.train.step_s,
         pull_s=lambda _: costs.transfer_s(shape, device, split.rollout),
         load_s=0.0,
+        switch_s=switch_s,
         least_s=one.saturating_s(split.train),
+        longest_tokens=one.longest_tokens,
     )
+    rules = Rules(staleness, slack_s=-switch_s, returns=False)
 
     def draw(step: int) -> list[Sample]:
         return [Sample(i, i, work.prompt_tokens, int(tokens)) for i, tokens in enumerate(one.lengths(step))]
 
-    cluster = CombinedCluster(machines, Rules(staleness), draw, _ranked(work.ranker, one.seed))
-    return cluster.run(steps=iterations)
+    return CombinedCluster(machines, rules, draw, _ranked(work.ranker, one.seed)).run(steps=iterations)
 
 
 def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
     """Any device may generate or train at any time, and change over for nothing."""
-    devices = one.model.devices
-    engines = devices / one.model.transformer.tensor_parallel
-    supply = Supply(engines, lambda begin_s, end_s: 0.0, one.workload.train.step_s, staleness)
+    devices, tp = one.model.devices, one.model.transformer.tensor_parallel
+    supply = Supply(
+        local=devices / tp,
+        others_s=lambda begin_s, end_s: 0.0,
+        step_s=one.workload.train.step_s,
+        step_engines=one.replica_devices / tp,
+        staleness=staleness,
+    )
     return clairvoyant.earliest_ends_s(_demands(one, steps, train_devices=devices), supply)[-1]
-
-
-def bound_sides_s(one: Bench, steps: int, staleness: int) -> float:
-    """Each machine generates or trains from the first step to the last: the earliest end over all splits.
-
-    Over those whose training side holds whole replicas, as in ``Bench.train_s``: no others can train.
-    """
-    unit, devices = costs.MACHINE_DEVICES, one.model.devices
-    least_s = float("inf")
-    trainable = [x for x in range(unit, devices, unit) if (devices - x) % one.replica_devices == 0]
-    halves = sorted(trainable, key=lambda x: abs(x - devices / 2))
-    for rollout in halves:  # those in the middle first: most of the others are ruled out by them
-        engines = rollout / one.model.transformer.tensor_parallel
-        supply = Supply(0.0, lambda a, b, n=engines: n * (b - a), one.workload.train.step_s, staleness)
-        demands = _demands(one, steps, train_devices=devices - rollout)
-        if clairvoyant.least_work_s(demands, supply) < least_s:
-            least_s = min(least_s, clairvoyant.earliest_ends_s(demands, supply)[-1])
-    return least_s
 
 
 def _demands(one: Bench, steps: int, *, train_devices: int) -> list[Demand]:
@@ -191,7 +189,8 @@ def spot(study: CombinedSpotStudy, seed: int) -> dict[str, float]:
         for segment, part in parts.items():
             steps = rlboost.over(HYBRID[name], study.setup, part, seed)
             job = HybridJob(HYBRID[name], study.setup, study.ranker, seed, study.staleness)
-            figures = job.run(part, until_s=part.length_s)
+            fits = len(job.run(part, until_s=part.length_s).ends_s)
+            figures = job.run(part, steps=fits)  # a job knows which of its steps is the last
             rates = rlboost.rate(steps), rlboost.per_dollar(steps)
             measures |= _compared(f"{name}.{segment}", job, figures, part, *rates)
         for what in ("over_rlboost", "per_dollar_over_rlboost", "of_bound", "per_dollar_of_bound"):
@@ -226,7 +225,9 @@ class HybridJob:
             pull_s=like.pull_s,
             load_s=setup.load_s,
             switch_s=setup.switch_s,
+            start_s=setup.switch_s,
             boot_s=setup.boot_s,
+            longest_tokens=self.model.lengths.max_tokens,
             reserved_price=self.model.machines * setup.reserved_price,
             spot_price=setup.spot_price,
             least_samples=setup.micro_batch_responses,
@@ -254,6 +255,7 @@ class HybridJob:
             local=len(like.local),
             others_s=clairvoyant.of_trace(trace, setup.boot_s + like.pull_s(1)),
             step_s=setup.train.step_s,
+            step_engines=len(like.local),
             staleness=self.staleness,
             switch_s=2 * setup.switch_s if on_policy else 0.0,
         )

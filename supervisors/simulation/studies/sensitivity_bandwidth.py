@@ -55,8 +55,8 @@ def _stream(study: BandwidthSweep, name: ModelName, seed: int) -> dict[str, list
         at = replace(one, rollout_device=device)
         for mode, s in at.iterations_s(_MODES, "hindsight", rollout=split.rollout, train=split.train).items():
             ratios[_CALLED[mode]].append(colocated_s / s)
-        ends_s = combined.combined_stream(at, study.staleness)[1].ends_s
-        ratios["combined"].append(colocated_s * (len(ends_s) - WARM_UP) / (ends_s[-1] - ends_s[WARM_UP - 1]))
+        _, figures = combined.combined_stream(at, study.staleness)
+        ratios["combined"].append(colocated_s / figures.steady_step_s())
     return ratios
 
 

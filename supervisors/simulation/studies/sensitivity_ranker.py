@@ -88,8 +88,7 @@ def _panel(key: str, title: str, rates: list[list[float]]) -> Panel:
 def _stream_rate(study: CombinedRankerSweep, name: ModelName, ranker: Ranker, seed: int) -> float:
     work = study.workload.model_copy(update={"ranker": ranker})
     one = bench(work, MODELS[name], study.variant, seed)
-    ends_s = combined.combined_stream(one, study.staleness)[1].ends_s
-    return work.samples * (len(ends_s) - WARM_UP) / (ends_s[-1] - ends_s[WARM_UP - 1])
+    return work.samples / combined.combined_stream(one, study.staleness)[1].steady_step_s()
 
 
 def _hybrid_rate(study: CombinedRankerSweep, name: HybridName, ranker: Ranker, seed: int) -> float:

@@ -39,10 +39,20 @@ class Bench:
     rollout_device: Device = H800
     train_device: Device = H800
 
+    @property
+    def longest_tokens(self) -> int:
+        """Of any response."""
+        return round(self.workload.max_tokens * self.scale)
+
+    @property
+    def moved_bytes(self) -> float:
+        """Weights and optimizer states of actor and critic, out and in."""
+        return 2 * 2 * _STATE_BYTES * self.model.transformer.parameters
+
     def pool(self, devices: int) -> list[Instance]:
         """Instances of ``devices`` rollout devices."""
         work, shape = self.workload, self.model.transformer
-        reserve = round(work.max_tokens * self.scale) if work.reserve == "longest" else 0
+        reserve = self.longest_tokens if work.reserve == "longest" else 0
         one = costs.rollout_instance(
             shape, self.rollout_device, work.decode, places=work.places, reserve_tokens=reserve
         )
@@ -66,7 +76,7 @@ class Bench:
 
     def estimates(self, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """What the ranker says of them, float64[n]."""
-        return np.minimum(estimate_lengths(lengths, self.workload.ranker, rng), self.workload.max_tokens * self.scale)
+        return np.minimum(estimate_lengths(lengths, self.workload.ranker, rng), self.longest_tokens)
 
     def past(self, iteration: int) -> list[Past]:
         """The iterations before this one that a scheduler looks back on."""
@@ -133,17 +143,16 @@ class Bench:
 
     def _stages(self, rollout: int, train: int, line_bytes_s: float) -> Stages:
         work, shape = self.workload, self.model.transformer
-        moved_bytes = 2 * 2 * _STATE_BYTES * shape.parameters  # actor and critic, out and in
         return Stages(
             transfer_s=costs.transfer_s(shape, self.rollout_device, rollout, wide_area_bytes_s=line_bytes_s),
-            switch_s=moved_bytes / train / work.switch_bytes_s,
+            switch_s=self.moved_bytes / train / work.switch_bytes_s,
             step_s=work.train.step_s,
             saturating_s=self.saturating_s(train),
         )
 
     def saturating_s(self, train: int) -> float:
         """What the smallest micro-batch takes that keeps ``train`` devices busy."""
-        sample = np.array([self.workload.max_tokens * self.scale / 2])
+        sample = np.array([self.longest_tokens / 2])
         token_s = float(self.train_each_s(train, sample)[0] / (sample[0] + self.workload.prompt_tokens))
         return self.workload.train.saturating_tokens * train * token_s
 

@@ -13,6 +13,8 @@ from actors.scheduler.policies.generation_time import Instance
 from supervisors.simulation.cluster.moving_engine import Sample
 
 NEVER_S = math.inf
+UNSETTLED_STEPS = 4
+"""Of a job with one step of staleness, after a cold start; as they turn out on StreamRL's set-ups."""
 Order = Literal["longest", "both_ends", "arrival"]
 
 
@@ -37,6 +39,8 @@ class Machines:
     """Of a sample's training, the part that need not wait for its group: it needs no advantage."""
     switch_s: float = 0.0
     """One change between generating and training."""
+    start_s: float = 0.0
+    """From the job's begin until the machines that train generate for the first time."""
     boot_s: float = 0.0
     reserved_price: float = 0.0
     """All that stay, an hour."""
@@ -46,6 +50,8 @@ class Machines:
     """In a micro-batch, if more are to come."""
     least_s: float = 0.0
     """Work in it; a smaller one takes as long."""
+    longest_tokens: float = math.inf
+    """No response is longer (``sampling.max_tokens``), whatever a ranker expects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class Rules:
     """Of machines that come and go, as many as ``policies.worth_having`` says; else all that there are."""
     slack_s: float = 60.0
     """See ``policies.hand_over``."""
+    returns: bool = True
+    """Machines that train go back to generating when they run dry; else they generate at the begin only."""
     learns: bool = False
     """``policies.hand_over`` is told by how much its estimate of the trainer's wait was wrong in the steps before."""
     look_every_s: float = 10.0
@@ -77,3 +85,10 @@ class Figures:
     """Machine seconds of those that come and go."""
     changes: int = 0
     """Between generating and training."""
+
+    def steady_step_s(self) -> float:
+        """Mean time of a step, without the first, which live on what the begin left over, and without the last."""
+        count = len(self.ends_s) - 1 - UNSETTLED_STEPS
+        if count < 1:
+            raise ValueError(f"{len(self.ends_s)} steps have no middle: {UNSETTLED_STEPS} and the last are left out")
+        return (self.ends_s[-2] - self.ends_s[UNSETTLED_STEPS - 1]) / count

@@ -23,7 +23,8 @@ class Sides:
 
     def __init__(self, machines: Machines, rules: Rules, steps: Steps, pool: Pool, trainer: Trainer) -> None:
         self._m, self._rules, self._steps, self._pool, self._trainer = machines, rules, steps, pool, trainer
-        self._lean_s = 0.0
+        self._too_high_s = list[float]()
+        """In each step by how much the estimate of the trainer's wait was."""
         self._expected: tuple[float, float] | None = None
         """Of this step's hand-over: when it was, and the wait that was expected."""
 
@@ -40,9 +41,10 @@ class Sides:
                 take_back(one)
             self._feed(step, version)
         else:
-            if not idle or not step.unfinished:
+            if not self._rules.returns or not idle or not step.unfinished:
                 return False
-            if not hand_over.should_return(self._view(version, now_s), switch_s=self._m.switch_s, lean_s=self._lean_s):
+            lean_s = hand_over.lean_s(self._too_high_s)
+            if not hand_over.should_return(self._view(version, now_s), switch_s=self._m.switch_s, lean_s=lean_s):
                 return False
             pool.generating, self._expected = True, None
         pool.since_s = now_s + self._m.switch_s
@@ -65,14 +67,15 @@ class Sides:
         ready_s = sum(work_s for end_s, work_s in comes if end_s <= 0)
         later = [one for one in comes if one[0] > 0]
         if later:
-            self._lean_s = hand_over.lean_s(self._lean_s, expected_s, hand_over.waited_s(ready_s, later))
+            self._too_high_s.append(expected_s - hand_over.waited_s(ready_s, later))
 
     def _should_train(self, version: int, now_s: float) -> bool:
         step = self._steps.open[version]
         if not step.unfinished or not step.arrived:
             return not step.unfinished
         view = self._view(version, now_s)
-        if not hand_over.should_train(view, slack_s=self._rules.slack_s, lean_s=self._lean_s):
+        lean_s = hand_over.lean_s(self._too_high_s)
+        if not hand_over.should_train(view, slack_s=self._rules.slack_s, lean_s=lean_s):
             return False
         expected_s = hand_over.wait_s(view) if self._rules.learns else math.inf
         self._expected = (now_s, expected_s) if math.isfinite(expected_s) else None

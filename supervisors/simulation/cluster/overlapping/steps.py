@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.scheduler.policies import hand_over
 from supervisors.simulation.cluster.moving_engine import Sample
-from supervisors.simulation.cluster.overlapping.settings import Order
+from supervisors.simulation.cluster.overlapping.settings import Machines, Order
 
 SAMPLES_MAX = 1 << 20
 """Of a step: numbers of samples count on from one step to the next."""
@@ -58,30 +58,33 @@ class Steps:
         self,
         draw: Callable[[int], list[Sample]],
         expect: Callable[[int, Sequence[Sample]], np.ndarray],
-        train_s: Callable[[Sequence[Sample]], float],
+        machines: Machines,
         order: Order,
     ) -> None:
-        self._draw, self._expect, self._train_s = draw, expect, train_s
+        self._draw, self._expect, self._m = draw, expect, machines
         self._order: Order = order
         self.open: dict[int, Step] = {}
+        self.job_steps: int | None = None
+        """That the job has; None: it goes on."""
 
     def open_for(self, version: int, staleness: int) -> bool:
         """All that this version may generate; whether one is new."""
-        new = [n for n in range(version, version + staleness + 1) if n not in self.open]
+        newest = version + staleness if self.job_steps is None else min(version + staleness, self.job_steps - 1)
+        new = [n for n in range(version, newest + 1) if n not in self.open]
         for number in new:
             self.open[number] = self._begun(number)
         return bool(new)
 
     def _begun(self, number: int) -> Step:
         samples = [replace(s, number=number * SAMPLES_MAX + i) for i, s in enumerate(self._draw(number))]
-        expected = self._expect(number, samples)
+        expected = np.minimum(self._expect(number, samples), self._m.longest_tokens)
         missing: dict[int, int] = {}
         group_s: dict[int, float] = {}
         each_s: list[float] = []
         for sample, tokens in zip(samples, expected.tolist(), strict=True):
             guess = replace(sample, length=max(1, int(tokens)))
             missing[sample.group] = missing.get(sample.group, 0) + 1
-            each_s.append(self._train_s([guess]))
+            each_s.append(self._m.train_s([guess]))
             group_s[sample.group] = group_s.get(sample.group, 0.0) + each_s[-1]
         queue = deque(samples[i] for i in _in_order(self._order, expected, samples))
         return Step(samples, expected, missing, each_s, group_s, queue, len(samples), len(samples))
@@ -101,10 +104,11 @@ class Steps:
             del step.group_s[sample.group]
 
     def left(self, sample: Sample, has: float, group: int) -> hand_over.Left:
-        """As far as anybody knows: who is beyond what was expected needs a tenth more."""
+        """As far as anybody knows: who is beyond what was expected needs a tenth more; none is longer than allowed."""
         number, i = divmod(sample.number, SAMPLES_MAX)
         expected = float(self.open[number].expected[i])
-        tokens = max(expected - has, 0.1 * max(expected, has), 1.0)
+        tokens = max(expected - has, 0.1 * max(expected, has))
+        tokens = max(min(tokens, self._m.longest_tokens - has), 1.0)
         return hand_over.Left(tokens, group, sample.prompt_tokens + has + tokens / 2)
 
 
