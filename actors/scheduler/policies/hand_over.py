@@ -7,9 +7,9 @@ or go or lengths drift. In words:
   what needs no advantage (log-probabilities, StreamRL 1.3). If it began now, and all the other workers generated what
   is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
 - Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
-  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then; below zero it is what the
-  change itself takes, for which nobody waits. With enough other workers that is when the first groups are finished;
-  with none it is when everything is: plain colocation.
+  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. A negative
+  ``slack_s`` is what the change itself takes: the trainer begins only after it. With enough other workers that is when
+  the first groups are finished; with none it is when everything is: plain colocation.
 - The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
   difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
   the last three counts: a step in which all came much sooner than expected says nothing of the next.

@@ -129,17 +129,17 @@ def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
         step_engines=one.replica_devices / tp,
         staleness=staleness,
     )
-    return clairvoyant.earliest_ends_s(_demands(one, steps, train_devices=devices), supply)[-1]
+    return clairvoyant.earliest_ends_s(_demands(one, steps), supply)[-1]
 
 
-def _demands(one: Bench, steps: int, *, train_devices: int) -> list[Demand]:
-    """The first steps' work, trained on so many devices."""
+def _demands(one: Bench, steps: int) -> list[Demand]:
+    """The first steps' work, trained on all devices."""
     work = one.workload
     instance = _engine(one.pool(one.model.transformer.tensor_parallel)[0], work.prompt_tokens)
     demands: list[Demand] = []
     for k in range(steps):
         lengths = one.lengths(k)
-        train_s = one.train_each_s(train_devices, lengths)
+        train_s = one.train_each_s(one.model.devices, lengths)
         demands.append(clairvoyant.demand(instance, work.prompt_tokens, lengths, train_s, 1))
     return demands
 

@@ -50,7 +50,7 @@ class Pool:
         self.local = [Engine(MovingEngine(f"local-{i}", machines.instance), True, 0) for i in range(machines.local)]
         self.generating = bool(machines.local)
         """The machines that train, if they have engines."""
-        self.since_s = machines.start_s if machines.local else 0.0
+        self.since_s = machines.start_s
         """From when on they do what they are to do; until then they change over."""
         self.spot: dict[str, Engine] = {}
         self._offered: dict[str, None] = {}
