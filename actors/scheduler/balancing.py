@@ -17,20 +17,23 @@ Invariants
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from actors.rollout.messages import Revoke
-from actors.scheduler.batch import SampleState
+from actors.scheduler.batch import SampleState, StepBatch
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.policies import balance, relieve
 from actors.scheduler.policies.balance import Move, QueueView
-from actors.scheduler.policies.relieve import RunningSample
+from actors.scheduler.policies.relieve import Running
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
+
+_NOTHING = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,22 +123,32 @@ class Balancing:
 
         Whoever is idle here got nothing from the dispatcher a moment ago: there is nothing left to hand out.
         """
-        idle = [worker.name for worker in workers if not held[worker.name]]
+        idle = [worker for worker in workers if not held[worker.name]]
         if not idle or any(held[worker.name] > worker.runs for worker in workers):
             return
-        by_name = {worker.name: worker for worker in workers}
-        at: dict[int, str] = {}
-        running: list[RunningSample] = []
-        for name in filter(held.__getitem__, by_name):
-            for step, number, tokens in self._movable(name, told.get(name, []), SampleState.STREAMING):
-                running.append(RunningSample(number, step, tokens))
-                at[number] = name
-        moves = relieve.decide(running, idle, len(workers))
-        given = Counter(move.target for move in moves)
-        for (source, target), numbers in relieve.orders(moves, at).items():
-            if _is_faster(by_name[source], held[source], by_name[target], given[target]):
-                order = Move(source, target, len(numbers), running=True)
-                self._order(order, np.array(numbers, np.int64), relief=True)
+        busy = [worker for worker in workers if held[worker.name]]
+        running, at = self._running([worker.name for worker in busy], told)
+        moving = relieve.decide(running, len(idle), len(workers))
+        dealt = relieve.orders(at[moving], len(idle))
+        given = Counter[int]()
+        for _, target, which in dealt:
+            given[target] += len(which)
+        for source, target, which in dealt:
+            if _is_faster(busy[source], held[busy[source].name], idle[target], given[target]):
+                order = Move(busy[source].name, idle[target].name, len(which), running=True)
+                self._order(order, np.sort(running.samples[moving[which]]), relief=True)
+
+    def _running(self, workers: list[str], told: dict[str, list[np.ndarray]]) -> tuple[Running, np.ndarray]:
+        """What these run and may lose, and int32[n] which of them runs it."""
+        ledger, parts = self._scope.ledger, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]()
+        for step, batch in ledger.batches.items():
+            rows = self._may_move(batch, np.flatnonzero(batch.state == SampleState.STREAMING))
+            at = ledger.held_by(workers, batch.assignment[rows])
+            rows, at = rows[at >= 0], at[at >= 0]
+            parts.append((batch.assignment[rows], np.full(len(rows), step), batch.length[rows], at))
+        numbers, steps, tokens, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        stays = np.isin(numbers, np.concatenate([_NOTHING, *itertools.chain(*told.values())]), invert=True)
+        return Running(numbers[stays], steps[stays], tokens[stays]), at[stays]
 
     # ------------------------------------------------------------ acts
 
@@ -154,23 +167,27 @@ class Balancing:
         """
         wanted = SampleState.STREAMING if move.running else SampleState.ASSIGNED
         movable = self._movable(move.source, told, wanted)
-        found = sorted((tokens if move.running else -number, number) for _, number, tokens in movable)
+        found = sorted((tokens if move.running else -number, number) for tokens, number in movable)
         return np.array([number for _, number in found[: move.count]], np.int64)
 
-    def _movable(self, source: str, told: list[np.ndarray], wanted: SampleState) -> list[tuple[int, int, int]]:
-        """Step, assignment and tokens of those in that state which may be moved, but for what was ``told`` to end."""
+    def _movable(self, source: str, told: list[np.ndarray], wanted: SampleState) -> list[tuple[int, int]]:
+        """Tokens and assignment of those in that state which may be moved, but for what was ``told`` to end."""
         ledger = self._scope.ledger
         numbers = ledger.in_flight(source)
         if told:
             numbers = np.setdiff1d(numbers, np.concatenate(told), assume_unique=True)
-        found: list[tuple[int, int, int]] = []
+        found: list[tuple[int, int]] = []
         for step, rows in ledger.located(source, numbers).items():
             batch = ledger.batches[step]
-            if not self._lanes.dedicated(step):
-                may = (batch.state[rows] == wanted) & (batch.attempts[rows] < self._scope.limits.balance_moves_max)
-                of, tokens = batch.assignment[rows[may]].tolist(), batch.length[rows[may]].tolist()
-                found += [(step, number, length) for number, length in zip(of, tokens, strict=True)]
+            may = self._may_move(batch, rows[batch.state[rows] == wanted])
+            found += zip(batch.length[may].tolist(), batch.assignment[may].tolist(), strict=True)
         return found
+
+    def _may_move(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
+        """Those of ``rows`` that have not been moved too often, of a step for which nobody is dedicated."""
+        if self._lanes.dedicated(batch.step):
+            return rows[:0]
+        return rows[batch.attempts[rows] < self._scope.limits.balance_moves_max]
 
 
 def _is_faster(source: Worker, held: int, target: Worker, given: int) -> bool:

@@ -217,12 +217,11 @@ def _step(decision: AssignSamples) -> int:
 def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
     """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
     work: dict[int, PromptWork] = {}
-    held = batch.length[rows].tolist()
-    for i, row in enumerate(rows.tolist()):
-        index, sibling = divmod(row, batch.group_size)
-        prompt = work.get(index)
-        if prompt is None:
-            prompt = PromptWork(batch.step, int(batch.prompts[index]), batch.prompt_ids[index], [])
-            work[index] = prompt
-        prompt.samples.append(SampleWork(first + i, sibling, batch.held(row) if held[i] else _NOTHING))
+    indices, siblings = (part.tolist() for part in np.divmod(rows, batch.group_size))
+    begun = batch.length[rows].astype(bool).tolist()
+    for number, row, index, sibling in zip(itertools.count(first), rows.tolist(), indices, siblings):
+        if index not in work:
+            work[index] = PromptWork(batch.step, int(batch.prompts[index]), batch.prompt_ids[index], [])
+        held = batch.held(row) if begun[number - first] else _NOTHING
+        work[index].samples.append(SampleWork(number, sibling, held))
     return list(work.values())

@@ -7,6 +7,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from actors.scheduler.batch import SampleState, StepBatch
@@ -89,6 +91,14 @@ class LedgerState:
         for step, wanted in rows.items():
             among |= (steps == step) & np.isin(held, wanted)
         return numbers[among]
+
+    def held_by(self, workers: Sequence[str], assignments: np.ndarray) -> np.ndarray:
+        """int32[n] who of ``workers`` holds each of these, all of them live: its position; -1: somebody else."""
+        positions = np.full(len(self._workers), -1, np.int32)
+        for position, name in enumerate(workers):
+            if (index := self._workers.get(name)) is not None:
+                positions[index] = position
+        return positions[self._slots.workers_of(assignments)]
 
     def former_holders(self) -> set[str]:
         """Workers whose samples a former life of the scheduler gave them, and nobody since."""

@@ -14,8 +14,8 @@ Invariants
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ Held = Mapping[str, tuple[int, ...]]
 """Worker → the tokens that are probably left of each sample that it has begun."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Lanes:
     """Of one step."""
 
@@ -69,9 +69,9 @@ class LongLanes:
         if not lanes.dedicated:
             return groups
         return [
-            dataclasses.replace(group, kept_for=lanes.dedicated)
+            group._replace(kept_for=lanes.dedicated)
             if group.prompt in lanes.long_prompts
-            else dataclasses.replace(group, not_for=lanes.dedicated)
+            else group._replace(not_for=lanes.dedicated)
             for group in groups
         ]
 

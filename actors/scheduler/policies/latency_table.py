@@ -16,8 +16,11 @@ Invariants
 
 from __future__ import annotations
 
+import bisect
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -33,17 +36,45 @@ _SURPRISE: Final = 4.0
 """A step counts as at most this many times as slow, or as fast, as its cell."""
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyTable:
-    """Seconds of one decode step, float64[BATCHES, CONTEXTS]; NaN where nothing was measured."""
+class Cell(NamedTuple):
+    """Steps of about that batch and context."""
 
-    seconds: np.ndarray
-    batches: np.ndarray
-    """Mean number of sequences in these steps, of the same shape; a row's power of two is only near it."""
+    seconds: float
+    """Of one of them."""
+    steps: int
+    sequences: float
+    """Mean number of them in these steps."""
+
+
+class Column(NamedTuple):
+    """What was measured at one context, by batch, ascending."""
+
+    rows: Sequence[int]
+    """Logarithms of the batches, to base 2."""
+    seconds: Sequence[float]
+    """Of one decode step."""
+    batches: Sequence[float]
+    """Mean number of sequences in these steps; a row's power of two is only near it."""
+
+
+@dataclass(frozen=True)
+class LatencyTable:
+    """Seconds of one decode step. Plain Python: a thousand workers have one in each round, and few are asked."""
+
+    cells: Mapping[tuple[int, int], Cell]
+    """Row and column → what was measured there."""
 
     @property
     def empty(self) -> bool:
-        return bool(np.isnan(self.seconds).all())
+        return not self.cells
+
+    @cached_property
+    def columns(self) -> dict[int, Column]:
+        """Those of the ``CONTEXTS`` in which something was measured, ascending."""
+        found: dict[int, list[tuple[int, float, float]]] = {}
+        for (row, column), cell in sorted(self.cells.items()):
+            found.setdefault(column, []).append((row, cell.seconds, cell.sequences))
+        return {column: Column(*zip(*found[column], strict=True)) for column in sorted(found)}
 
     def step_s(self, batch: float, context_tokens: float) -> float:
         """Expected time of one token for each of ``batch`` sequences; NaN while the table is empty.
@@ -53,8 +84,13 @@ class LatencyTable:
         """
         if self.empty:
             return float("nan")
-        rows, column = self._measured(context_tokens)
-        return float(np.interp(np.log2(max(batch, 1.0)), rows, self.seconds[rows, column]))
+        rows, seconds, _ = self._nearest(context_tokens)
+        row = math.log2(max(batch, 1.0))
+        above = bisect.bisect_right(rows, row)
+        if above == 0 or above == len(rows):
+            return seconds[max(0, above - 1)]
+        slope = (seconds[above] - seconds[above - 1]) / (rows[above] - rows[above - 1])
+        return slope * (row - rows[above - 1]) + seconds[above - 1]
 
     def throughput(self, context_tokens: float) -> dict[int, float]:
         """Measured batches → tokens/s, at the measured context that is nearest; empty while the table is.
@@ -63,17 +99,14 @@ class LatencyTable:
         """
         if self.empty:
             return {}
-        rows, column = self._measured(context_tokens)
-        batches = self.batches[rows, column]
-        rates = batches / self.seconds[rows, column]
-        return {round(batch): rate for batch, rate in zip(batches.tolist(), rates.tolist(), strict=True)}
+        _, seconds, batches = self._nearest(context_tokens)
+        return {round(batch): batch / step_s for batch, step_s in zip(batches, seconds, strict=True)}
 
-    def _measured(self, context_tokens: float) -> tuple[np.ndarray, int]:
-        """The rows that were measured in the column that is nearest to this context; of a table that is not empty."""
-        known = ~np.isnan(self.seconds)
-        columns = np.flatnonzero(known.any(axis=0))
-        column = int(columns[np.abs(columns - _column(context_tokens)).argmin()])
-        return np.flatnonzero(known[:, column]), column
+    def _nearest(self, context_tokens: float) -> Column:
+        """Of a table that is not empty; of two, the shorter context."""
+        wanted = _column(context_tokens)
+        found = self.columns.get(wanted)
+        return found or self.columns[min(self.columns, key=lambda column: abs(column - wanted))]
 
 
 class StepShape(NamedTuple):
@@ -105,8 +138,7 @@ class LatencyMeter:
     """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
 
     def __init__(self) -> None:
-        self._cells: dict[tuple[int, int], tuple[float, int, float]] = {}
-        """Row and column → seconds, of how many steps, and their mean number of sequences."""
+        self._cells: dict[tuple[int, int], Cell] = {}
         self._table: LatencyTable | None = None
         self.context_tokens = 0.0
         """Mean length of the sequences of the newest step."""
@@ -121,19 +153,20 @@ class LatencyMeter:
             return
         cell = _row(n), _column(self.context_tokens)
         per_token_s = step_s * n / shape.tokens
-        before, steps, batch = self._cells.get(cell, (per_token_s, 0, float(n)))
-        per_token_s = min(max(per_token_s, before / _SURPRISE), before * _SURPRISE)
-        weight = max(_WEIGHT, 1.0 / (steps + 1))
-        per_token_s = before + weight * (per_token_s - before)
-        self._cells[cell] = per_token_s, steps + 1, batch + weight * (n - batch)
+        before = self._cells.get(cell) or Cell(per_token_s, 0, float(n))
+        per_token_s = min(max(per_token_s, before.seconds / _SURPRISE), before.seconds * _SURPRISE)
+        weight = max(_WEIGHT, 1.0 / (before.steps + 1))
+        self._cells[cell] = Cell(
+            before.seconds + weight * (per_token_s - before.seconds),
+            before.steps + 1,
+            before.sequences + weight * (n - before.sequences),
+        )
         self._table = None
 
     @property
     def table(self) -> LatencyTable:
         if self._table is None:
-            table = self._table = LatencyTable(*np.full((2, BATCHES, CONTEXTS), np.nan))
-            for cell, (per_token_s, _, batch) in self._cells.items():
-                table.seconds[cell], table.batches[cell] = per_token_s, batch
+            self._table = LatencyTable(self._cells.copy())
         return self._table
 
 

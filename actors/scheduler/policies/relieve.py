@@ -8,7 +8,6 @@ idle beside engines that ran eighty samples each. In words:
 - Those of the oldest open step go, since the trainer waits for them; of them the ones with the most tokens, which are
   most likely to be the longest.
 - As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
-
 - Live, neighbours go together, so that a thousand workers need a thousand orders and not five (``orders``): every idle
   one gets as many as it was dealt, but which ones is the assignment policy's choice once they are back.
 - Live, a sample goes only where a decode step is shorter by more than ``GAIN``, as measured (``pays``): its prefill has
@@ -19,48 +18,52 @@ Pure: what runs in, moves out. Whoever asks has nothing left to hand out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
 from dataclasses import dataclass
+
+import numpy as np
 
 GAIN = 0.05
 """Part of a decode step that a move has to save, each step from then on."""
 
 
 @dataclass(frozen=True, slots=True)
-class RunningSample:
-    """A sample that a worker with the version in force runs."""
+class Running:
+    """Samples that workers with the version in force run, a column each: they may be tens of thousands."""
 
-    sample: int
-    step: int
-    tokens: int
-    """That it has."""
+    samples: np.ndarray
+    """int64[n] numbers, each of one sample."""
+    steps: np.ndarray
+    """int[n] that they are of."""
+    tokens: np.ndarray
+    """float or int[n] that they have."""
 
-
-@dataclass(frozen=True, slots=True)
-class Relief:
-    """``sample`` goes on at the worker ``target``."""
-
-    sample: int
-    target: str
+    def __len__(self) -> int:
+        return len(self.samples)
 
 
-def decide(running: Sequence[RunningSample], idle: Sequence[str], workers: int) -> list[Relief]:
-    """Who goes to the ``idle`` of so many ``workers``, the idle ones among them."""
-    if not running or not idle:
-        return []
-    oldest = min(one.step for one in running)
-    first = sorted((one for one in running if one.step == oldest), key=lambda one: (-one.tokens, one.sample))
-    room = len(running) * len(idle) // workers
-    return [Relief(one.sample, idle[i % len(idle)]) for i, one in enumerate(first[:room])]
+def decide(running: Running, idle: int, workers: int) -> np.ndarray:
+    """int64[m] positions of those that go to the ``idle`` of so many ``workers``, the idle ones among them.
+
+    They are dealt out in turn: the i-th goes to the idle worker ``i % idle``.
+    """
+    if not len(running) or not idle:
+        return np.empty(0, np.int64)
+    oldest = np.flatnonzero(running.steps == running.steps.min())
+    first = oldest[np.lexsort((running.samples[oldest], -running.tokens[oldest]))]
+    return first[: len(running) * idle // workers]
 
 
-def orders(moves: Sequence[Relief], at: Mapping[int, str]) -> dict[tuple[str, str], list[int]]:
-    """Source and target → samples; fewer pairs than there are sources and targets. ``at``: sample → who runs it."""
-    by_source = sorted((at[move.sample], move.sample) for move in moves)
-    dealt: dict[tuple[str, str], list[int]] = {}
-    for (source, sample), target in zip(by_source, sorted(move.target for move in moves), strict=True):
-        dealt.setdefault((source, target), []).append(sample)
-    return dealt
+def orders(sources: np.ndarray, idle: int) -> list[tuple[int, int, np.ndarray]]:
+    """(Source, idle worker, positions in ``sources``): fewer than there are sources and targets.
+
+    ``sources``: int[m] who runs each of those that go.
+    """
+    by_source = np.argsort(sources, kind="stable")
+    source, target = sources[by_source], np.sort(np.arange(len(sources)) % idle)
+    starts = np.flatnonzero(np.diff(source, prepend=-1) | np.diff(target, prepend=-1)).tolist()
+    spans = itertools.pairwise([*starts, len(sources)])
+    return [(int(source[start]), int(target[start]), by_source[start:end]) for start, end in spans]
 
 
 def pays(step_s: float, step_there_s: float) -> bool:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from actors.scheduler.policies.latency_table import BATCHES, EMPTY, LatencyMeter, step_shapes
+from actors.scheduler.policies.latency_table import BATCHES, CONTEXTS, EMPTY, LatencyMeter, step_shapes
 
 
 def add(meter: LatencyMeter, step_s: float, n: int, *, at: int = 10, tokens: int = 1, prompt: float = 50) -> None:
@@ -64,4 +64,5 @@ def test_an_engine_that_gives_several_tokens_a_step_is_measured_by_the_token() -
 def test_batches_and_contexts_beyond_the_table_count_in_its_last_cells() -> None:
     meter = LatencyMeter()
     add(meter, 1.0, 5000, at=10**7)
-    assert meter.table.seconds[BATCHES - 1, -1] == 1.0
+    [(column, (rows, seconds, _))] = meter.table.columns.items()
+    assert (column, rows, seconds) == (CONTEXTS - 1, (BATCHES - 1,), (1.0,))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -86,7 +85,7 @@ def test_what_holds_tokens_stays_in_its_lane_while_there_is_room_and_never_goes_
     begun = [ordinary(0, moved=True, version=1), long(1, moved=True, version=1)]
     old_and_new = [WorkerView("d", 1, 8, 0), WorkerView("a", 1, 8, 4), WorkerView("b", 0, 8, 0)]
     assert placed(old_and_new, begun) == {"d": [1], "a": [0]}
-    assert placed([replace(w, policy_version=0) for w in old_and_new], begun) == {}
+    assert placed([w._replace(policy_version=0) for w in old_and_new], begun) == {}
 
 
 def test_a_suspect_goes_to_a_worker_of_the_other_lane_when_those_of_its_own_hold_one() -> None:
@@ -99,7 +98,7 @@ def test_a_dedicated_worker_that_holds_nothing_helps_out_unless_long_groups_of_a
     queued = [ordinary(0), ordinary(1)]
     assert placed(fleet((8, 0), (4, 0)), queued) == {"a": [0], "d": [1]}
     assert placed(fleet((8, 1), (4, 0)), queued) == {"a": [0]}, "it still has long ones: they are fast only if few"
-    later = replace(long(8), step=1)
+    later = long(8)._replace(step=1)
     decisions = decide(AssignView(fleet((8, 0), (4, 0)), [*queued, later], 1, 2.0, 1000), 0.0)
     assert [(d.worker, d.step, d.rows[0] // 4) for d in decisions] == [("a", 0, 0), ("d", 1, 8)]
 

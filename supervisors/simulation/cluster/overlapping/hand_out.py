@@ -10,6 +10,8 @@ Invariants
 
 from __future__ import annotations
 
+import numpy as np
+
 from actors.scheduler.policies import balance, migrate, relieve
 from actors.scheduler.policies.generation_time import Instance
 from supervisors.simulation.cluster.moving_engine import Sample
@@ -108,18 +110,19 @@ def even_out_last(steps: Steps, awake: list[Engine], version: int, now_s: float)
         return False
     stirred = [touch(one, steps, now_s) for one in able.values()]
     at = {number: (one, sample) for one in able.values() for number, sample in one.engine.running.items()}
-    views = [relieve.RunningSample(n, n // SAMPLES_MAX, one.engine.tokens(s)) for n, (one, s) in at.items()]
-    moves = relieve.decide(views, idle, len(able))
+    numbers = np.array(list(at), np.int64)
+    tokens = np.array([one.engine.tokens(sample) for one, sample in at.values()], np.float64)
+    moving = numbers[relieve.decide(relieve.Running(numbers, numbers // SAMPLES_MAX, tokens), len(idle), len(able))]
     left: dict[str, Engine] = {}
-    for move in moves:
-        source, sample = at[move.sample]
-        del source.booked[sample.number]
+    for i, number in enumerate(moving.tolist()):
+        source, sample = at[number]
+        del source.booked[number]
         left[source.engine.name] = source
-        _give(steps, able[move.target], source.engine.take(sample), now_s)
+        _give(steps, able[idle[i % len(idle)]], source.engine.take(sample), now_s)
     for source in left.values():
         source.engine.admit()
         source.next_s = source.engine.next_s()
-    return bool(moves) or any(stirred)
+    return bool(left) or any(stirred)
 
 
 def _give(steps: Steps, one: Engine, sample: Sample, now_s: float) -> None:
