@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from actors.ranker.messages import LengthScores
 from actors.rollout.messages import EngineStats, Revoke, SamplingParams
 from actors.scheduler import events as ev
 from actors.scheduler.balancing import Balancing
@@ -25,6 +26,8 @@ from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.memory_journal import MemoryJournal
 from actors.scheduler.messages import FinishReason, RegisterWorker
 from actors.scheduler.policies.latency_table import StepShape
+from actors.scheduler.policies.length_predictor import prompt_keys
+from actors.scheduler.seeding_estimate import SeedingEstimate
 from actors.scheduler.workers import WorkerTable
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
@@ -116,6 +119,13 @@ class LiveFleet:
         job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
         scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
         return Balancing(scope, LongLanes("none"), relief=relief)
+
+    def estimate(self, response_tokens: np.ndarray) -> SeedingEstimate:
+        """With a trainer whose pace is known, and these lengths expected of each step's prompts, int[prompts]."""
+        for batch in self.ledger.batches.values():
+            scores = response_tokens.astype(np.float64)
+            self.ranking.scored(LengthScores(JOB, batch.step, prompt_keys(batch.prompt_ids), scores))
+        return SeedingEstimate(self.ledger, self.ranking, look_every_s=1.0, train_token_s=1e-4)
 
     def _ordered(self, order: Revoke) -> SendOutcome:
         self.moved += len(order.assignments)

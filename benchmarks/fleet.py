@@ -3,7 +3,7 @@
 1,000 workers with 20 places, 20,000 samples in flight, lengths of StreamRL's Fig. 7, 7B on H800
     ├─ policies.assign.decide: the round that fills them all, and a round that fills what a second has freed
     ├─ policies.dispatch_long.decide for a step's 20,000 samples, policies.balance.decide, policies.offload.after_step
-    ├─ the live Dispatcher and Balancing over a real ledger of as many samples (_live_fleet.py), views of it included
+    ├─ the live Dispatcher, Balancing and SeedingEstimate over a real ledger of as many samples (_live_fleet.py)
     └─ cluster/fleet.py for a virtual hour, a round every two seconds
 """
 
@@ -35,7 +35,7 @@ PLACES: Final = 20
 GROUP: Final = 4
 LIVE: Final = (
     "live_usual_ms", "live_siblings_ms", "live_learned_ms",
-    "live_balance_ms", "live_balance_half_idle_ms", "live_relief_ms",
+    "live_balance_ms", "live_balance_half_idle_ms", "live_relief_ms", "live_hand_over_ms",
 )  # fmt: skip
 GOALS: Final = {"round_ms": 50.0, "hour_s": 60.0, "live_round_ms": 50.0}
 
@@ -114,6 +114,7 @@ def live(workers: int) -> dict[str, float]:
     fleet.empty(workers // 2)
     found["live_balance_half_idle_ms"] = _once_ms(lambda: balancing.look(2.0))
     found["live_relief_ms"] = _relief_ms(workers)
+    found["live_hand_over_ms"] = _hand_over_ms(workers)
     return found | {"live_round_ms": max(found[name] for name in LIVE)}
 
 
@@ -128,6 +129,19 @@ def _relief_ms(workers: int) -> float:
     taken_ms = _once_ms(lambda: balancing.look(1.0))
     if not fleet.moved:
         raise RuntimeError("nobody was relieved: there is nothing to measure")
+    return taken_ms
+
+
+def _hand_over_ms(workers: int) -> float:
+    """Whether the trainer would wait, while the first step is with all workers and as much of the next one waits."""
+    fleet = LiveFleet(workers, PLACES, GROUP, ranking="learned")
+    fleet.assign()
+    fleet.issue()
+    lengths = np.random.default_rng(0).integers(64, 1024, size=workers * PLACES // GROUP)
+    estimate, remote = fleet.estimate(lengths), list(fleet.workers.by_name.values())
+    taken_ms = _once_ms(lambda: estimate.would_not_wait(fleet.ledger.batches[0], remote, 1.0))
+    if estimate.would_not_wait(fleet.ledger.batches[0], remote, 1.0) is None:
+        raise RuntimeError("nothing was estimated: there is nothing to measure")
     return taken_ms
 
 

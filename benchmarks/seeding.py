@@ -2,7 +2,8 @@
 
     the job ─┬─ remote     its workers on other machines; the trainer's machine only trains
              ├─ colocated  no other machine; the trainer's own generates, then trains, in turns
-             └─ seeding    both: its own workers generate for a learned while, hand over, sleep, and it trains
+             ├─ seeding    both: its own workers generate for a learned while, hand over, sleep, and it trains
+             └─ estimated  with --estimated: the same, until the trainer would not wait (scheduling.seeding_end)
 
     samples/s = samples / seconds of all steps after the first few, in which the window is still sought
 
@@ -28,6 +29,7 @@ from configs.loader import load_job
 from supervisors.providers.trace_files import HEADER
 
 WHERE: Final = ("remote", "colocated", "seeding")
+ESTIMATED: Final = "estimated"
 WINDOW: Final = ("scheduling.seeding=true", "scheduling.seeding_first_s=1", "scheduling.seeding_floor_s=0.1")
 """A step takes seconds here, not minutes."""
 GOAL_RATIO: Final = 1.0
@@ -48,6 +50,8 @@ def settings_for(where: str, trace: Path) -> list[str]:
         return [*others, "rollout.workers=0"]
     if where == "seeding":
         return [*others, *WINDOW]
+    if where == ESTIMATED:
+        return [*others, *WINDOW, "scheduling.seeding_end=estimated"]
     return ["cluster.place_rollout=local", *WINDOW]
 
 
@@ -67,6 +71,8 @@ def compared(runs: dict[str, Result]) -> Result:
     speed = {where: float(run["samples_per_second"]) for where, run in runs.items()}
     ratios = {f"over_{where}": round(speed["seeding"] / speed[where], 3) for where in ("remote", "colocated")}
     missed = [f"{name}: {ratio}, the goal is {GOAL_RATIO}" for name, ratio in ratios.items() if ratio < GOAL_RATIO]
+    if ESTIMATED in runs:
+        ratios["estimated_over_seeding"] = round(speed[ESTIMATED] / speed["seeding"], 3)
     for where, run in runs.items():
         missed += [f"{where}: {name} is {run[name]}" for name in ("prompts_lost", "samples_trained_twice") if run[name]]
     return ratios | {"missed": missed}
@@ -81,7 +87,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     job = load_job(job_file)
     common = [f"steps={options.steps}"] + (with_vocabulary(job_file) if job.rollout.engine == "simulated" else [])
     runs: dict[str, Result] = {}
-    for where in WHERE:
+    for where in (*WHERE, ESTIMATED) if options.estimated else WHERE:
         print(where, file=sys.stderr)
         settings = [*common, *settings_for(where, trace)]
         runs[where] = measure_run(job_file, (options.keep or directory) / where, settings, options.skip)
@@ -96,6 +102,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--machines", type=int, default=2, help="other than the trainer's")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--skip", type=int, default=12, help="first steps that do not count")
+    parser.add_argument("--estimated", action="store_true", help="a fourth run; the job needs a length ranking")
     parser.add_argument("--keep", type=Path, help="leave the run directories here, for headrace plot")
     add_check_option(parser)
     return parser.parse_args(args)

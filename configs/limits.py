@@ -142,6 +142,9 @@ class Limits(BaseModel):
     seeding_patience_s: float = Field(
         default=30.0, description="seeding: the trainer waits this long for an engine beside it to fall asleep"
     )
+    seeding_look_s: float = Field(
+        default=0.2, description="seeding_end estimated: what the trainer would wait for is estimated no more often"
+    )
     hand_over_s: float = Field(
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",

@@ -42,6 +42,8 @@ class SimulatedJob(Section):
     """Optimizer steps."""
     prompts_per_step: PositiveInt = 2
     """As ``algorithm.prompts_per_step``."""
+    prompts: NonNegativeInt = 0
+    """Different ones, after which the next epoch begins; 0: each is new."""
     group_size: Annotated[int, Field(ge=2)] = 2
     """As ``algorithm.group_size``."""
     workers: NonNegativeInt = 2
@@ -54,6 +56,8 @@ class SimulatedJob(Section):
     """Longest response."""
     mean_tokens: PositiveFloat = 12.0
     """Of responses that nothing cuts short."""
+    by_prompt: Probability = 0.0
+    """How much of a response's length its prompt decides."""
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
     """As ``cluster.place_rollout``."""
     policy: Literal["assign", "rlboost"] = "assign"
@@ -68,6 +72,8 @@ class SimulatedJob(Section):
     """As ``scheduling.seeding_first_s``."""
     seeding_floor_s: Seconds = 0.5
     """As ``scheduling.seeding_floor_s``."""
+    seeding_end: Literal["learned", "estimated"] = "learned"
+    """As ``scheduling.seeding_end``."""
     decode_s: Seconds = 0.0
     """Of a step of an engine, for each sequence that it decodes, on top of ``costs.engine_step_s``."""
     kv_tokens: NonNegativeInt = 0
@@ -111,6 +117,8 @@ class Costs(Section):
     """Loading a version into an engine."""
     micro_batch_s: Seconds = 0.15
     """Forward and backward pass."""
+    train_token_s: Seconds = 0.0
+    """For each padded token of it."""
     train_step_s: Seconds = 0.4
     """Of the optimizer."""
     export_s: Seconds = 0.1
@@ -221,7 +229,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
     costs = scenario.costs
     engine_options: dict[str, Any] = {
         "base_s": costs.engine_step_s, "decode_s": job.decode_s, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
-        "mean_tokens": job.mean_tokens, "vocab": 64, "kv_tokens": job.kv_tokens,
+        "mean_tokens": job.mean_tokens, "by_prompt": job.by_prompt, "vocab": 64, "kv_tokens": job.kv_tokens,
     }  # fmt: skip
     sections: dict[str, Any] = {
         "name": job.name, "seed": seed, "steps": job.steps,
@@ -252,7 +260,10 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
 def _seeding(job: SimulatedJob) -> dict[str, Any]:
     if not job.seeding:
         return {}
-    return {"seeding": True, "seeding_first_s": job.seeding_first_s, "seeding_floor_s": job.seeding_floor_s}
+    return {
+        "seeding": True, "seeding_first_s": job.seeding_first_s, "seeding_floor_s": job.seeding_floor_s,
+        "seeding_end": job.seeding_end,
+    }  # fmt: skip
 
 
 def load_scenario(path: str | Path) -> Scenario:

@@ -57,6 +57,9 @@ def _check_seeding(job: JobConfig) -> list[Found]:
     if not job.rollout.workers:
         wrong = "0, but scheduling.seeding needs workers on the head's machine"
         found.append(("rollout.workers", wrong, "Set it to 1 or more, or scheduling.seeding to false"))
+    if scheduling.seeding_end == "estimated" and job.rollout.length_ranking == "none":
+        wrong = "estimated, but rollout.length_ranking is none, so no length is expected"
+        found.append(("scheduling.seeding_end", wrong, "Set rollout.length_ranking, or this to learned"))
     if scheduling.workers_max is not None:
         wrong = "is set, but with scheduling.seeding its capacity target says how many workers there are"
         found.append(("scheduling.workers_max", wrong, "Remove it, or set scheduling.seeding to false"))

@@ -234,6 +234,10 @@ class SchedulingConfig(Section):
     """``seeding``: no window is shorter than this."""
     seeding_damping: Annotated[float, Field(ge=1)] = 3.0
     """``seeding``: the window changes by this part of the difference between what trainer and workers waited."""
+    seeding_end: Literal["learned", "estimated"] = "learned"
+    """``seeding``: what ends a window. ``learned``: its length, learned from step to step. ``estimated``: the trainer,
+    starting now, would not have to wait, by the lengths that ``rollout.length_ranking`` expects and the pace of trainer
+    and workers as measured; while too little is known, the learned length."""
 
 
 class CheckpointConfig(Section):

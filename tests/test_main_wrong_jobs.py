@@ -212,6 +212,16 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "scheduling.seeding_first_s",
         "Set scheduling.seeding to true",
     ),
+    "an estimate without lengths": (
+        {"scheduling": {"seeding": True, "seeding_end": "estimated"}, "cluster.place_rollout": "elastic"},
+        "scheduling.seeding_end",
+        "Set rollout.length_ranking",
+    ),
+    "an end of windows that nobody knows": (
+        {"scheduling": {"seeding": True, "seeding_end": "sometime"}},
+        "scheduling.seeding_end",
+        "Use one of: learned, estimated",
+    ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }

@@ -65,6 +65,7 @@ from actors.scheduler.recovery import Recoveries
 from actors.scheduler.returns import NoWord, Returns
 from actors.scheduler.scoring import Scoring, restored
 from actors.scheduler.seeding import Seeding
+from actors.scheduler.seeding_estimate import SeedingEstimate
 from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
@@ -150,7 +151,9 @@ class Scheduler(Actor):
             pending_max=limits.pending_samples_max if balanced else None,
         )  # fmt: skip
         self._balancing = Balancing(scope, lanes, relief=job.scheduling.relief) if balanced else None
-        self._seeding = Seeding(scope, self._versions) if job.scheduling.seeding else None
+        estimated = job.scheduling.seeding_end == "estimated"
+        estimate = SeedingEstimate(ledger, self._ranking, limits.seeding_look_s) if estimated else None
+        self._seeding = Seeding(scope, self._versions, estimate) if job.scheduling.seeding else None
         if self._seeding is not None:
             self._leases.held = self._seeding.holds
         self._departures = Departures(scope)

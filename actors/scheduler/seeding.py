@@ -1,6 +1,7 @@
 """The seeding window of a live job (RLBoost 2.3): the trainer's machine generates too, for a while, and then it trains.
 
     version v is there ─▶ the window of step v opens ─SetAsleep(no)─▶ local workers load v and get work like all others
+    window over: as long as was learned, or the trainer would not wait (scheduling.seeding_end, seeding_estimate.py)
     window over ─Revoke, SetAsleep─▶ local workers hand back what they hold ─WorkerAsleep─▶ the trainer gets its groups
     step committed ─▶ StepReport ─▶ policies.offload.after_step ─▶ length of the next window, capacity target
 
@@ -37,6 +38,7 @@ from actors.scheduler.messages import WorkerAsleep
 from actors.scheduler.policies import offload
 from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
 from actors.scheduler.remote_times import RemoteFigures, RemoteTimes
+from actors.scheduler.seeding_estimate import SeedingEstimate
 from actors.scheduler.versions import Versions
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
@@ -74,9 +76,11 @@ class _Step:
 class Seeding:
     """Of one life of the scheduler. ``look`` before work is handed out, as often as you like."""
 
-    def __init__(self, scope: JobScope, versions: Versions) -> None:
+    def __init__(self, scope: JobScope, versions: Versions, estimate: SeedingEstimate | None = None) -> None:
+        """``estimate``: with ``scheduling.seeding_end: estimated``."""
         self._scope = scope
         self._versions = versions
+        self._estimate = estimate
         scheduling = scope.job.scheduling
         self._first_rules = OffloadRules(
             scope.job.rollout.workers,
@@ -133,9 +137,9 @@ class Seeding:
                 step.fresh, step.opened_s = False, now
         elif step.number not in self._scope.ledger.batches:
             step.opened_s = now  # the window is one of generation, and its prompts are not here yet
-        elif now - step.opened_s >= serving and not self._scope.ledger.paused:
-            step.given_s = serving
-            self._close("time", now)
+        elif not self._scope.ledger.paused and (why := self._is_over(now - step.opened_s, serving, now)):
+            step.given_s = serving if why == "time" else now - step.opened_s
+            self._close(why, now)
 
     def _nothing_to_generate(self) -> str:
         """Why local workers are of no use now; empty if they are."""
@@ -145,6 +149,15 @@ class Seeding:
         batch = ledger.batches.get(self._step.number)
         to_come = self._step.number < self._scope.job.steps if batch is None else batch.generating
         return "" if to_come else "generated"
+
+    def _is_over(self, lasted_s: float, learned_s: float, now: float) -> str:
+        """Why a window that has ``lasted_s`` is over; empty if it is not. ``learned_s``: as ``_window_s``."""
+        if self._estimate is not None and self._rules.floor_s <= lasted_s and learned_s < math.inf:
+            batch = self._scope.ledger.batches[self._step.number]
+            enough = self._estimate.would_not_wait(batch, self._remote, now)
+            if enough is not None:
+                return "estimate" if enough else ""
+        return "time" if lasted_s >= learned_s else ""
 
     def _window_s(self) -> float:
         """How long the window may be with the remote workers of now; without one that serves the step it has no end."""
@@ -237,6 +250,8 @@ class Seeding:
             seed_s=step.given_s if step.given_s < math.inf else None,
             lasted_s=min(step.given_s, step.lasted_s),
         )
+        if self._estimate is not None and (batch := self._scope.ledger.batches.get(number)) is not None:
+            self._estimate.committed(batch, report.train_s)
         engine_s = offload.engine_s(self._rules, self._known, report)
         self._known = known = offload.after_step(self._rules, self._known, report)
         self._scope.books.apply(ev.WindowLearned(number, known.seed_s, known.target, dict(known.memory)))

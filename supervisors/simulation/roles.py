@@ -54,6 +54,7 @@ def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, 
     if args.role == "trainer":
         cost = TrainCost(
             accumulate_base_s=costs.micro_batch_s,
+            accumulate_token_s=costs.train_token_s,
             step_s=costs.train_step_s,
             export_s=costs.export_s,
             save_s=costs.save_s,
@@ -150,6 +151,7 @@ class SimulatedPool:
         job = args.job_config
         self._seed = job.seed
         self._prompt_tokens = job.data.max_prompt_tokens
+        self._prompts = world.simulated_job(job.name).prompts
         self._costs = world.scenario.costs
         self._no_result = world.simulated_job(job.name).no_result
         self._draw: Callable[[], float] = world.rng(f"verdicts {args.name} {world.new_pid()}").random
@@ -186,7 +188,7 @@ class SimulatedPool:
         return {"prompts": [self._prompt(ordinal) for ordinal in range(start, start + count)], "exhausted": False}
 
     def _prompt(self, ordinal: int) -> list[Any]:
-        rng = random.Random(f"{self._seed}/{ordinal}")
+        rng = random.Random(f"{self._seed}/{ordinal % self._prompts if self._prompts else ordinal}")
         ids = np.array([rng.randrange(2, 64) for _ in range(rng.randint(1, self._prompt_tokens))], np.int32)
         text = f"prompt {ordinal}"
         return [ordinal, ids.tobytes(), text, msgpack.packb([text, "", ordinal, {}])]

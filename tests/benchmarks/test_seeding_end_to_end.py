@@ -27,14 +27,24 @@ def test_seeding_is_compared_with_both_and_a_loss_is_a_goal_missed() -> None:
     assert found["missed"] == ["over_colocated: 0.75, the goal is 1.0", "colocated: prompts_lost is 1"]
 
 
+def test_the_estimate_is_compared_with_the_learned_length_without_a_goal() -> None:
+    runs = {"remote": run_of(10.0), "colocated": run_of(10.0), "seeding": run_of(20.0), "estimated": run_of(19.0)}
+    found = seeding.compared(runs)
+    assert (found["estimated_over_seeding"], found["missed"]) == (0.95, [])
+
+
 def test_each_place_is_a_job_that_is_valid_and_other_machines_are_there_for_good(tmp_path: Path) -> None:
     seeding.write_trace(3, trace := tmp_path / "trace.csv")
     assert [(event.at_s, event.what) for event in read_trace(trace).events] == [(0.0, "up")] * 3
     jobs = {
-        where: load_job(ROOT / "benchmarks" / "seeding.yaml", seeding.settings_for(where, trace))
-        for where in seeding.WHERE
+        where: load_job(
+            ROOT / "benchmarks" / "seeding.yaml",
+            ["rollout.length_ranking=history", *seeding.settings_for(where, trace)],
+        )
+        for where in (*seeding.WHERE, seeding.ESTIMATED)
     }
-    assert {where for where, job in jobs.items() if job.scheduling.seeding} == {"colocated", "seeding"}
+    assert {where for where, job in jobs.items() if job.scheduling.seeding} == {"colocated", "seeding", "estimated"}
+    assert [where for where, job in jobs.items() if job.scheduling.seeding_end == "estimated"] == ["estimated"]
     assert jobs["remote"].rollout.workers == 0
     assert jobs["colocated"].provider.kind == "none"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -359,6 +360,24 @@ def test_devices_that_train_generate_at_the_begin_of_a_job_and_never_again() -> 
         apart = combined.run_stream(one, split, 1, 4)
     assert apart.changes == 0
     assert figures.ends_s[0] < apart.ends_s[0]
+
+
+def test_the_policy_knows_the_longest_response_and_what_a_change_of_sides_takes() -> None:
+    """On both papers' scenarios; without it a ranker's errors are believed, and trainers begin before they can."""
+    told: list[dict[str, Any]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        real, rules = combined.Machines, list[Rules]()
+        patch.setattr(combined, "Machines", lambda **given: told.append(given) or real(**given))
+        patch.setattr(combined, "Rules", lambda *given, **more: rules.append(Rules(*given, **more)) or rules[-1])
+        one = Bench(Workload(samples=64), MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
+        combined.run_stream(one, stage_balance.Split(8, 16, 0.0), 1, 2)
+        nobody = Trace("nobody", (), math.inf)
+        HybridJob(MODEL, combined.replace_boot(SMALL), Ranker(), 1, 0).run(nobody, steps=1)
+    stream, hybrid = told
+    assert stream["longest_tokens"] == one.longest_tokens < math.inf
+    assert rules[0].slack_s == -stream["switch_s"] < 0
+    assert hybrid["longest_tokens"] == MODEL.lengths.max_tokens
+    assert hybrid["start_s"] == SMALL.switch_s > 0
 
 
 def test_a_split_is_found_by_machines_first_and_then_by_ever_fewer_devices() -> None:

@@ -8,12 +8,14 @@ and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it cos
 
 Invariants
 - Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
-- A response's length is drawn once per sample, ``1 + floor(-mean · ln u)``, and cut at ``max_tokens``. The last token
-  of a response that ends by itself is its first stop token; without stop tokens it runs to its budget.
+- A response's length is drawn once per sample, ``1 + floor(-mean · ((1 - a) ln u + a ln v))`` with u of the sample and
+  v of its prompt's tokens, the same in each epoch, and cut at ``max_tokens``. The last token of a response that ends by
+  itself is its first stop token; without stop tokens it runs to its budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
-as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``vocab`` 256, ``kv_tokens`` 0: what waits
-is begun while the cache holds fewer tokens than this; 0: whatever ``max_running`` allows.
+as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``by_prompt`` 0 (a: how much of a
+length its prompt decides, at most 1), ``vocab`` 256, ``kv_tokens`` 0: what waits is begun while the cache holds fewer
+tokens than this; 0: whatever ``max_running`` allows.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import xxhash
 
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.requests import check_requests, ended_before_start
@@ -36,24 +39,25 @@ from actors.scheduler.messages import FinishReason
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,
-    "vocab": 256.0, "kv_tokens": 0.0,
+    "by_prompt": 0.0, "vocab": 256.0, "kv_tokens": 0.0,
 }  # fmt: skip
 _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
+_ALL_SIBLINGS = -1
+"""The sibling whose noise stands for the prompt; real ones start at 0."""
 
 
 class _Running:
     """One sequence in flight."""
 
-    def __init__(self, request: GenerationRequest, vocab: int, mean_tokens: float, max_context_tokens: int) -> None:
+    def __init__(self, request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> None:
         sampling = request.sampling
         self.request, self.offset = request.request, len(request.generated)
         self._key = stream_keys(sampling.seed, request.prompt, request.sibling)
-        self._vocab, self._stops = vocab, sampling.stop_token_ids
+        self._vocab, self._stops = int(options["vocab"]), sampling.stop_token_ids
         self.budget = min(sampling.max_tokens, max_context_tokens - len(request.prompt_ids))
         self._prompt_tokens = len(request.prompt_ids)
-        drawn = 1 + int(-mean_tokens * math.log(uniforms(self._key, _LENGTH_POSITION)[0]))
-        self._length = drawn if self._stops else self.budget
+        self._length = _drawn_length(request, self._key, options) if self._stops else self.budget
 
     @property
     def context_tokens(self) -> int:
@@ -71,10 +75,19 @@ class _Running:
         return token, FinishReason.LENGTH if self.offset >= self.budget else FinishReason.RUNNING
 
 
+def _drawn_length(request: GenerationRequest, key: np.ndarray, options: Mapping[str, float]) -> int:
+    by_prompt, drawn = options["by_prompt"], math.log(uniforms(key, _LENGTH_POSITION)[0])
+    if by_prompt:
+        text = xxhash.xxh3_64_intdigest(np.ascontiguousarray(request.prompt_ids, "<i4").tobytes()) >> 1
+        of_all = stream_keys(request.sampling.seed, text, _ALL_SIBLINGS)
+        drawn = (1 - by_prompt) * drawn + by_prompt * math.log(uniforms(of_all, _LENGTH_POSITION)[0])
+    return 1 + int(-options["mean_tokens"] * drawn)
+
+
 def whole_response(request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> list[int]:
     """The tokens that every simulated engine with these ``options`` gives to ``request``, whatever happens to it."""
     costs = _DEFAULTS | dict(options)
-    running = _Running(request, int(costs["vocab"]), costs["mean_tokens"], max_context_tokens)
+    running = _Running(request, costs, max_context_tokens)
     tokens: list[int] = []
     finished = FinishReason.RUNNING
     while finished is FinishReason.RUNNING:
@@ -158,7 +171,7 @@ class SimulatedEngine:
         held = sum(running.context_tokens for running in self._running.values()) if most < math.inf else 0
         while self._waiting and len(self._running) < spec.max_running and held + prefill < most:
             request = self._waiting.popleft()
-            running = _Running(request, int(self._costs["vocab"]), self._costs["mean_tokens"], spec.max_context_tokens)
+            running = _Running(request, self._costs, spec.max_context_tokens)
             self._running[request.request] = running
             prefill += running.context_tokens
         return prefill

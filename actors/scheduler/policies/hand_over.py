@@ -35,6 +35,8 @@ from actors.scheduler.policies.generation_time import StepTime
 MARGIN = 3.0
 """A dry trainer goes back for a wait of at least so many changes there and back."""
 LEARNED_STEPS = 3
+OUTLIVED = 0.1
+"""Who has more tokens than were expected needs that part of them again."""
 
 
 class Left(NamedTuple):
@@ -62,8 +64,8 @@ class HandOverView:
     """All others of the step in the order in which they would begin: the trainer's own go first."""
     train_s: dict[int, float]
     """Group → its training, of the groups that are not complete, beyond what is done or can be done without them."""
-    workers: int
-    """Other ones."""
+    workers: float
+    """Other ones; a fraction where a part of a large fleet stands for all of it."""
     places: int
     """Of one of them."""
     cache_tokens: float
@@ -71,6 +73,11 @@ class HandOverView:
     pace: StepTime
     begin_s: float = 0.0
     """Until the other workers, or the first of them, begin."""
+
+
+def left_tokens(expected: float, has: float, longest: float) -> float:
+    """That a sample with ``has`` tokens still needs, as far as anybody knows; none becomes longer than ``longest``."""
+    return max(min(max(expected - has, OUTLIVED * max(expected, has)), longest - has), 1.0)
 
 
 def wait_s(view: HandOverView) -> float:

@@ -30,6 +30,7 @@ from supervisors.simulation.studies import rlboost
 from supervisors.simulation.studies.streamrl_bench import Bench, bench
 
 _TRIED = 3
+"""Splits by whole machines of which short runs choose."""
 _SHORT_RUN = 10
 """Steps of a run that chooses a split."""
 _OTHER_DRAWS = 1000
@@ -77,8 +78,8 @@ def split_stream(one: Bench, staleness: int) -> stage_balance.Split:
     work, unit, devices = one.workload, costs.MACHINE_DEVICES, one.model.devices
     tp = one.model.transformer.tensor_parallel
     instance = _engine(one.pool(tp)[0], work.prompt_tokens)
-    batch_s = _full_batches_s(instance, one.lengths(0), work.prompt_tokens)
     other = replace(one, seed=one.seed + _OTHER_DRAWS)
+    batch_s = _full_batches_s(instance, other.lengths(0), work.prompt_tokens)
 
     @cache
     def step_s(rollout: int) -> float:
@@ -86,8 +87,8 @@ def split_stream(one: Bench, staleness: int) -> stage_balance.Split:
         return run_stream(other, split, staleness, _SHORT_RUN).steady_step_s()
 
     by_machines = range(unit, devices, unit)
-    looks_s = {x: max(batch_s * tp / x, one.train_s(devices - x)) for x in by_machines}
-    best = min(sorted(by_machines, key=lambda x: looks_s[x])[:_TRIED], key=step_s)
+    ideal_s = {x: max(batch_s * tp / x, one.train_s(devices - x)) for x in by_machines}
+    best = min(sorted(by_machines, key=lambda x: ideal_s[x])[:_TRIED], key=step_s)
     move = unit // 2
     while move >= tp:
         near = [x for x in (best, best - move, best + move) if tp <= x <= devices - one.replica_devices]

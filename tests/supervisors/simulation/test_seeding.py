@@ -71,7 +71,8 @@ def seeded(*, nodes: int, **changes: Any) -> Scenario:
         "seeding": True, "seeding_first_s": 1.5, "prompts_per_step": 12, "group_size": 2, "max_running": 16,
         "max_tokens": 32, "mean_tokens": 8.0, "checkpoint_every": 2,
     }  # fmt: skip
-    return scenario(jobs=[job | changes.pop("job", {})], costs=COSTS, nodes=nodes, slots=1, **changes)
+    costs = changes.pop("costs", COSTS)
+    return scenario(jobs=[job | changes.pop("job", {})], costs=costs, nodes=nodes, slots=1, **changes)
 
 
 def run(planned: Scenario, seed: int = 3) -> Outcome:
@@ -89,6 +90,24 @@ def test_another_machine_goes_on_and_the_trainers_machine_never_does_both(seen: 
     plain = run(seeded(nodes=1, job={"seeding": False}))
     assert seen.both > 0, "else this test could not fail"
     assert seeding.learned == plain.learned
+
+
+KNOWN: dict[str, Any] = {
+    "seeding_end": "estimated", "length_ranking": "history", "prompts": 24, "by_prompt": 0.8, "steps": 6,
+    "prompts_per_step": 12, "mode": "dynamic", "max_tokens": 64, "mean_tokens": 16.0,
+}  # fmt: skip
+"""Two steps are an epoch, so from the third on lengths are expected."""
+
+
+def test_with_lengths_expected_a_window_ends_once_the_trainer_would_not_wait_and_the_same_comes_out(seen: Seen) -> None:
+    costs = COSTS | {"train_token_s": 0.002, "micro_batch_s": 0.05}
+    estimated = run(seeded(nodes=1, job=KNOWN, costs=costs))
+    assert [window["why"] for window in seen.windows[:2]] == ["time", "time"], "nothing is known in the first epoch"
+    ends = [window["why"] for window in seen.windows[2:]]
+    assert "time" not in ends and ends.count("estimate") >= 2, ends
+    assert seen.both == 0
+    plain = run(seeded(nodes=1, job=KNOWN | {"seeding": False}, costs=costs))
+    assert estimated.learned == plain.learned
 
 
 def test_without_other_machines_it_is_plain_colocation(seen: Seen) -> None:
@@ -109,12 +128,12 @@ def test_with_overlapping_steps_it_is_done_sooner_and_the_trainers_machine_never
     assert overlapping.virtual_seconds < 0.9 * apart.virtual_seconds
 
 
-@pytest.mark.parametrize("mode", ["minibatch", "async"])
+@pytest.mark.parametrize("job", [{"mode": "minibatch"}, {"mode": "async"}, KNOWN | {"mode": "async", "prompts": 12}])
 @pytest.mark.parametrize("role", ["rollout", "trainer", "head"])
 @pytest.mark.parametrize("at_s", [1.0, 4.0, 7.0])
-def test_a_kill_in_a_window_or_after_it_loses_nothing(role: str, at_s: float, mode: str) -> None:
+def test_a_kill_in_a_window_or_after_it_loses_nothing(role: str, at_s: float, job: dict[str, Any]) -> None:
     kill = {"kind": "kill", "target": {"role": role}, "at_s": at_s}
-    assert len(run(seeded(nodes=1, job={"mode": mode}, faults={"plan": [kill]}), 5).faults) == 1
+    assert len(run(seeded(nodes=1, job=job, faults={"plan": [kill]}), 5).faults) == 1
 
 
 def test_a_machine_that_leaves_after_the_window_opens_it_again(seen: Seen, tmp_path: Path) -> None:

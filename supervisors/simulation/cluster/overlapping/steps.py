@@ -104,11 +104,10 @@ class Steps:
             del step.group_s[sample.group]
 
     def left(self, sample: Sample, has: float, group: int) -> hand_over.Left:
-        """As far as anybody knows: who is beyond what was expected needs a tenth more; none is longer than allowed."""
+        """As far as anybody knows."""
         number, i = divmod(sample.number, SAMPLES_MAX)
         expected = float(self.open[number].expected[i])
-        tokens = max(expected - has, 0.1 * max(expected, has))
-        tokens = max(min(tokens, self._m.longest_tokens - has), 1.0)
+        tokens = hand_over.left_tokens(expected, has, self._m.longest_tokens)
         return hand_over.Left(tokens, group, sample.prompt_tokens + has + tokens / 2)
 
 

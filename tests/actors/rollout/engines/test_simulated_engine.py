@@ -5,8 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from actors.rollout.engine import EngineSpec
-from actors.rollout.engines.simulated_engine import SimulatedEngine
+import numpy as np
+import pytest
+
+from actors.rollout.engine import EngineSpec, GenerationRequest
+from actors.rollout.engines.simulated_engine import SimulatedEngine, whole_response
+from actors.rollout.messages import SamplingParams
 from transport.sim.loop import run_simulated
 
 
@@ -24,3 +28,26 @@ async def seconds_to_start(**options: float) -> float:
 def test_a_start_takes_as_long_as_the_options_say_and_no_time_by_default() -> None:
     assert run_simulated(seconds_to_start(start_s=6.0)) == 6.0
     assert run_simulated(seconds_to_start()) == 0.0
+
+
+def lengths(prompt: int, text: int, by_prompt: float) -> list[int]:
+    """Of 200 siblings."""
+    sampling = SamplingParams(max_tokens=10_000, seed=1, stop_token_ids=(2,))
+    ids, nothing = np.array([text, 7], np.int32), np.empty(0, np.int32)
+    options = {"mean_tokens": 100.0, "by_prompt": by_prompt}
+    asked = (
+        GenerationRequest(request=i, prompt=prompt, sibling=i, prompt_ids=ids, generated=nothing, sampling=sampling)
+        for i in range(200)
+    )
+    return [len(whole_response(one, options, 20_000)) for one in asked]
+
+
+def test_a_length_is_the_prompts_as_far_as_it_is_told_and_the_same_in_each_epoch() -> None:
+    whole = lengths(prompt=3, text=11, by_prompt=1.0)
+    assert len(set(whole)) == 1
+    assert lengths(prompt=40, text=11, by_prompt=1.0) == whole, "the same prompt comes again under another number"
+    assert lengths(prompt=3, text=12, by_prompt=1.0) != whole
+    apart, nearly = lengths(3, 11, by_prompt=0.0), lengths(3, 11, by_prompt=0.8)
+    assert np.std(nearly) == pytest.approx(0.2 * np.std(apart), rel=0.1)
+    means = [float(np.mean(lengths(3, text, by_prompt=0.8))) for text in range(11, 41)]
+    assert np.mean(means) == pytest.approx(100, rel=0.3)

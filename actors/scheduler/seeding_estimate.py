@@ -1,0 +1,179 @@
+"""Whether the trainer would have to wait, in a live job (``scheduling.seeding_end: estimated``).
+
+    ledger, length ranking, latency tables, the trainer's pace ─▶ HandOverView ─▶ policies.hand_over ─▶ the window ends
+    step committed ─▶ what a token of it took to train
+
+Invariants
+- What is not known is not guessed: there is no answer before a step has been trained in this life of the scheduler, nor
+  without a measured worker elsewhere, nor while fewer than half of the prompts have an expected length.
+- It only advises: whoever asks decides, and a wrong answer costs a wait and never a sample. All of it can be lost.
+- A look at a large step costs no more than one at ``_LOOKED_AT`` samples: every k-th group stands for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.scheduler.batch import SampleState, StepBatch
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.length_ranking import LengthRanking
+from actors.scheduler.policies import hand_over
+from actors.scheduler.policies.hand_over import HandOverView, Left
+from actors.scheduler.policies.latency_table import LatencyTable
+from actors.scheduler.workers import Worker
+
+S = SampleState
+KNOWN_MIN = 0.5
+"""Part of the prompts that must have an expected length."""
+_LOOKED_AT = 2048
+"""Samples of a step that are looked at; of larger steps a part stands for all."""
+_TABLES = 4
+"""Latency tables whose mean stands for all."""
+
+
+class _Look(NamedTuple):
+    step: int
+    at_s: float
+    enough: bool | None
+    """The trainer would not wait; None: too little was known."""
+
+
+_NO_LOOK = _Look(-1, 0.0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _MeanPace:
+    """Of workers that may be of several kinds."""
+
+    tables: Sequence[LatencyTable]
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        return sum(table.step_s(batch, context_tokens) for table in self.tables) / len(self.tables)
+
+
+@dataclass(slots=True)
+class SeedingEstimate:
+    """Of one life of the scheduler."""
+
+    ledger: Ledger
+    ranking: LengthRanking
+    look_every_s: float
+    train_token_s: float = 0.0
+    """Of a response token, in the step that was trained last."""
+    _looked: _Look = _NO_LOOK
+
+    def would_not_wait(self, batch: StepBatch, remote: Sequence[Worker], now: float) -> bool | None:
+        """Whether the trainer, handed ``batch`` now, would find its groups in time; None: too little is known."""
+        if batch.step != self._looked.step or now - self._looked.at_s >= self.look_every_s:
+            view = self._view(batch, remote)
+            enough = None if view is None else hand_over.should_train(view, slack_s=0.0)
+            self._looked = _Look(batch.step, now, enough)
+        return self._looked.enough
+
+    def committed(self, batch: StepBatch, train_s: float) -> None:
+        """``batch`` is trained, which took ``train_s`` without waiting."""
+        tokens = int(batch.length[batch.state == S.COMMITTED].sum())
+        if train_s > 0 and tokens:
+            self.train_token_s = train_s / tokens
+
+    # ------------------------------------------------------------ the view
+
+    def _view(self, batch: StepBatch, remote: Sequence[Worker]) -> HandOverView | None:
+        tables = [table for worker in remote if not (table := worker.latency.table).empty]
+        expected = self._expected(batch)
+        if not tables or not self.train_token_s or expected is None:
+            return None
+        k = math.ceil(len(batch) / _LOOKED_AT)
+        rows = _unfinished(batch, k)
+        left = _left(batch, rows, expected)
+        begun, others = self._by_place(batch, rows, left, remote)
+        running, queued = _lefts(batch, begun, left), _lefts(batch, others, left)
+        places = sum(worker.runs for worker in remote) // k
+        queued[:0] = running[places:]  # an engine holds more than it runs: what waits there begins before all else
+        running = running[:places] + self._of_other_steps(batch, remote, k)
+        complete, unpaid = _complete(batch), (batch.state == S.SCORED).reshape(-1, batch.group_size).any(axis=1)
+        group_s = self.train_token_s * _by_group(batch, batch.length + left)
+        missing = np.flatnonzero(~complete)
+        return HandOverView(
+            ready_s=float(group_s[complete & unpaid].sum()),
+            running=running,
+            queued=queued,
+            train_s={i: k * float(group_s[i]) for i in missing[missing % k == 0].tolist()},
+            workers=len(remote) / k,
+            places=max(1, k * places // len(remote)),
+            cache_tokens=math.inf,
+            pace=_MeanPace(tables[:: math.ceil(len(tables) / _TABLES)]),
+        )
+
+    def _expected(self, batch: StepBatch) -> np.ndarray | None:
+        """float64[groups] of a response; None if too few prompts are known. What nobody knows counts as the median."""
+        expected = self.ranking.expected(batch, np.arange(len(batch.prompts)))
+        known = np.isfinite(expected)
+        return np.where(known, expected, np.median(expected[known])) if known.mean() >= KNOWN_MIN else None
+
+    def _by_place(
+        self, batch: StepBatch, rows: np.ndarray, left: np.ndarray, remote: Sequence[Worker]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Rows that remote workers hold, begun ones first; all others in the order in which they will go."""
+        there = self._held_by(remote, batch, rows)
+        begun, others = rows[there], rows[~there]
+        moved = (batch.length[others] > 0) | (batch.attempts[others] > 0)
+        return (
+            begun[np.argsort(batch.state[begun] == S.ASSIGNED, kind="stable")],
+            others[np.lexsort((-left[others], ~moved))],
+        )
+
+    def _of_other_steps(self, batch: StepBatch, remote: Sequence[Worker], k: int) -> list[Left]:
+        """What remote workers hold of steps that are trained later: it takes their time all the same."""
+        found: list[Left] = []
+        for other in self.ledger.batches.values():
+            if other is not batch and not other.committed and (expected := self._expected(other)) is not None:
+                rows = _unfinished(other, k)
+                rows = rows[self._held_by(remote, other, rows)]
+                found += [one._replace(group=-1) for one in _lefts(other, rows, _left(other, rows, expected))]
+        return found
+
+    def _held_by(self, remote: Sequence[Worker], batch: StepBatch, rows: np.ndarray) -> np.ndarray:
+        """bool[n]: a remote worker has it."""
+        in_flight = batch.state[rows] != S.QUEUED
+        held = np.zeros(len(rows), np.bool_)
+        names = [worker.name for worker in remote]
+        held[in_flight] = self.ledger.held_by(names, batch.assignment[rows[in_flight]]) >= 0
+        return held
+
+
+def _unfinished(batch: StepBatch, k: int) -> np.ndarray:
+    """Rows of every k-th group that are not generated."""
+    rows = np.flatnonzero(batch.state < S.FINISHED)
+    return rows[(rows // batch.group_size) % k == 0] if k > 1 else rows
+
+
+def _complete(batch: StepBatch) -> np.ndarray:
+    """bool[groups]: every sibling has its reward, or is dropped."""
+    return np.logical_and.reduce((batch.state >= S.SCORED).reshape(-1, batch.group_size), axis=1)
+
+
+def _by_group(batch: StepBatch, tokens: np.ndarray) -> np.ndarray:
+    """float64[groups] sums over the samples that are not dropped."""
+    return (tokens * (batch.state != S.DROPPED)).reshape(-1, batch.group_size).sum(axis=1)
+
+
+def _left(batch: StepBatch, rows: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """float64[samples of the batch] tokens that ``rows`` still need, 0 of the others."""
+    left, longest = np.zeros(len(batch)), batch.sampling.max_tokens
+    pairs = zip(expected[rows // batch.group_size].tolist(), batch.length[rows].tolist(), strict=True)
+    left[rows] = [hand_over.left_tokens(tokens, has, longest) for tokens, has in pairs]
+    return left
+
+
+def _lefts(batch: StepBatch, rows: np.ndarray, left: np.ndarray) -> list[Left]:
+    groups = (rows // batch.group_size).tolist()
+    has, needs = batch.length[rows].tolist(), left[rows].tolist()
+    prompts = [len(batch.prompt_ids[group]) for group in groups]
+    parts = zip(groups, prompts, has, needs, strict=True)
+    return [Left(tokens, group, prompt + begun + tokens / 2) for group, prompt, begun, tokens in parts]

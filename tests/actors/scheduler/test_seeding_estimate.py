@@ -1,0 +1,180 @@
+"""Whether a live job's trainer would have to wait, by hand on a real ledger: what is known, and what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from actors.ranker.messages import LengthScores
+from actors.rollout.messages import SamplingParams
+from actors.scheduler import events as ev
+from actors.scheduler.ledger import Ledger
+from actors.scheduler.length_ranking import LengthRanking
+from actors.scheduler.messages import RegisterWorker
+from actors.scheduler.policies.latency_table import StepShape
+from actors.scheduler.policies.length_learned import LearnedLengths
+from actors.scheduler.policies.length_predictor import prompt_keys
+from actors.scheduler.seeding_estimate import SeedingEstimate
+from actors.scheduler.workers import Worker, WorkerTable
+from transport.address import ActorAddress, PeerId
+
+GROUP = 2
+STEP_S = 0.1
+"""Of a token, whatever runs beside it."""
+
+
+class Fleet:
+    """A step of ``groups`` prompts with this many tokens expected of each response, and workers that are elsewhere."""
+
+    def __init__(self, expected: Sequence[float], *, workers: int = 1, slots: int = 64, measured: bool = True) -> None:
+        self.ledger, self.table = Ledger(), WorkerTable()
+        self.ledger.apply(ev.Opened(1))
+        self.remote = [self._worker(f"remote-{i}", slots, measured) for i in range(workers)]
+        self.ranking = LengthRanking("j", LearnedLengths(10_000))
+        self.issue(0, expected)
+        self.now = 0.0
+
+    def _worker(self, name: str, slots: int, measured: bool) -> Worker:
+        address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
+        offer = RegisterWorker(job="j", worker=address, node="n", engine="simulated", slots=slots, policy_version=0)
+        worker = self.table.add(offer, 0.0)
+        if measured:
+            worker.latency.add(STEP_S, StepShape(4, 4, 40, prefilled=False), 10.0)
+        return worker
+
+    def issue(self, step: int, expected: Sequence[float]) -> None:
+        """NaN: nothing is expected of that prompt."""
+        n = len(expected)
+        first, lengths = step * 10_000, np.ones(n, np.int32)
+        ids = np.arange(first, first + n, dtype=np.int32)
+        sampling = SamplingParams(max_tokens=200, stop_token_ids=(9,))
+        self.ledger.apply(ev.BatchIssued(step, GROUP, sampling, ids.astype(np.int64), lengths, ids, [b""] * n))
+        known = np.flatnonzero(np.isfinite(expected))
+        keys = prompt_keys(self.ledger.batches[step].prompt_ids)[known]
+        self.ranking.scored(LengthScores("j", 0, keys, np.array(expected, np.float64)[known]))
+
+    def hand_out(self, worker: str, rows: Sequence[int], tokens: int = 1, step: int = 0) -> None:
+        """So many tokens of each have come."""
+        of = np.array(rows, np.int32)
+        self.ledger.apply(ev.Assigned.to_one(worker, step, self.ledger.next_assignment, of))
+        self._deliver(worker, of, tokens, 0, step)
+
+    def end(self, worker: str, rows: Sequence[int]) -> None:
+        """They have ended, and have their reward."""
+        of = np.array(rows, np.int32)
+        self._deliver(worker, of, 1, 1, 0)
+        self.ledger.apply(ev.Scored(0, of, np.ones(len(of))))
+
+    def _deliver(self, worker: str, rows: np.ndarray, tokens: int, finish: int, step: int) -> None:
+        batch, n = self.ledger.batches[step], len(rows)
+        ids = np.full(n * tokens, 9 if finish else 5, np.int32)
+        self.ledger.apply(
+            ev.TokensAppended.one(
+                worker, 0, batch.assignment[rows].copy(), batch.length[rows].copy(), np.full(n, tokens, np.int32),
+                np.full(n, finish, np.uint8), ids, np.zeros(n * tokens, np.float32),
+            )
+        )  # fmt: skip
+
+    def says(self, train_token_s: float) -> bool | None:
+        """With a trainer that takes so long for a token."""
+        estimate = SeedingEstimate(self.ledger, self.ranking, 0.0, train_token_s)
+        return estimate.would_not_wait(self.ledger.batches[0], self.remote, self.now)
+
+
+def first_of_two(**options: bool) -> Fleet:
+    """The first group's 40 tokens are there; the second's samples have 10 of 30, and 2 s to go."""
+    fleet = Fleet([20, 30], **options)
+    fleet.hand_out("remote-0", [0, 1], tokens=19)
+    fleet.end("remote-0", [0, 1])
+    fleet.hand_out("remote-0", [2, 3], tokens=10)
+    return fleet
+
+
+@pytest.mark.parametrize(("train_token_s", "enough"), [(0.049, False), (0.051, True)])
+def test_it_would_not_wait_once_what_has_come_takes_as_long_as_the_next_group_needs(
+    train_token_s: float, enough: bool
+) -> None:
+    assert first_of_two().says(train_token_s) is enough
+
+
+@pytest.mark.parametrize("begun_elsewhere", [False, True])
+def test_what_nobody_else_has_begun_begins_when_the_others_have_a_place(begun_elsewhere: bool) -> None:
+    """One place: the two samples of the second group come one after the other, after 2 s and 4 s."""
+    fleet = Fleet([20, 30], slots=1)
+    fleet.hand_out("local", [0, 1], tokens=19)
+    fleet.end("local", [0, 1])
+    fleet.hand_out("remote-0" if begun_elsewhere else "local", [2, 3], tokens=10)
+    assert fleet.says(0.099) is False
+    assert fleet.says(0.101) is True
+
+
+def test_another_steps_samples_hold_places_and_are_not_waited_for() -> None:
+    """One place, which a sample of the next step holds for 5 s: then this step's begin, and take 2 s each."""
+    fleet = Fleet([20, 30], slots=1)
+    fleet.hand_out("local", [0, 1], tokens=19)
+    fleet.end("local", [0, 1])
+    fleet.hand_out("local", [2, 3], tokens=10)
+    fleet.issue(1, [60])
+    fleet.hand_out("remote-0", [0], tokens=10, step=1)
+    assert fleet.says(0.224) is False
+    assert fleet.says(0.226) is True
+
+
+def test_a_prompt_of_which_nothing_is_expected_counts_as_the_median_of_the_others() -> None:
+    fleet = Fleet([20, 30, float("nan"), 30])
+    fleet.hand_out("remote-0", [0, 1], tokens=19)
+    fleet.end("remote-0", [0, 1])
+    fleet.hand_out("remote-0", range(2, 8), tokens=10)
+    assert fleet.says(0.049) is False
+    assert fleet.says(0.051) is True
+
+
+def test_nothing_is_said_without_a_trained_step_a_measured_worker_or_half_of_the_lengths() -> None:
+    assert first_of_two().says(0.0) is None, "no step has been trained"
+    assert first_of_two(measured=False).says(1.0) is None, "nobody elsewhere has been measured"
+    fleet = Fleet([20, float("nan"), float("nan")])
+    fleet.hand_out("remote-0", range(6), tokens=10)
+    assert fleet.says(1.0) is None, "of one prompt in three it is known how long its responses will be"
+
+
+def test_what_a_step_took_to_train_is_the_pace_of_the_next_one() -> None:
+    fleet = first_of_two()
+    fleet.end("remote-0", [2, 3])
+    batch, estimate = fleet.ledger.batches[0], SeedingEstimate(fleet.ledger, fleet.ranking, 0.0)
+    rows = np.arange(4, dtype=np.int32)
+    fleet.ledger.apply(ev.Leased(0, rows))
+    fleet.ledger.apply(ev.Committed(0, np.array([0, 0, 1, 1]), rows % GROUP, 1))
+    estimate.committed(batch, train_s=0.0)
+    assert estimate.train_token_s == 0.0, "it was not measured"
+    estimate.committed(batch, train_s=6.2)
+    assert estimate.train_token_s == pytest.approx(6.2 / 62)
+
+
+def test_between_two_looks_the_answer_stays_and_another_step_is_looked_at_at_once() -> None:
+    fleet = first_of_two()
+    fleet.issue(1, [30])
+    estimate = SeedingEstimate(fleet.ledger, fleet.ranking, look_every_s=1.0, train_token_s=0.1)
+    this, other = fleet.ledger.batches[0], fleet.ledger.batches[1]
+    assert estimate.would_not_wait(this, fleet.remote, 0.0) is True
+    estimate.train_token_s = 0.01
+    assert estimate.would_not_wait(this, fleet.remote, 0.9) is True
+    assert estimate.would_not_wait(other, fleet.remote, 0.9) is False
+    assert estimate.would_not_wait(this, fleet.remote, 1.0) is False
+
+
+@pytest.mark.parametrize("groups", [40, 1400])
+def test_of_a_large_step_a_part_stands_for_all(groups: int) -> None:
+    """Half of the groups are there, 40 tokens each; the others have 2 s to go, all at once."""
+    fleet = Fleet([20] * groups, workers=groups // 20, slots=64)
+    half = groups * GROUP // 2
+    names = [worker.name for worker in fleet.remote]
+    for i, rows in enumerate(np.split(np.arange(half), len(names))):
+        fleet.hand_out(names[i], rows, tokens=19)
+        fleet.end(names[i], rows)
+    for i, rows in enumerate(np.split(np.arange(half, 2 * half), len(names))):
+        fleet.hand_out(names[i], rows, tokens=1)
+    enough_s = 1.9 / (half * 20)
+    assert fleet.says(0.98 * enough_s) is False
+    assert fleet.says(1.02 * enough_s) is True
