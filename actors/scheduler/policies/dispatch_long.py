@@ -21,8 +21,9 @@ still has of the step before counts as the first of what it has to do; the formu
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,13 +84,13 @@ def decide(
     pool = [instances[i] for i in ranked]
     long = math.ceil(alpha * len(order))
     if choice == "none" or len(pool) < 2 or not long:
-        return Dispatch(0, ranked, _deal(order, estimates, pool))
-    if choice == "closed_form":
+        dedicated = 0
+    elif choice == "closed_form":
         dedicated = closed_form(estimates, pool[0], len(pool), alpha=alpha, objective=objective)
-        return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
-    seen = [Past(estimates, estimates)] if past is None else past
-    dedicated = _replayed(seen, pool, alpha, prompt_tokens)
-    return Dispatch(dedicated, ranked, _in_groups(order, estimates, pool, dedicated, long))
+    else:
+        dedicated = _replayed([Past(estimates, estimates)] if past is None else past, pool, alpha, prompt_tokens)
+    owners = _owners(estimates[order], pool, dedicated, long)
+    return Dispatch(dedicated, ranked, _by_owner(order, owners, len(pool)))
 
 
 def closed_form(
@@ -136,9 +137,10 @@ def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prom
     def ends_s(count: int, *, all_of_them: bool) -> float:
         total_s = 0.0
         for one, few in ranked:
-            hands = _in_groups(few, one.estimates, workers, count, math.ceil(alpha * len(few)))
-            who = range(len(workers)) if all_of_them else _likely_last(hands, one.lengths, workers)
-            total_s += _makespan_s(hands, one.lengths, workers, who, prompt_tokens)
+            owners = _owners(one.estimates[few], workers, count, math.ceil(alpha * len(few)))
+            lengths = one.lengths[few]
+            who = range(len(workers)) if all_of_them else _likely_last(owners, lengths, workers)
+            total_s += max(_end_s(workers[i], lengths[owners == i], prompt_tokens) for i in who)
         return total_s
 
     candidates = _candidates(len(workers), _CANDIDATES if stride == 1 else _ROUGH_CANDIDATES)
@@ -153,31 +155,35 @@ def _candidates(workers: int, tried: int) -> list[int]:
     return sorted({round(i * most / min(tried, most)) for i in range(min(tried, most) + 1)})
 
 
-def _in_groups(
-    order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance], dedicated: int, long: int
-) -> list[np.ndarray]:
+def _owners(tokens: np.ndarray, pool: Sequence[Instance], dedicated: int, long: int) -> np.ndarray:
+    """int64[n] worker of each sample; ``tokens``: expected, longest first, the first ``long`` for dedicated ones."""
     if not dedicated:
-        return _deal(order, estimates, pool)
-    return [
-        *_deal(order[:long], estimates, pool[:dedicated]),
-        *_deal(order[long:], estimates, pool[dedicated:]),
-    ]
+        return _deal(tokens, pool)
+    rest = _deal(tokens[long:], pool[dedicated:])
+    return np.concatenate([_deal(tokens[:long], pool[:dedicated]), dedicated + rest])
 
 
-def _deal(order: np.ndarray, estimates: np.ndarray, pool: Sequence[Instance]) -> list[np.ndarray]:
+def _deal(tokens: np.ndarray, pool: Sequence[Instance]) -> np.ndarray:
     """Longest first, each to the worker that has the least to do."""
-    share = max(1, math.ceil(len(order) / len(pool)))
-    mean = float(estimates[order].mean()) if len(order) else 0.0
+    share = max(1, math.ceil(len(tokens) / len(pool)))
+    mean = float(tokens.mean()) if len(tokens) else 0.0
     token_s = [_token_s(instance, share, mean / 2) for instance in pool]
-    hands: list[list[int]] = [[] for _ in pool]
     load = [(token_s[i] * sum(instance.held_tokens), i) for i, instance in enumerate(pool)]
     heapq.heapify(load)
     replace = heapq.heapreplace
-    for sample, tokens in zip(order.tolist(), estimates[order].tolist(), strict=True):
+    owners = [0] * len(tokens)
+    for sample, needs in enumerate(tokens.tolist()):
         busy_s, i = load[0]
-        hands[i].append(sample)
-        replace(load, (busy_s + token_s[i] * tokens, i))
-    return [np.array(hand, np.int64) for hand in hands]
+        owners[sample] = i
+        replace(load, (busy_s + token_s[i] * needs, i))
+    return np.array(owners, np.int64)
+
+
+def _by_owner(order: np.ndarray, owners: np.ndarray, workers: int) -> list[np.ndarray]:
+    """Of each worker its samples, in that order."""
+    ends = np.cumsum(np.bincount(owners, minlength=workers)).tolist()
+    dealt = order[np.argsort(owners, kind="stable")]
+    return [dealt[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def _token_s(instance: Instance, share: int, context_tokens: float) -> float:
@@ -187,27 +193,14 @@ def _token_s(instance: Instance, share: int, context_tokens: float) -> float:
     return instance.pace.step_s(batch, context_tokens) / batch
 
 
-def _likely_last(hands: Sequence[np.ndarray], lengths: np.ndarray, pool: Sequence[Instance]) -> set[int]:
+def _likely_last(owners: np.ndarray, lengths: np.ndarray, pool: Sequence[Instance]) -> set[int]:
     """The workers with the most tokens, with the most samples, and with the longest sample."""
     held = [instance.held_tokens for instance in pool]
-    dealt, sizes = lengths[np.concatenate(hands)], np.array([len(hand) for hand in hands])
-    owner = np.repeat(np.arange(len(hands)), sizes)
-    tokens = np.bincount(owner, dealt, len(hands)) + [sum(left) for left in held]
+    tokens = np.bincount(owners, lengths, len(pool)) + [sum(left) for left in held]
     longest = np.array([max(left, default=0) for left in held], np.float64)
-    np.maximum.at(longest, owner, dealt)
-    most = sizes + [len(left) for left in held]
+    np.maximum.at(longest, owners, lengths)
+    most = np.bincount(owners, minlength=len(pool)) + [len(left) for left in held]
     return {int(np.argmax(tokens)), int(np.argmax(longest)), int(np.argmax(most))}
-
-
-def _makespan_s(
-    hands: Sequence[np.ndarray],
-    lengths: np.ndarray,
-    pool: Sequence[Instance],
-    workers: Iterable[int],
-    prompt_tokens: int,
-) -> float:
-    """When the last sample of these workers ends."""
-    return max(_end_s(pool[i], lengths[hands[i]], prompt_tokens) for i in workers)
 
 
 def _end_s(instance: Instance, tokens: np.ndarray, prompt_tokens: int) -> float:
