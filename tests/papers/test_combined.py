@@ -472,8 +472,15 @@ def test_the_study_names_the_cells_of_the_figure() -> None:
     )
     measures = combined.streamrl(study, 0)
     assert {"7B.5K.over_streamrl", "7B.5K.of_bound"} <= set(measures)
+    assert 0 < measures["7B.5K.over_streamrl_split_anew"] <= measures["7B.5K.over_streamrl"]
     assert 0 < measures["7B.5K.of_bound"] <= 1
     assert 0 < measures["7B.5K.of_bound_long"] <= 1
+
+
+def test_streamrls_fastest_split_for_lengths_that_are_known_is_no_slower_than_any_other() -> None:
+    one = Bench(Workload(samples=64, iterations=3), MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
+    times = [one.iterations_s(["async"], "simulated", rollout=x, train=24 - x)["async"] for x in (8, 16)]
+    assert combined.fastest_async_s(one) == min(times) < max(times)
 
 
 def test_the_pace_of_a_job_leaves_out_its_first_four_steps_and_its_last() -> None:
