@@ -8,6 +8,7 @@ Links and the journal's disk are left out: orders are taken at once, and events 
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -56,8 +57,8 @@ class LiveFleet:
             JOB, self.books, self.workers, 1, limits, lambda *_: SendOutcome.QUEUED, self.ranking
         )
         self.now = 0.0
-        self.moved = 0
-        """Samples that workers were told to end, since others shall have them."""
+        self.moved: list[tuple[str, np.ndarray]] = []
+        """Who was told to end which assignments, since others shall have them."""
 
     def _register(self, name: str, places: int) -> None:
         address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
@@ -114,8 +115,7 @@ class LiveFleet:
 
     def balancing(self, *, relief: bool = False) -> Balancing:
         """Over this ledger, with nobody at the other end; ``relief`` as ``scheduling.relief``."""
-        nobody = SimpleNamespace(tell=self._ordered)
-        ctx = SimpleNamespace(ref=lambda _: nobody)
+        ctx = SimpleNamespace(ref=lambda address: SimpleNamespace(tell=partial(self._ordered, address.name)))
         job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
         scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
         return Balancing(scope, LongLanes("none"), relief=relief)
@@ -127,8 +127,8 @@ class LiveFleet:
             self.ranking.scored(LengthScores(JOB, batch.step, prompt_keys(batch.prompt_ids), scores))
         return SeedingEstimate(self.ledger, self.ranking, look_every_s=1.0, train_token_s=1e-4)
 
-    def _ordered(self, order: Revoke) -> SendOutcome:
-        self.moved += len(order.assignments)
+    def _ordered(self, worker: str, order: Revoke) -> SendOutcome:
+        self.moved.append((worker, order.assignments))
         return SendOutcome.QUEUED
 
     def empty(self, workers: int) -> None:

@@ -127,7 +127,7 @@ class Balancing:
         if not idle or any(held[worker.name] > worker.runs for worker in workers):
             return
         busy = [worker for worker in workers if held[worker.name]]
-        running, at = self._running([worker.name for worker in busy], told)
+        numbers, running, at = self._running([worker.name for worker in busy], told)
         moving = relieve.decide(running, len(idle), len(workers))
         dealt = relieve.orders(at[moving], len(idle))
         given = Counter[int]()
@@ -136,10 +136,10 @@ class Balancing:
         for source, target, which in dealt:
             if _is_faster(busy[source], held[busy[source].name], idle[target], given[target]):
                 order = Move(busy[source].name, idle[target].name, len(which), running=True)
-                self._order(order, np.sort(running.samples[moving[which]]), relief=True)
+                self._order(order, np.sort(numbers[moving[which]]), relief=True)
 
-    def _running(self, workers: list[str], told: dict[str, list[np.ndarray]]) -> tuple[Running, np.ndarray]:
-        """What these run and may lose, and int32[n] which of them runs it."""
+    def _running(self, workers: list[str], told: dict[str, list[np.ndarray]]) -> tuple[np.ndarray, Running, np.ndarray]:
+        """int64[n] assignments that these run and may lose, what they are, and int32[n] who of the workers has each."""
         ledger, parts = self._scope.ledger, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]()
         for step, batch in ledger.batches.items():
             rows = self._may_move(batch, np.flatnonzero(batch.state == SampleState.STREAMING))
@@ -148,7 +148,8 @@ class Balancing:
             parts.append((batch.assignment[rows], np.full(len(rows), step), batch.length[rows], at))
         numbers, steps, tokens, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         stays = np.isin(numbers, np.concatenate([_NOTHING, *itertools.chain(*told.values())]), invert=True)
-        return Running(numbers[stays], steps[stays], tokens[stays]), at[stays]
+        at = at[stays]
+        return numbers[stays], Running(steps[stays], tokens[stays], relieve.by_turns(at)), at
 
     # ------------------------------------------------------------ acts
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+import numpy as np
 import pytest
 
 from benchmarks._live_fleet import LiveFleet
@@ -34,3 +37,24 @@ def test_every_round_is_measured() -> None:
     figures = live(4)
     assert all(figures[name] > 0 for name in (*LIVE, "live_fill_ms"))
     assert figures["live_round_ms"] == max(figures[name] for name in LIVE)
+
+
+def test_relief_takes_nothing_from_a_worker_that_loads_a_version_and_nothing_twice() -> None:
+    fleet = LiveFleet(6, 20, 4)
+    fleet.assign()
+    fleet.empty(3)
+    fleet.say(ending=0)
+    fleet.runs(20)
+    fleet.workers.by_name["rollout-5"].pulling_version = 1
+    balancing = fleet.balancing(relief=True)
+    balancing.look(1.0)
+    taken = Counter[str]()
+    for worker, numbers in fleet.moved:
+        taken[worker] += len(numbers)
+    assert taken == {"rollout-3": 12, "rollout-4": 12}, "as many as makes those five equally full, of both alike"
+    balancing.look(2.0)
+    assert {worker for worker, _ in fleet.moved} == {"rollout-3", "rollout-4"}
+    numbers = np.concatenate([numbers for _, numbers in fleet.moved])
+    assert len(np.unique(numbers)) == len(numbers)
+    for worker, ended in fleet.moved:
+        assert len(fleet.ledger.live(worker, ended)) == len(ended), "of those that it holds"

@@ -8,6 +8,8 @@ idle beside engines that ran eighty samples each. In words:
 - Those of the oldest open step go, since the trainer waits for them; of them the ones with the most tokens, which are
   most likely to be the longest.
 - As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
+- Live, of those with as many tokens, as samples have that were begun together, workers give one each in turn
+  (``by_turns``).
 - Live, neighbours go together, so that a thousand workers need a thousand orders and not five (``orders``): every idle
   one gets as many as it was dealt, but which ones is the assignment policy's choice once they are back.
 - Live, a sample goes only where a decode step is shorter by more than ``GAIN``, as measured (``pays``): its prefill has
@@ -31,15 +33,15 @@ GAIN = 0.05
 class Running:
     """Samples that workers with the version in force run, a column each: they may be tens of thousands."""
 
-    samples: np.ndarray
-    """int64[n] numbers, each of one sample."""
     steps: np.ndarray
     """int[n] that they are of."""
     tokens: np.ndarray
     """float or int[n] that they have."""
+    order: np.ndarray
+    """int[n] Of those with as many tokens the lowest goes first."""
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self.steps)
 
 
 def decide(running: Running, idle: int, workers: int) -> np.ndarray:
@@ -50,8 +52,20 @@ def decide(running: Running, idle: int, workers: int) -> np.ndarray:
     if not len(running) or not idle:
         return np.empty(0, np.int64)
     oldest = np.flatnonzero(running.steps == running.steps.min())
-    first = oldest[np.lexsort((running.samples[oldest], -running.tokens[oldest]))]
+    first = oldest[np.lexsort((running.order[oldest], -running.tokens[oldest]))]
     return first[: len(running) * idle // workers]
+
+
+def by_turns(sources: np.ndarray) -> np.ndarray:
+    """int64[n] an ``order`` in which workers give one sample each in turn; ``sources``: int[n] who runs them.
+
+    What was begun together has as many tokens, and would else all come from the same few.
+    """
+    by_source = np.argsort(sources, kind="stable")
+    counts = np.bincount(sources)
+    turn = np.empty(len(sources), np.int64)
+    turn[by_source] = np.arange(len(sources)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return turn
 
 
 def orders(sources: np.ndarray, idle: int) -> list[tuple[int, int, np.ndarray]]:

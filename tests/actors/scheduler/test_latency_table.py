@@ -29,7 +29,8 @@ def test_the_time_of_a_token_is_that_of_the_steps_of_its_batch_and_context() -> 
     assert table.step_s(32, 8050) == pytest.approx(0.030)
     assert 0.0103 < table.step_s(100, 60) < 0.0216, "between two measured batches"
     assert table.step_s(4000, 60) == pytest.approx(0.0216), "beyond them, the nearest"
-    assert table.step_s(1, 3000) == pytest.approx(0.030), "the nearest context that was measured"
+    assert table.step_s(32, 3000) == pytest.approx(0.030), "the nearest context that was measured"
+    assert table.step_s(32, 300) == pytest.approx(0.0103), "and on the other side"
 
 
 def test_steps_that_prefill_or_give_no_token_are_left_out() -> None:

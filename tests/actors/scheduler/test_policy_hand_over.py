@@ -12,6 +12,7 @@ from actors.scheduler.policies.hand_over import (
     Left,
     feeding_order,
     lean_s,
+    left_tokens,
     should_return,
     should_train,
     wait_s,
@@ -48,6 +49,14 @@ def test_it_hands_over_once_it_would_not_wait_with_slack_to_spare() -> None:
     early = replace(VIEW, ready_s=25.0)
     assert should_train(early, slack_s=10.0)
     assert not should_train(early, slack_s=10.1)
+
+
+def test_who_has_outlived_what_was_expected_needs_a_tenth_more_and_nobody_more_than_is_allowed() -> None:
+    assert left_tokens(expected=100, has=40, longest=1000) == 60
+    assert left_tokens(expected=100, has=95, longest=1000) == 10
+    assert left_tokens(expected=100, has=300, longest=1000) == 30
+    assert left_tokens(expected=2000, has=300, longest=1000) == 700
+    assert left_tokens(expected=100, has=1000, longest=1000) == 1, "it has not ended: one more at least"
 
 
 def test_what_was_waited_is_reckoned_as_what_is_expected() -> None:

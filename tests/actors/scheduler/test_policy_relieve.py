@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler.policies.relieve import Running, decide, orders, pays
+from actors.scheduler.policies.relieve import Running, by_turns, decide, orders, pays
 
 
 def running(*samples: tuple[int, int]) -> Running:
     """(Step, tokens) of each, numbered from 0."""
     steps, tokens = np.array(samples, np.int64).reshape(-1, 2).T
-    return Running(np.arange(len(samples)), steps, tokens)
+    return Running(steps, tokens, np.arange(len(samples)))
 
 
 SAMPLES = st.lists(st.tuples(st.integers(3, 5), st.integers(0, 5000)), max_size=60)
@@ -27,9 +27,17 @@ def test_the_oldest_step_goes_first_and_of_it_what_has_the_most_tokens() -> None
     assert decide(here, 3, workers=4).tolist() == [2, 3, 1], "never one of a newer step"
 
 
-def test_of_those_with_as_many_tokens_the_one_with_the_lower_number_goes() -> None:
-    here = Running(np.array([7, 3, 5]), np.zeros(3, np.int32), np.full(3, 10))
+def test_of_those_with_as_many_tokens_the_first_in_order_goes() -> None:
+    here = Running(np.zeros(3, np.int32), np.full(3, 10), np.array([7, 3, 5]))
     assert decide(here, 2, workers=3).tolist() == [1, 2]
+
+
+@given(sources=st.lists(st.integers(0, 4), max_size=40))
+def test_by_turns_no_worker_gives_two_before_another_has_given_one(sources: list[int]) -> None:
+    turns = by_turns(np.array(sources, np.int64)).tolist()
+    for worker in set(sources):
+        own = [turn for turn, source in zip(turns, sources, strict=True) if source == worker]
+        assert own == list(range(len(own)))
 
 
 def test_nobody_is_moved_to_nobody_and_nothing_from_nowhere() -> None:

@@ -12,6 +12,9 @@ from actors.rollout.messages import Assign, Revoke, SetAsleep
 from actors.scheduler import messages as m
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.lease_messages import LeaseGroups
+from actors.scheduler.policies import offload
+from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
+from actors.scheduler.seeding_estimate import SeedingEstimate
 from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
 from tests.actors.scheduler.test_balancing import Batching
 from transport.address import ActorAddress
@@ -133,7 +136,7 @@ def play(scenario: Callable[[Seeded], Awaitable[None]], steps: int, **changes: A
     job = config(
         steps=steps, scheduling=scheduling, limits=limits, cluster={"place_rollout": "elastic"},
         algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
-        rollout={"max_tokens": TOKENS, "max_running": 32, "workers": 1}, **changes,
+        rollout={"max_tokens": TOKENS, "max_running": 32, "workers": 1} | changes.pop("rollout", {}), **changes,
     )  # fmt: skip
     worlds: list[Seeded] = []
 
@@ -308,6 +311,61 @@ def test_while_the_job_is_paused_no_window_ends_by_time(events: list[dict[str, A
         await world.finished()
 
     play(scenario, steps=1)
+
+
+ESTIMATED: dict[str, Any] = {
+    "scheduling": {"seeding_end": "estimated"}, "rollout": {"length_ranking": "history"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("says", "why"), [(True, "estimate"), (False, "generated"), (None, "time")])
+def test_an_estimate_ends_the_window_from_its_floor_on_and_none_leaves_it_to_its_length(
+    says: bool | None, why: str, events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: says)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=1, **ESTIMATED)
+    (window,) = windows(events)
+    assert window["why"] == why
+    assert window["seconds"] >= {"estimate": 0.1, "generated": 0.5, "time": FIRST_S}[why]
+    assert says is not True or window["seconds"] < 0.2
+
+
+def test_without_any_other_worker_no_estimate_ends_the_window(
+    events: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: True)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.finished()
+
+    play(scenario, steps=1, **ESTIMATED)
+    assert [window["why"] for window in windows(events)] == ["generated"]
+
+
+def test_the_learned_length_goes_on_from_what_an_estimate_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: True)
+    reports, after_step = list[StepReport](), offload.after_step
+
+    def noting(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
+        reports.append(report)
+        return after_step(rules, now, report)
+
+    monkeypatch.setattr(offload, "after_step", noting)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+
+    play(scenario, steps=1, **ESTIMATED)
+    (report,) = reports
+    assert report.seed_s == report.lasted_s == pytest.approx(0.1, abs=0.05)
 
 
 @pytest.mark.parametrize(("idle_fraction", "train_s", "longer"), [(0.9, 0.01, True), (0.0, 3.0, False)])

@@ -59,7 +59,8 @@ class Fleet:
         """So many tokens of each have come."""
         of = np.array(rows, np.int32)
         self.ledger.apply(ev.Assigned.to_one(worker, step, self.ledger.next_assignment, of))
-        self._deliver(worker, of, tokens, 0, step)
+        if tokens:
+            self._deliver(worker, of, tokens, 0, step)
 
     def end(self, worker: str, rows: Sequence[int]) -> None:
         """They have ended, and have their reward."""
@@ -110,16 +111,45 @@ def test_what_nobody_else_has_begun_begins_when_the_others_have_a_place(begun_el
     assert fleet.says(0.101) is True
 
 
-def test_another_steps_samples_hold_places_and_are_not_waited_for() -> None:
-    """One place, which a sample of the next step holds for 5 s: then this step's begin, and take 2 s each."""
-    fleet = Fleet([20, 30], slots=1)
+def test_what_has_been_leased_keeps_a_trainer_busy_no_more() -> None:
+    fleet = first_of_two()
+    assert fleet.says(1.0) is True
+    fleet.ledger.apply(ev.Leased(0, np.array([0, 1], np.int32)))
+    assert fleet.says(1.0) is False
+
+
+def test_what_comes_with_tokens_begins_before_what_nobody_has_begun() -> None:
+    """One place: two samples of 1 s each, and then two longer ones of 3 s each. The other way round it would be 6 s."""
+    fleet = Fleet([20, 20, 30], slots=1)
     fleet.hand_out("local", [0, 1], tokens=19)
     fleet.end("local", [0, 1])
     fleet.hand_out("local", [2, 3], tokens=10)
-    fleet.issue(1, [60])
-    fleet.hand_out("remote-0", [0], tokens=10, step=1)
-    assert fleet.says(0.224) is False
-    assert fleet.says(0.226) is True
+    assert fleet.says(0.099) is False
+    assert fleet.says(0.101) is True
+
+
+def test_an_engine_that_holds_more_than_it_runs_runs_what_has_tokens() -> None:
+    """Two places: the third group ends after 2 s, then the second begins and ends after 5 s."""
+    fleet = Fleet([20, 30, 30], slots=2)
+    fleet.hand_out("remote-0", [0, 1], tokens=19)
+    fleet.end("remote-0", [0, 1])
+    fleet.hand_out("remote-0", [2, 3], tokens=0)
+    fleet.hand_out("remote-0", [4, 5], tokens=10)
+    assert fleet.says(0.049) is False
+    assert fleet.says(0.051) is True
+
+
+@pytest.mark.parametrize(("slots", "enough_s"), [(1, 9.0), (2, 4.0)])
+def test_another_steps_sample_holds_a_place_and_is_not_waited_for(slots: int, enough_s: float) -> None:
+    """For 5 s, in the only place or beside the two of this step, which take 2 s each."""
+    fleet = Fleet([20, 30], slots=slots)
+    fleet.hand_out("local", [0, 1], tokens=19)
+    fleet.end("local", [0, 1])
+    fleet.hand_out("local", [2, 3], tokens=10)
+    fleet.issue(1, [60, 60])
+    fleet.hand_out("remote-0", [2], tokens=10, step=1)
+    assert fleet.says(0.99 * enough_s / 40) is False
+    assert fleet.says(1.01 * enough_s / 40) is True
 
 
 def test_a_prompt_of_which_nothing_is_expected_counts_as_the_median_of_the_others() -> None:
@@ -164,17 +194,18 @@ def test_between_two_looks_the_answer_stays_and_another_step_is_looked_at_at_onc
     assert estimate.would_not_wait(this, fleet.remote, 1.0) is False
 
 
-@pytest.mark.parametrize("groups", [40, 1400])
-def test_of_a_large_step_a_part_stands_for_all(groups: int) -> None:
-    """Half of the groups are there, 40 tokens each; the others have 2 s to go, all at once."""
-    fleet = Fleet([20] * groups, workers=groups // 20, slots=64)
-    half = groups * GROUP // 2
+@pytest.mark.parametrize("third", [20, 1400])
+def test_of_a_large_step_a_part_stands_for_all(third: int) -> None:
+    """A third is there, 40 tokens a group; one fills all places for 0.9 s, 20 a group; then the last takes 1.9 s."""
+    fleet = Fleet([20] * third + [10] * third + [20] * third, workers=third // 20, slots=2 * 20)
+    done, begun, waits = np.split(np.arange(3 * third * GROUP), 3)
     names = [worker.name for worker in fleet.remote]
-    for i, rows in enumerate(np.split(np.arange(half), len(names))):
-        fleet.hand_out(names[i], rows, tokens=19)
-        fleet.end(names[i], rows)
-    for i, rows in enumerate(np.split(np.arange(half, 2 * half), len(names))):
-        fleet.hand_out(names[i], rows, tokens=1)
-    enough_s = 1.9 / (half * 20)
-    assert fleet.says(0.98 * enough_s) is False
-    assert fleet.says(1.02 * enough_s) is True
+    for part, tokens in ((done, 19), (begun, 1)):
+        for name, rows in zip(names, np.split(part, len(names)), strict=True):
+            fleet.hand_out(name, rows.tolist(), tokens=tokens)
+            if part is done:
+                fleet.end(name, rows.tolist())
+    fleet.hand_out("local", waits.tolist(), tokens=1)
+    enough_s = 2.8 / (60 * third)
+    assert fleet.says(0.97 * enough_s) is False
+    assert fleet.says(1.03 * enough_s) is True

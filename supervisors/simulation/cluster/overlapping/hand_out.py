@@ -112,7 +112,7 @@ def even_out_last(steps: Steps, awake: list[Engine], version: int, now_s: float)
     at = {number: (one, sample) for one in able.values() for number, sample in one.engine.running.items()}
     numbers = np.array(list(at), np.int64)
     tokens = np.array([one.engine.tokens(sample) for one, sample in at.values()], np.float64)
-    moving = numbers[relieve.decide(relieve.Running(numbers, numbers // SAMPLES_MAX, tokens), len(idle), len(able))]
+    moving = numbers[relieve.decide(relieve.Running(numbers // SAMPLES_MAX, tokens, numbers), len(idle), len(able))]
     left: dict[str, Engine] = {}
     for i, number in enumerate(moving.tolist()):
         source, sample = at[number]
