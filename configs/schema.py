@@ -237,7 +237,7 @@ class SchedulingConfig(Section):
     seeding_end: Literal["learned", "estimated"] = "learned"
     """``seeding``: what ends a window. ``learned``: its length, learned from step to step. ``estimated``: the trainer,
     starting now, would not have to wait, by the lengths that ``rollout.length_ranking`` expects and the pace of trainer
-    and workers as measured; while too little is known, the learned length."""
+    and workers as measured, however long that takes; while too little is known, the learned length."""
 
 
 class CheckpointConfig(Section):

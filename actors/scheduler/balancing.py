@@ -124,9 +124,9 @@ class Balancing:
         Whoever is idle here got nothing from the dispatcher a moment ago: there is nothing left to hand out.
         """
         idle = [worker for worker in workers if not held[worker.name]]
-        if not idle or any(held[worker.name] > worker.runs for worker in workers):
-            return
         busy = [worker for worker in workers if held[worker.name]]
+        if not idle or not busy or any(held[worker.name] > worker.runs for worker in busy):
+            return
         numbers, running, at = self._running([worker.name for worker in busy], told)
         moving = relieve.decide(running, len(idle), len(workers))
         dealt = relieve.orders(at[moving], len(idle))

@@ -219,9 +219,10 @@ def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
     work: dict[int, PromptWork] = {}
     indices, siblings = (part.tolist() for part in np.divmod(rows, batch.group_size))
     begun = batch.length[rows].astype(bool).tolist()
-    for number, row, index, sibling in zip(itertools.count(first), rows.tolist(), indices, siblings):
+    columns = zip(rows.tolist(), indices, siblings, begun, strict=True)
+    for number, (row, index, sibling, has_begun) in enumerate(columns, first):
         if index not in work:
             work[index] = PromptWork(batch.step, int(batch.prompts[index]), batch.prompt_ids[index], [])
-        held = batch.held(row) if begun[number - first] else _NOTHING
+        held = batch.held(row) if has_begun else _NOTHING
         work[index].samples.append(SampleWork(number, sibling, held))
     return list(work.values())

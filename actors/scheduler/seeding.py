@@ -131,6 +131,8 @@ class Seeding:
         step, serving = self._step, self._window_s()
         if why := self._nothing_to_generate():
             step.fresh = step.fresh or why == "replay"
+            if self._estimate is not None and step.opened_s is not None and serving < math.inf:
+                step.given_s = now - step.opened_s  # by the estimate, however long the learned one is
             self._close(why, now)
         elif step.opened_s is None:
             if step.fresh or serving == math.inf:
@@ -154,7 +156,8 @@ class Seeding:
         """Why a window that has ``lasted_s`` is over; empty if it is not. ``learned_s``: as ``_window_s``."""
         if self._estimate is not None and self._rules.floor_s <= lasted_s and learned_s < math.inf:
             batch = self._scope.ledger.batches[self._step.number]
-            enough = self._estimate.would_not_wait(batch, self._remote, now)
+            serving = [worker for worker in self._remote if worker.policy_version >= self._step.number]
+            enough = self._estimate.would_not_wait(batch, serving, now)
             if enough is not None:
                 return "estimate" if enough else ""
         return "time" if lasted_s >= learned_s else ""

@@ -7,7 +7,8 @@ Invariants
 - What is not known is not guessed: there is no answer before a step has been trained in this life of the scheduler, nor
   without a measured worker elsewhere, nor while fewer than half of the prompts have an expected length.
 - It only advises: whoever asks decides, and a wrong answer costs a wait and never a sample. All of it can be lost.
-- A look at a large step costs no more than one at ``_LOOKED_AT`` samples: every k-th group stands for all.
+- Of a step of which much is missing every k-th missing group stands for all, so that a look costs as much as one at
+  ``_LOOKED_AT`` samples; once less than that is missing, all of it is looked at.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ S = SampleState
 KNOWN_MIN = 0.5
 """Part of the prompts that must have an expected length."""
 _LOOKED_AT = 2048
-"""Samples of a step that are looked at; of larger steps a part stands for all."""
+"""Samples that are looked at of a step, unless one group has more."""
 _TABLES = 4
 """Latency tables whose mean stands for all."""
 
@@ -88,24 +89,25 @@ class SeedingEstimate:
         expected = self._expected(batch)
         if not tables or not self.train_token_s or expected is None:
             return None
-        k = math.ceil(len(batch) / _LOOKED_AT)
-        rows = _unfinished(batch, k)
+        missing = np.flatnonzero(~_complete(batch))
+        k = _thinned(len(missing), batch.group_size)
+        missing = missing[::k]
+        rows = _unfinished(batch, missing)
         left = _left(batch, rows, expected)
         begun, others = self._by_place(batch, rows, left, remote)
         running, queued = _lefts(batch, begun, left), _lefts(batch, others, left)
-        places = sum(worker.runs for worker in remote) // k
-        queued[:0] = running[places:]  # an engine holds more than it runs: what waits there begins before all else
-        running = running[:places] + self._of_other_steps(batch, remote, k)
-        complete, unpaid = _complete(batch), (batch.state == S.SCORED).reshape(-1, batch.group_size).any(axis=1)
+        runs = sum(worker.runs for worker in remote)
+        queued[:0] = running[round(runs / k) :]  # an engine holds more than it runs: what waits there begins first
+        running = running[: round(runs / k)] + self._of_other_steps(batch, remote, k)
+        unpaid = (batch.state == S.SCORED).reshape(-1, batch.group_size).any(axis=1)
         group_s = self.train_token_s * _by_group(batch, batch.length + left)
-        missing = np.flatnonzero(~complete)
         return HandOverView(
-            ready_s=float(group_s[complete & unpaid].sum()),
+            ready_s=float(group_s[_complete(batch) & unpaid].sum()),
             running=running,
             queued=queued,
-            train_s={i: k * float(group_s[i]) for i in missing[missing % k == 0].tolist()},
+            train_s={i: k * float(group_s[i]) for i in missing.tolist()},
             workers=len(remote) / k,
-            places=max(1, k * places // len(remote)),
+            places=runs / len(remote),
             cache_tokens=math.inf,
             pace=_MeanPace(tables[:: math.ceil(len(tables) / _TABLES)]),
         )
@@ -133,7 +135,7 @@ class SeedingEstimate:
         found: list[Left] = []
         for other in self.ledger.batches.values():
             if other is not batch and not other.committed and (expected := self._expected(other)) is not None:
-                rows = _unfinished(other, k)
+                rows = _unfinished(other, np.flatnonzero(~_complete(other))[::k])
                 rows = rows[self._held_by(remote, other, rows)]
                 found += [one._replace(group=-1) for one in _lefts(other, rows, _left(other, rows, expected))]
         return found
@@ -147,10 +149,15 @@ class SeedingEstimate:
         return held
 
 
-def _unfinished(batch: StepBatch, k: int) -> np.ndarray:
-    """Rows of every k-th group that are not generated."""
-    rows = np.flatnonzero(batch.state < S.FINISHED)
-    return rows[(rows // batch.group_size) % k == 0] if k > 1 else rows
+def _thinned(groups: int, group_size: int) -> int:
+    """Every how manyth of so many groups is looked at: of few all are, so that a step's tail is not overlooked."""
+    return max(1, min(groups, math.ceil(groups * group_size / _LOOKED_AT)))
+
+
+def _unfinished(batch: StepBatch, groups: np.ndarray) -> np.ndarray:
+    """Rows of these groups that are not generated."""
+    rows = (groups[:, None] * batch.group_size + np.arange(batch.group_size)).reshape(-1)
+    return rows[batch.state[rows] < S.FINISHED]
 
 
 def _complete(batch: StepBatch) -> np.ndarray:

@@ -66,8 +66,8 @@ class HandOverView:
     """Group → its training, of the groups that are not complete, beyond what is done or can be done without them."""
     workers: float
     """Other ones; a fraction where a part of a large fleet stands for all of it."""
-    places: int
-    """Of one of them."""
+    places: float
+    """Of one of them, on average."""
     cache_tokens: float
     """Of one of them."""
     pace: StepTime

@@ -210,6 +210,21 @@ def test_with_relief_an_idle_worker_makes_a_step_shorter_below_the_plateau_too()
     assert ended_s[True] < ended_s[False]
 
 
+def test_with_relief_workers_that_are_there_before_the_first_prompts_wait_for_them() -> None:
+    """All are idle, and there is no batch."""
+
+    async def scenario(world: World) -> None:
+        await world.start_head()
+        first, second = [await add_worker(world, name) for name in ("first", "second")]
+        await world.start_trainer()
+        await first.ctx.sleep(3.0)
+        assert (first.version, second.version) == (0, 0)
+        await world.start_rewards()
+        assert await world.job.wait_over(60.0) == "finished"
+
+    check(play(scenario, steps=2, scheduling={"relief": True}), steps=2)
+
+
 def test_relief_moves_nothing_where_a_decode_step_takes_no_longer_for_more_sequences() -> None:
     async def scenario(world: World) -> None:
         first = await start(world, runs=32, base_s=0.3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -10,11 +10,13 @@ import pytest
 from actors.core.actor import handles
 from actors.rollout.messages import Assign, Revoke, SetAsleep
 from actors.scheduler import messages as m
+from actors.scheduler.batch import StepBatch
 from actors.scheduler.job_scope import JobScope
 from actors.scheduler.lease_messages import LeaseGroups
 from actors.scheduler.policies import offload
 from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
 from actors.scheduler.seeding_estimate import SeedingEstimate
+from actors.scheduler.workers import Worker
 from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
 from tests.actors.scheduler.test_balancing import Batching
 from transport.address import ActorAddress
@@ -349,8 +351,10 @@ def test_without_any_other_worker_no_estimate_ends_the_window(
     assert [window["why"] for window in windows(events)] == ["generated"]
 
 
-def test_the_learned_length_goes_on_from_what_an_estimate_gave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: True)
+@pytest.mark.parametrize("says", [True, False])
+def test_the_learned_length_goes_on_from_what_an_estimate_gave(says: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the learned one, too: that is no window which stood in for workers that did not serve."""
+    monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: says)
     reports, after_step = list[StepReport](), offload.after_step
 
     def noting(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
@@ -365,7 +369,26 @@ def test_the_learned_length_goes_on_from_what_an_estimate_gave(monkeypatch: pyte
 
     play(scenario, steps=1, **ESTIMATED)
     (report,) = reports
-    assert report.seed_s == report.lasted_s == pytest.approx(0.1, abs=0.05)
+    assert report.seed_s == report.lasted_s
+    assert report.seed_s is not None and (report.seed_s < 0.2 if says else report.seed_s > FIRST_S)
+
+
+def test_who_does_not_serve_the_version_yet_is_no_help_in_the_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+
+    def noting(self: SeedingEstimate, batch: StepBatch, remote: Sequence[Worker], now: float) -> bool:
+        asked.update(worker.name for worker in remote)
+        return False
+
+    monkeypatch.setattr(SeedingEstimate, "would_not_wait", noting)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.add(Batching, "loads-for-ever", pull_s=1e6)
+        await world.finished()
+
+    play(scenario, steps=1, limits={"pull_patience_s": 0.2}, **ESTIMATED)
+    assert asked == {"remote-0"}
 
 
 @pytest.mark.parametrize(("idle_fraction", "train_s", "longer"), [(0.9, 0.01, True), (0.0, 3.0, False)])

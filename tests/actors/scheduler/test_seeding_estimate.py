@@ -10,9 +10,11 @@ import pytest
 from actors.ranker.messages import LengthScores
 from actors.rollout.messages import SamplingParams
 from actors.scheduler import events as ev
+from actors.scheduler import seeding_estimate
 from actors.scheduler.ledger import Ledger
 from actors.scheduler.length_ranking import LengthRanking
 from actors.scheduler.messages import RegisterWorker
+from actors.scheduler.policies import hand_over
 from actors.scheduler.policies.latency_table import StepShape
 from actors.scheduler.policies.length_learned import LearnedLengths
 from actors.scheduler.policies.length_predictor import prompt_keys
@@ -153,10 +155,11 @@ def test_another_steps_sample_holds_a_place_and_is_not_waited_for(slots: int, en
 
 
 def test_a_prompt_of_which_nothing_is_expected_counts_as_the_median_of_the_others() -> None:
-    fleet = Fleet([20, 30, float("nan"), 30])
+    fleet = Fleet([20, 30, float("nan"), 60])
     fleet.hand_out("remote-0", [0, 1], tokens=19)
     fleet.end("remote-0", [0, 1])
-    fleet.hand_out("remote-0", range(2, 8), tokens=10)
+    fleet.hand_out("remote-0", [2, 3, 4, 5], tokens=10)
+    fleet.hand_out("remote-0", [6, 7], tokens=40)
     assert fleet.says(0.049) is False
     assert fleet.says(0.051) is True
 
@@ -209,3 +212,40 @@ def test_of_a_large_step_a_part_stands_for_all(third: int) -> None:
     enough_s = 2.8 / (60 * third)
     assert fleet.says(0.97 * enough_s) is False
     assert fleet.says(1.03 * enough_s) is True
+
+
+def test_the_last_group_of_a_large_step_is_not_overlooked() -> None:
+    fleet = Fleet([20] * 1400, workers=1, slots=4096)
+    rows = np.arange(1400 * GROUP)
+    fleet.hand_out("remote-0", rows.tolist(), tokens=1)
+    fleet.end("remote-0", np.setdiff1d(rows, [2, 3]).tolist())
+    enough_s = 1.9 / (1399 * 2 * GROUP)
+    assert fleet.says(0.99 * enough_s) is False
+    assert fleet.says(1.01 * enough_s) is True
+
+
+@pytest.mark.parametrize("slots", [75, 99, 155])
+def test_a_part_of_a_large_step_waits_as_long_as_all_of_it(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its eighth has 9, 12 and 19 places and a part of one."""
+    fleet = Fleet([20] * 800, slots=slots)
+    fleet.hand_out("local", range(800 * GROUP))
+    waits_s = list[float]()
+    for looked_at in (200, 10**9):
+        monkeypatch.setattr(seeding_estimate, "_LOOKED_AT", looked_at)
+        estimate = SeedingEstimate(fleet.ledger, fleet.ranking, 0.0, 1e-9)
+        view = estimate._view(fleet.ledger.batches[0], fleet.remote)
+        assert view is not None
+        assert len(view.queued) <= looked_at
+        waits_s.append(hand_over.wait_s(view))
+    assert waits_s[0] == pytest.approx(waits_s[1], rel=0.1)
+
+
+def test_what_is_dropped_takes_no_training() -> None:
+    """Of the first group one sample only is trained: 20 tokens instead of 40."""
+    fleet = Fleet([20, 30])
+    fleet.hand_out("remote-0", [0, 1], tokens=19)
+    fleet.end("remote-0", [0, 1])
+    fleet.ledger.apply(ev.Dropped(0, np.array([1], np.int32), "no reward"))
+    fleet.hand_out("remote-0", [2, 3], tokens=10)
+    assert fleet.says(0.099) is False
+    assert fleet.says(0.101) is True

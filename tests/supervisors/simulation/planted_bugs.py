@@ -161,7 +161,7 @@ def work_goes_to_workers_of_any_version(replace: Replace) -> None:
 
     def decide(view: Any, now: float) -> Any:
         newest = max((w.policy_version for w in view.workers), default=0)
-        workers = [dataclasses.replace(w, policy_version=newest) for w in view.workers]
+        workers = [w._replace(policy_version=newest) for w in view.workers]
         return right(dataclasses.replace(view, workers=workers), now)
 
     replace(assign, "decide", decide)
