@@ -156,12 +156,13 @@ def test_another_steps_sample_holds_a_place_and_is_not_waited_for(slots: int, en
 
 def test_a_prompt_of_which_nothing_is_expected_counts_as_the_median_of_the_others() -> None:
     fleet = Fleet([20, 30, float("nan"), 60])
-    fleet.hand_out("remote-0", [0, 1], tokens=19)
-    fleet.end("remote-0", [0, 1])
-    fleet.hand_out("remote-0", [2, 3, 4, 5], tokens=10)
-    fleet.hand_out("remote-0", [6, 7], tokens=40)
-    assert fleet.says(0.049) is False
-    assert fleet.says(0.051) is True
+    for group, tokens in ((0, 20), (1, 30), (3, 60)):
+        rows = [GROUP * group, GROUP * group + 1]
+        fleet.hand_out("remote-0", rows, tokens=tokens - 1)
+        fleet.end("remote-0", rows)
+    fleet.hand_out("remote-0", [4, 5], tokens=10)
+    assert fleet.says(0.99 * 2.0 / 220) is False
+    assert fleet.says(1.01 * 2.0 / 220) is True
 
 
 def test_nothing_is_said_without_a_trained_step_a_measured_worker_or_half_of_the_lengths() -> None:
@@ -212,6 +213,16 @@ def test_of_a_large_step_a_part_stands_for_all(third: int) -> None:
     enough_s = 2.8 / (60 * third)
     assert fleet.says(0.97 * enough_s) is False
     assert fleet.says(1.03 * enough_s) is True
+
+
+def test_whichever_half_of_a_large_step_is_missing_is_waited_for() -> None:
+    fleet = Fleet([20] * 2800, workers=1, slots=8192)
+    rows = np.arange(2800 * GROUP)
+    fleet.hand_out("remote-0", rows.tolist(), tokens=1)
+    fleet.end("remote-0", rows[rows // GROUP % 2 == 0].tolist())
+    enough_s = 1.9 / (1400 * 2 * GROUP)
+    assert fleet.says(0.99 * enough_s) is False
+    assert fleet.says(1.01 * enough_s) is True
 
 
 def test_the_last_group_of_a_large_step_is_not_overlooked() -> None:
