@@ -283,6 +283,7 @@ def test_a_local_worker_that_is_lost_in_the_window_keeps_nobody_waiting() -> Non
         world.kill("rollout-0")
         world.trainer.locals = ()
         await world.finished()
+        assert world.local.tokens + world.remote[0].tokens >= all_tokens(2)
 
     play(scenario, steps=2)
 

@@ -70,6 +70,11 @@ class Fleet:
         self._deliver(worker, of, 1, 1, 0)
         self.ledger.apply(ev.Scored(0, of, np.ones(len(of))))
 
+    def finish(self, worker: str, rows: Sequence[int], tokens: int) -> None:
+        """They have come to so many tokens, and have their reward."""
+        self.hand_out(worker, rows, tokens - 1)
+        self.end(worker, rows)
+
     def _deliver(self, worker: str, rows: np.ndarray, tokens: int, finish: int, step: int) -> None:
         batch, n = self.ledger.batches[step], len(rows)
         ids = np.full(n * tokens, 9 if finish else 5, np.int32)
@@ -89,8 +94,7 @@ class Fleet:
 def first_of_two(**options: bool) -> Fleet:
     """The first group's 40 tokens are there; the second's samples have 10 of 30, and 2 s to go."""
     fleet = Fleet([20, 30], **options)
-    fleet.hand_out("remote-0", [0, 1], tokens=19)
-    fleet.end("remote-0", [0, 1])
+    fleet.finish("remote-0", [0, 1], tokens=20)
     fleet.hand_out("remote-0", [2, 3], tokens=10)
     return fleet
 
@@ -106,8 +110,7 @@ def test_it_would_not_wait_once_what_has_come_takes_as_long_as_the_next_group_ne
 def test_what_nobody_else_has_begun_begins_when_the_others_have_a_place(begun_elsewhere: bool) -> None:
     """One place: the two samples of the second group come one after the other, after 2 s and 4 s."""
     fleet = Fleet([20, 30], slots=1)
-    fleet.hand_out("local", [0, 1], tokens=19)
-    fleet.end("local", [0, 1])
+    fleet.finish("local", [0, 1], tokens=20)
     fleet.hand_out("remote-0" if begun_elsewhere else "local", [2, 3], tokens=10)
     assert fleet.says(0.099) is False
     assert fleet.says(0.101) is True
@@ -123,8 +126,7 @@ def test_what_has_been_leased_keeps_a_trainer_busy_no_more() -> None:
 def test_what_comes_with_tokens_begins_before_what_nobody_has_begun() -> None:
     """One place: two samples of 1 s each, and then two longer ones of 3 s each. The other way round it would be 6 s."""
     fleet = Fleet([20, 20, 30], slots=1)
-    fleet.hand_out("local", [0, 1], tokens=19)
-    fleet.end("local", [0, 1])
+    fleet.finish("local", [0, 1], tokens=20)
     fleet.hand_out("local", [2, 3], tokens=10)
     assert fleet.says(0.099) is False
     assert fleet.says(0.101) is True
@@ -133,8 +135,7 @@ def test_what_comes_with_tokens_begins_before_what_nobody_has_begun() -> None:
 def test_an_engine_that_holds_more_than_it_runs_runs_what_has_tokens() -> None:
     """Two places: the third group ends after 2 s, then the second begins and ends after 5 s."""
     fleet = Fleet([20, 30, 30], slots=2)
-    fleet.hand_out("remote-0", [0, 1], tokens=19)
-    fleet.end("remote-0", [0, 1])
+    fleet.finish("remote-0", [0, 1], tokens=20)
     fleet.hand_out("remote-0", [2, 3], tokens=0)
     fleet.hand_out("remote-0", [4, 5], tokens=10)
     assert fleet.says(0.049) is False
@@ -145,8 +146,7 @@ def test_an_engine_that_holds_more_than_it_runs_runs_what_has_tokens() -> None:
 def test_another_steps_sample_holds_a_place_and_is_not_waited_for(slots: int, enough_s: float) -> None:
     """For 5 s, in the only place or beside the two of this step, which take 2 s each."""
     fleet = Fleet([20, 30], slots=slots)
-    fleet.hand_out("local", [0, 1], tokens=19)
-    fleet.end("local", [0, 1])
+    fleet.finish("local", [0, 1], tokens=20)
     fleet.hand_out("local", [2, 3], tokens=10)
     fleet.issue(1, [60, 60])
     fleet.hand_out("remote-0", [2], tokens=10, step=1)
@@ -157,9 +157,7 @@ def test_another_steps_sample_holds_a_place_and_is_not_waited_for(slots: int, en
 def test_a_prompt_of_which_nothing_is_expected_counts_as_the_median_of_the_others() -> None:
     fleet = Fleet([20, 30, float("nan"), 60])
     for group, tokens in ((0, 20), (1, 30), (3, 60)):
-        rows = [GROUP * group, GROUP * group + 1]
-        fleet.hand_out("remote-0", rows, tokens=tokens - 1)
-        fleet.end("remote-0", rows)
+        fleet.finish("remote-0", [GROUP * group, GROUP * group + 1], tokens)
     fleet.hand_out("remote-0", [4, 5], tokens=10)
     assert fleet.says(0.99 * 2.0 / 220) is False
     assert fleet.says(1.01 * 2.0 / 220) is True
@@ -254,8 +252,7 @@ def test_a_part_of_a_large_step_waits_as_long_as_all_of_it(slots: int, monkeypat
 def test_what_is_dropped_takes_no_training() -> None:
     """Of the first group one sample only is trained: 20 tokens instead of 40."""
     fleet = Fleet([20, 30])
-    fleet.hand_out("remote-0", [0, 1], tokens=19)
-    fleet.end("remote-0", [0, 1])
+    fleet.finish("remote-0", [0, 1], tokens=20)
     fleet.ledger.apply(ev.Dropped(0, np.array([1], np.int32), "no reward"))
     fleet.hand_out("remote-0", [2, 3], tokens=10)
     assert fleet.says(0.099) is False
