@@ -260,6 +260,15 @@ def test_the_trainer_does_not_wait_for_ever_for_an_engine_that_stays_awake(event
     assert [event["worker"] for event in stubborn] == ["rollout-0"]
 
 
+def test_in_a_window_that_lasts_longer_than_that_patience_the_trainer_is_given_nothing() -> None:
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        await world.finished()
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=2, limits={"seeding_patience_s": 0.05})
+
+
 def test_a_local_worker_that_is_started_again_after_the_window_sleeps_at_once() -> None:
     async def scenario(world: Seeded) -> None:
         await world.begin(remote=1)
