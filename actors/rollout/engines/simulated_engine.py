@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+import xxhash
 
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.requests import check_requests, ended_before_start
@@ -35,7 +36,6 @@ from actors.rollout.errors import EngineError, EngineUnavailable, WeightsMismatc
 from actors.rollout.messages import EngineStats
 from actors.rollout.sampling import stream_keys, uniforms
 from actors.scheduler.messages import FinishReason
-from actors.scheduler.policies.length_predictor import prompt_keys
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,
@@ -78,7 +78,7 @@ class _Running:
 def _drawn_length(request: GenerationRequest, key: np.ndarray, options: Mapping[str, float]) -> int:
     by_prompt, drawn = options["by_prompt"], math.log(uniforms(key, _LENGTH_POSITION)[0])
     if by_prompt:
-        text = int(prompt_keys([request.prompt_ids])[0]) >> 1
+        text = xxhash.xxh3_64_intdigest(np.ascontiguousarray(request.prompt_ids, "<i4").tobytes()) >> 1
         of_all = stream_keys(request.sampling.seed, text, _ALL_SIBLINGS)
         drawn = (1 - by_prompt) * drawn + by_prompt * math.log(uniforms(of_all, _LENGTH_POSITION)[0])
     return 1 + int(-options["mean_tokens"] * drawn)
