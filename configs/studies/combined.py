@@ -37,6 +37,8 @@ class CombinedStaticStudy(Section):
     """One run each."""
     staleness: Staleness = 0
     """0: strictly on-policy, as RLBoost is."""
+    draws: PositiveInt = 4
+    """Of the samples, with seeds that count on. Each number is the mean over them: one draw's lie up to 8 % apart."""
     ranker: Ranker = Ranker()
     setup: HybridSetup = HybridSetup()
 

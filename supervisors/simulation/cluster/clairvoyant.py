@@ -28,11 +28,20 @@ _INSTANTS = 64
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Engines that there may be."""
+
+    instance: Instance
+    size: float = 1.0
+    """Of one, in units of ``Supply``: engines, or devices where they may make engines of several kinds."""
+
+
+@dataclass(frozen=True, slots=True)
 class Demand:
     """One step's work, by group: what the trainer takes as a whole."""
 
     work_s: np.ndarray
-    """Of engines together, float64[groups]."""
+    """Of engines or devices together, as ``Supply`` counts, float64[groups]."""
     alone_s: np.ndarray
     """Of the longest sample, decoded without company, float64[groups]."""
     train_s: np.ndarray
@@ -48,7 +57,7 @@ class Supply:
     """The machines."""
 
     local: float
-    """Engines on the machines that train."""
+    """Engines (or devices) on the machines that train."""
     others_s: Callable[[float, float], float]
     """(begin, end) → engine seconds that the others can give between them."""
     step_s: float
@@ -62,30 +71,53 @@ class Supply:
 
 
 def demand(
-    instance: Instance, prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0
+    kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0
 ) -> Demand:
-    """Of samples in order of their groups, ``group`` each."""
-    pace = instance.pace
-    assert isinstance(pace, DecodePace)
-    tokens = np.asarray(lengths, np.float64)
-    contexts = tokens * (prompt_tokens + tokens / 2)  # summed over its steps
-    own_s = pace.sequence_s * tokens + pace.context_token_s * contexts + instance.prefill_token_s * prompt_tokens
+    """Of samples in order of their groups, ``group`` each; every token may be made by any of these kinds of engines."""
+    tokens = np.asarray(lengths, np.int64)
+    work_s, alone_s = _least_s(kinds, prompt_tokens, tokens)
     return Demand(
-        work_s=(own_s + _shared_s(instance, pace, tokens, contexts)).reshape(-1, group).sum(axis=1),
-        alone_s=(own_s + tokens * (pace.fixed_s + max(pace.weights_s, pace.compute_s))).reshape(-1, group).max(axis=1),
+        work_s=work_s.reshape(-1, group).sum(axis=1),
+        alone_s=alone_s.reshape(-1, group).max(axis=1),
         train_s=np.asarray(train_s, np.float64).reshape(-1, group).sum(axis=1),
         early=early,
-        each=demand(instance, prompt_tokens, lengths, train_s, 1) if early else None,
+        each=demand(kinds, prompt_tokens, lengths, train_s, 1) if early else None,
     )
 
 
-def _shared_s(instance: Instance, pace: DecodePace, tokens: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """Each sample's part of what a step costs whatever is in it: by places or by cache, whichever runs out first."""
-    per_place = tokens / instance.places
-    per_token = contexts / instance.kv_tokens
-    reading = [(pace.fixed_s + pace.weights_s) * steps for steps in (per_place, per_token)]
-    computing = [pace.fixed_s * steps + pace.compute_s * tokens for steps in (per_place, per_token)]
-    return max((*reading, *computing), key=lambda shared: float(shared.sum()))
+def _least_s(kinds: Sequence[Kind], prompt_tokens: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of each sample its least work and its time without company, each token by the kind that is best for it."""
+    contexts = prompt_tokens + np.arange(int(tokens.max())) + 0.5  # of a sample's first, second, … decode step
+    making = len(tokens) - np.searchsorted(np.sort(tokens), np.arange(len(contexts)), side="right")  # that get so far
+    work_s = np.min([kind.size * _token_s(kind.instance, contexts, making) for kind in kinds], axis=0)
+    alone_s = np.min([_alone_s(kind.instance, contexts) for kind in kinds], axis=0)
+    prefill_s = [kind.instance.prefill_token_s * prompt_tokens for kind in kinds]
+    least_prefill = min(kind.size * s for kind, s in zip(kinds, prefill_s, strict=True))
+    return np.cumsum(work_s)[tokens - 1] + least_prefill, np.cumsum(alone_s)[tokens - 1] + min(prefill_s)
+
+
+def _own_s(pace: DecodePace, contexts: np.ndarray) -> np.ndarray:
+    return pace.sequence_s + pace.context_token_s * contexts
+
+
+def _alone_s(instance: Instance, contexts: np.ndarray) -> np.ndarray:
+    pace = instance.pace
+    assert isinstance(pace, DecodePace)
+    return _own_s(pace, contexts) + pace.fixed_s + max(pace.weights_s, pace.compute_s)
+
+
+def _token_s(instance: Instance, contexts: np.ndarray, making: np.ndarray) -> np.ndarray:
+    """A token's own part of a decode step and of what a step costs whatever is in it, by its context.
+
+    That is shared by places or by cache, whichever runs out first for these samples; and where products take longer
+    than reading the weights, they take its place. ``making``: samples that make a token at each of ``contexts``.
+    """
+    pace = instance.pace
+    assert isinstance(pace, DecodePace)
+    per_step = np.full(len(contexts), 1 / instance.places), contexts / instance.kv_tokens
+    reading = [(pace.fixed_s + pace.weights_s) * part for part in per_step]
+    computing = [pace.fixed_s * part + pace.compute_s for part in per_step]
+    return _own_s(pace, contexts) + max((*reading, *computing), key=lambda shared: float(shared @ making))
 
 
 def of_trace(trace: Trace, until_serving_s: float) -> Callable[[float, float], float]:

@@ -48,6 +48,12 @@ def decode_pace(model: Transformer, device: Device, cost: DecodeCost) -> DecodeP
     )
 
 
+def cache_tokens(model: Transformer, device: Device, cost: DecodeCost) -> float:
+    """Of one instance's KV cache: what the weights leave of its devices' memory. Negative where they do not fit."""
+    room = device.memory_bytes * cost.memory_use * model.tensor_parallel - model.weight_bytes
+    return room / model.kv_token_bytes
+
+
 def rollout_instance(
     model: Transformer, device: Device, cost: DecodeCost, *, places: int, reserve_tokens: int
 ) -> Instance:
@@ -57,13 +63,13 @@ def rollout_instance(
         ValueError: the weights alone do not fit.
     """
     tp = model.tensor_parallel
-    room = device.memory_bytes * cost.memory_use * tp - model.weight_bytes
-    if room <= 0:
+    kv_tokens = cache_tokens(model, device, cost)
+    if kv_tokens <= 0:
         raise ValueError(f"{model.name} on {tp} {device.name}: weights of {model.weight_bytes / 1e9:.0f} GB do not fit")
     return Instance(
         pace=decode_pace(model, device, cost),
         places=places,
-        kv_tokens=room / model.kv_token_bytes,
+        kv_tokens=kv_tokens,
         reserve_tokens=reserve_tokens,
         prefill_token_s=2 * model.parameters / (tp * device.peak_flops * cost.prefill_use),
     )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 
 from actors.scheduler.policies.dispatch_long import as_lengths
 from configs.studies.streamrl import LengthHistogram, Ranker
+from supervisors.simulation.cluster.moving_engine import Sample
 
 _SIGMA_MAX = 16.0
 """Chance, for any lengths here."""
@@ -36,6 +39,16 @@ def estimate_lengths(lengths: np.ndarray, ranker: Ranker, rng: np.random.Generat
         return rng.permutation(lengths).astype(np.float64)
     said = lengths * np.exp(ranker.sigma * rng.standard_normal(len(lengths)))
     return as_lengths(said, lengths) if ranker.knows == "order" else said
+
+
+def ranked(ranker: Ranker, seed: int) -> Callable[[int, Sequence[Sample]], np.ndarray]:
+    """(step, its samples) → what the ranker says of them, float64[n]; equal seeds say the same."""
+
+    def expect(step: int, samples: Sequence[Sample]) -> np.ndarray:
+        lengths = np.array([s.length for s in samples], np.float64)
+        return estimate_lengths(lengths, ranker, np.random.default_rng([seed, step, 1]))
+
+    return expect
 
 
 def recall_of_longest(lengths: np.ndarray, estimates: np.ndarray, fraction: float) -> float:

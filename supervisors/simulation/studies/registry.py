@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from supervisors.simulation.studies import (
-    combined,
+    combined_rlboost,
+    combined_streamrl,
     rlboost,
     sensitivity_bandwidth,
     sensitivity_pools,
@@ -38,9 +39,9 @@ STUDIES: dict[str, Callable[[Any, int], Measures | Sweep]] = {
     "rlboost_seeding": rlboost.seeding,
     "rlboost_migration": rlboost.migration,
     "rlboost_spot": rlboost.spot,
-    "combined_streamrl": combined.streamrl,
-    "combined_static": combined.static,
-    "combined_spot": combined.spot,
+    "combined_streamrl": combined_streamrl.streamrl,
+    "combined_static": combined_rlboost.static,
+    "combined_spot": combined_rlboost.spot,
     "sensitivity_ranker": sensitivity_ranker.dispatch,
     "sensitivity_ranker_combined": sensitivity_ranker.combined_policy,
     "sensitivity_bandwidth": sensitivity_bandwidth.bandwidth,

@@ -14,8 +14,8 @@ from configs.studies.rlboost import HYBRID, HybridName
 from configs.studies.sensitivity import BandwidthSweep
 from configs.studies.streamrl import H800, MODELS, ModelName
 from supervisors.simulation.cluster.hybrid import Options
-from supervisors.simulation.studies import combined, rlboost
-from supervisors.simulation.studies.combined import HybridJob
+from supervisors.simulation.studies import combined_streamrl, rlboost
+from supervisors.simulation.studies.combined_rlboost import HybridJob, replace_boot
 from supervisors.simulation.studies.sensitivity_ranker import WARM_UP, that_stay
 from supervisors.simulation.studies.streamrl_bench import bench
 from supervisors.simulation.sweep import Panel, Sweep
@@ -55,7 +55,7 @@ def _stream(study: BandwidthSweep, name: ModelName, seed: int) -> dict[str, list
         at = replace(one, rollout_device=device)
         for mode, s in at.iterations_s(_MODES, "hindsight", rollout=split.rollout, train=split.train).items():
             ratios[_CALLED[mode]].append(colocated_s / s)
-        _, figures = combined.combined_stream(at, study.staleness)
+        _, figures = combined_streamrl.combined_stream(at, study.staleness)
         ratios["combined"].append(colocated_s / figures.steady_step_s())
     return ratios
 
@@ -73,7 +73,7 @@ def _hybrid(study: BandwidthSweep, name: HybridName, seed: int) -> dict[str, lis
         )
         steps = rlboost.settled(model, setup, Options(target=study.workers), study.workers, setup.steps, seed)
         ratios["rlboost"].append(rlboost.rate(steps) / alone)
-        job = HybridJob(model, combined.replace_boot(setup), study.ranker, seed, study.staleness)
+        job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
         figures = job.run(that_stay(study.workers), steps=setup.steps)
         tokens_s = sum(figures.tokens[WARM_UP:]) / (figures.ends_s[-1] - figures.ends_s[WARM_UP - 1])
         ratios["combined"].append(tokens_s / alone)

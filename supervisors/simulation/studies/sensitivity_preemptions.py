@@ -12,7 +12,7 @@ from configs.studies.sensitivity import PreemptionSweep
 from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import Trace
 from supervisors.simulation.studies import rlboost
-from supervisors.simulation.studies.combined import HybridJob
+from supervisors.simulation.studies.combined_rlboost import HybridJob
 from supervisors.simulation.sweep import Panel, Sweep
 
 

@@ -18,8 +18,8 @@ from supervisors.providers.traces import Trace, TraceEvent
 from supervisors.simulation.cluster.generation import Dispatching
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.cluster.lengths import draw_lengths, sigma_of_recall
-from supervisors.simulation.studies import combined
-from supervisors.simulation.studies.combined import HybridJob
+from supervisors.simulation.studies import combined_streamrl
+from supervisors.simulation.studies.combined_rlboost import HybridJob
 from supervisors.simulation.studies.streamrl_bench import Bench, bench
 from supervisors.simulation.sweep import Panel, Sweep
 
@@ -88,7 +88,7 @@ def _panel(key: str, title: str, rates: list[list[float]]) -> Panel:
 def _stream_rate(study: CombinedRankerSweep, name: ModelName, ranker: Ranker, seed: int) -> float:
     work = study.workload.model_copy(update={"ranker": ranker})
     one = bench(work, MODELS[name], study.variant, seed)
-    return work.samples / combined.combined_stream(one, study.staleness)[1].steady_step_s()
+    return work.samples / combined_streamrl.combined_stream(one, study.staleness)[1].steady_step_s()
 
 
 def _hybrid_rate(study: CombinedRankerSweep, name: HybridName, ranker: Ranker, seed: int) -> float:

@@ -58,6 +58,17 @@ class Bench:
         )
         return [one] * (devices // shape.tensor_parallel)
 
+    def by_tensor_parallel(self) -> dict[int, Bench]:
+        """Devices of an engine → the same with such engines: powers of two in a machine whose cache holds a sample."""
+        sizes = [2**i for i in range(costs.MACHINE_DEVICES.bit_length())]
+        shapes = {tp: self.model.transformer.model_copy(update={"tensor_parallel": tp}) for tp in sizes}
+        longest = self.workload.prompt_tokens + self.longest_tokens
+        return {
+            tp: replace(self, model=self.model.model_copy(update={"transformer": shape}))
+            for tp, shape in shapes.items()
+            if costs.cache_tokens(shape, self.rollout_device, self.workload.decode) >= longest
+        }
+
     def lengths(self, iteration: int) -> np.ndarray:
         """Of the samples of one iteration."""
         histogram = self.workload.lengths.model_copy(update={"scale": self.scale})
