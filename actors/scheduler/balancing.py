@@ -149,7 +149,7 @@ class Balancing:
         numbers, steps, tokens, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         stays = np.isin(numbers, np.concatenate([_NOTHING, *itertools.chain(*told.values())]), invert=True)
         at = at[stays]
-        return numbers[stays], Running(steps[stays], tokens[stays], relieve.by_turns(at)), at
+        return numbers[stays], Running(steps[stays], tokens[stays], at), at
 
     # ------------------------------------------------------------ acts
 

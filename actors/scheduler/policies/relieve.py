@@ -8,8 +8,8 @@ idle beside engines that ran eighty samples each. In words:
 - Those of the oldest open step go, since the trainer waits for them; of them the ones with the most tokens, which are
   most likely to be the longest.
 - As many as make all workers equally full, at most; they are dealt out to the idle ones in turn.
-- Live, of those with as many tokens, as samples have that were begun together, workers give one each in turn
-  (``by_turns``).
+- Nobody gives more than makes it as full as all will be: a worker that was stripped would be the next to be relieved.
+- Of those with as many tokens, as samples have that were begun together, workers give one each in turn.
 - Live, neighbours go together, so that a thousand workers need a thousand orders and not five (``orders``): every idle
   one gets as many as it was dealt, but which ones is the assignment policy's choice once they are back.
 - Live, a sample goes only where a decode step is shorter by more than ``GAIN``, as measured (``pays``): its prefill has
@@ -37,8 +37,8 @@ class Running:
     """int[n] that they are of."""
     tokens: np.ndarray
     """float or int[n] that they have."""
-    order: np.ndarray
-    """int[n] Of those with as many tokens the lowest goes first."""
+    sources: np.ndarray
+    """int[n] who runs each, numbered from 0."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -52,15 +52,15 @@ def decide(running: Running, idle: int, workers: int) -> np.ndarray:
     if not len(running) or not idle:
         return np.empty(0, np.int64)
     oldest = np.flatnonzero(running.steps == running.steps.min())
-    first = oldest[np.lexsort((running.order[oldest], -running.tokens[oldest]))]
+    first = oldest[np.lexsort((_turns(running.sources[oldest]), -running.tokens[oldest]))]
+    givers = running.sources[first]
+    too_many = np.bincount(running.sources) - len(running) // workers
+    first = first[_turns(givers) < too_many[givers]]
     return first[: len(running) * idle // workers]
 
 
-def by_turns(sources: np.ndarray) -> np.ndarray:
-    """int64[n] an ``order`` in which workers give one sample each in turn; ``sources``: int[n] who runs them.
-
-    What was begun together has as many tokens, and would else all come from the same few.
-    """
+def _turns(sources: np.ndarray) -> np.ndarray:
+    """int64[n] how many of the same source stand before each."""
     by_source = np.argsort(sources, kind="stable")
     counts = np.bincount(sources)
     turn = np.empty(len(sources), np.int64)

@@ -112,7 +112,9 @@ def even_out_last(steps: Steps, awake: list[Engine], version: int, now_s: float)
     at = {number: (one, sample) for one in able.values() for number, sample in one.engine.running.items()}
     numbers = np.array(list(at), np.int64)
     tokens = np.array([one.engine.tokens(sample) for one, sample in at.values()], np.float64)
-    moving = numbers[relieve.decide(relieve.Running(numbers // SAMPLES_MAX, tokens, numbers), len(idle), len(able))]
+    names = {name: i for i, name in enumerate(able)}
+    sources = np.array([names[one.engine.name] for one, _ in at.values()], np.int64)
+    moving = numbers[relieve.decide(relieve.Running(numbers // SAMPLES_MAX, tokens, sources), len(idle), len(able))]
     left: dict[str, Engine] = {}
     for i, number in enumerate(moving.tolist()):
         source, sample = at[number]
