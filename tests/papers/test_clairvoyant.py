@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.scheduler.policies.generation_time import Instance
 from supervisors.simulation.cluster import clairvoyant
-from supervisors.simulation.cluster.clairvoyant import Kind, Supply
+from supervisors.simulation.cluster.clairvoyant import Demand, Kind, Supply
 from supervisors.simulation.cluster.combined import CombinedCluster, Machines, Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.moving_engine import Sample
@@ -50,10 +50,11 @@ class Case:
         return [self.early, 1 - self.early] if self.early else [1.0]
 
     def bound_s(self) -> float:
+        kinds = [Kind(self.instance), *self.other_kinds]
+        costs = clairvoyant.token_costs(kinds, PROMPT, np.array(self.lengths))
         demands = [
             clairvoyant.demand(
-                [Kind(self.instance), *self.other_kinds],
-                PROMPT,
+                costs,
                 np.array(self.lengths[k : k + self.per_step]),
                 np.array(self.train_s[k : k + self.per_step]),
                 self.group,
@@ -196,28 +197,48 @@ def test_no_schedule_ends_before_the_bound_of_engines_of_its_kind_and_another(ca
         assert both.bound_s() <= min(case.bound_s(), optimum_s(case)) * (1 + 1e-9)
 
 
+def least_of(kinds: list[Kind], prompt_tokens: int, *lengths: int) -> Demand:
+    """Of a job of these samples, all in one step."""
+    tokens = np.array(lengths)
+    return clairvoyant.demand(clairvoyant.token_costs(kinds, prompt_tokens, tokens), tokens, np.ones(len(tokens)), 1)
+
+
 def test_each_token_is_counted_where_it_costs_least_and_of_engines_as_large_as_they_are() -> None:
     """With little context on the one kind, with much on the other; an engine of two devices counts twice."""
-    small = Instance(pace(1.0, 0.0, 0.0, 0.0, 1.0), places=1, prefill_token_s=0.1)
+    small = Instance(pace(1.0, 0.0, 0.0, 0.0, 1.0), places=1, prefill_token_s=0.3)
     large = Instance(pace(3.0, 0.0, 0.0, 0.0, 0.0), places=1, prefill_token_s=0.2)
     one, other, both, twice = (
-        clairvoyant.demand(kinds, 1, np.array([4]), np.array([1.0]), 1)
+        least_of(kinds, 1, 4)
         for kinds in ([Kind(small)], [Kind(large)], [Kind(small), Kind(large)], [Kind(small), Kind(large, 2)])
     )
-    assert one.work_s[0] == pytest.approx(4 * 1 + (1.5 + 2.5 + 3.5 + 4.5) + 0.1)
+    assert one.work_s[0] == pytest.approx(4 * 1 + (1.5 + 2.5 + 3.5 + 4.5) + 0.3)
     assert other.work_s[0] == pytest.approx(4 * 3 + 0.2)
-    assert both.work_s[0] == both.alone_s[0] == pytest.approx(2.5 + 3 + 3 + 3 + 0.1)
-    assert twice.work_s[0] == pytest.approx(2.5 + 3.5 + 4.5 + 5.5 + 0.1)
+    assert both.work_s[0] == both.alone_s[0] == pytest.approx(2.5 + 3 + 3 + 3 + 0.2)
+    assert twice.work_s[0] == pytest.approx(2.5 + 3.5 + 4.5 + 5.5 + 0.3), "twice 0.2 for a prefill is more"
     assert twice.alone_s[0] == both.alone_s[0], "alone, a sample has the fast engine whatever that takes"
 
 
 def test_what_a_step_costs_is_shared_by_cache_where_it_runs_out_first() -> None:
-    """One sample of ten tokens after a prompt of nine: ten places, but cache for one sample and a half."""
+    """One sample of ten tokens after a prompt of nine: ten places, but cache for two contexts of fourteen."""
     roomy = Instance(pace(2.0, 1.0, 0.0, 0.0, 0.0), places=10, kv_tokens=1e9)
     tight = replace(roomy, kv_tokens=28.0)
-    demands = [clairvoyant.demand([Kind(x)], 9, np.array([10]), np.array([1.0]), 1) for x in (roomy, tight)]
-    assert demands[0].work_s[0] == pytest.approx(10 * 3 / 10)
-    assert demands[1].work_s[0] == pytest.approx(3 * (9 + 5) * 10 / 28)
+    assert least_of([Kind(roomy)], 9, 10).work_s[0] == pytest.approx(10 * 3 / 10)
+    assert least_of([Kind(tight)], 9, 10).work_s[0] == pytest.approx(3 * (9 + 5) * 10 / 28)
+
+
+def test_products_take_the_place_of_reading_where_they_take_longer_in_a_full_batch() -> None:
+    instance = Instance(pace(2.0, 1.0, 0.5, 0.0, 0.0), places=10, kv_tokens=1e9)
+    assert least_of([Kind(instance)], 9, 10).work_s[0] == pytest.approx(10 * (2 / 10 + 0.5))
+
+
+def test_samples_of_two_steps_that_share_decode_steps_are_counted_in_one_way() -> None:
+    """Many short ones that places hold up, one long one that the cache does: together they take 50 decode steps."""
+    instance = Instance(pace(1.0, 0.0, 0.0, 0.0, 0.0), places=10, kv_tokens=60.0)
+    short, long = np.full(400, 1), np.array([50])
+    costs = clairvoyant.token_costs([Kind(instance)], 1, np.concatenate([short, long]))
+    demands = [clairvoyant.demand(costs, x, np.zeros(len(x)), 1) for x in (short, long)]
+    supply = Supply(0, lambda a, b: b - a, 0.0, 0, staleness=1)
+    assert clairvoyant.earliest_ends_s(demands, supply)[-1] <= 50 + 1e-6
 
 
 def test_what_a_sample_allows_before_its_group_is_whole_is_trained_before_it() -> None:
@@ -262,7 +283,7 @@ def test_engines_that_the_optimizer_does_not_hold_generate_meanwhile() -> None:
         machines, Rules(1, returns=False), lambda _: samples, lambda _, ss: np.array([float(s.length) for s in ss])
     ).run(steps=10)
     lengths, train_s = np.full(70, 10), np.full(70, 0.1)  # on all eight
-    demands = [clairvoyant.demand([Kind(instance)], 0, lengths, train_s, 1)] * 10
+    demands = [clairvoyant.demand(clairvoyant.token_costs([Kind(instance)], 0, lengths), lengths, train_s, 1)] * 10
     held, all_held = (
         clairvoyant.earliest_ends_s(demands, Supply(8, lambda a, b: 0.0, 40.0, engines, 1))[-1] for engines in (1, 8)
     )
@@ -278,11 +299,11 @@ def test_work_that_no_engine_can_do_is_told() -> None:
 def test_work_that_waits_for_a_version_makes_the_bound_of_all_steps_later_by_a_cold_start() -> None:
     """Before the first end nobody can do the work of steps that wait for it."""
     long = np.array([50.0])
-    first = clairvoyant.Demand(work_s=np.array([10.0]), alone_s=long, train_s=np.array([5.0]))
+    first = Demand(work_s=np.array([10.0]), alone_s=long, train_s=np.array([5.0]))
     supply = Supply(local=1.0, others_s=lambda a, b: 0.0, step_s=0.0, step_engines=1.0, staleness=1)
     ends = clairvoyant.earliest_ends_s([first] * 3, supply)
     assert ends[0] == pytest.approx(55.0)  # alone, then its training
     assert ends[2] == pytest.approx(max(55.0 + 5 + 5 + 10, 55.0 + 55.0))
-    short = clairvoyant.Demand(work_s=np.array([10.0]), alone_s=np.array([1.0]), train_s=np.array([5.0]))
+    short = Demand(work_s=np.array([10.0]), alone_s=np.array([1.0]), train_s=np.array([5.0]))
     later = clairvoyant.earliest_ends_s([first, *[short] * 4], supply)
     assert later[4] == pytest.approx(55.0 + 4 * 5 + 3 * 10)  # not 5 * 15: until 55 s there was work for 25 s only

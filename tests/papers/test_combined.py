@@ -19,6 +19,8 @@ from configs.studies.rlboost import HYBRID, HybridSetup
 from configs.studies.streamrl import MODELS, Ranker, Workload
 from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent
+from supervisors.simulation.cluster import clairvoyant
+from supervisors.simulation.cluster.clairvoyant import Kind, Supply
 from supervisors.simulation.cluster.combined import Figures, Machines, Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
@@ -149,6 +151,7 @@ def test_the_policy_knows_the_longest_response_and_what_a_change_of_sides_takes(
     stream, hybrid = told
     assert stream["longest_tokens"] == one.longest_tokens < math.inf
     assert rules[0].slack_s == -stream["switch_s"] < 0
+    assert rules[-1].slack_s == -SMALL.switch_s < 0
     assert hybrid["longest_tokens"] == MODEL.lengths.max_tokens
     assert hybrid["start_s"] == SMALL.switch_s > 0
 
@@ -232,7 +235,17 @@ def test_the_study_names_the_cells_of_the_figure() -> None:
     study = CombinedStreamStudy(
         kind="combined_streamrl", models=["7B"], variants=["5K"], workload=Workload(samples=64, iterations=6)
     )
-    measures = combined_streamrl.streamrl(study, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        real, runs = combined_streamrl.run_stream, list[tuple[int, int]]()
+
+        def run(one: Bench, *given: Any) -> Figures:
+            runs.append((one.model.transformer.tensor_parallel, given[-1]))
+            return real(one, *given)
+
+        patch.setattr(combined_streamrl, "run_stream", run)
+        measures = combined_streamrl.streamrl(study, 0)
+    assert measures["7B.5K.tensor_parallel"] > 1
+    assert runs[-1] == (measures["7B.5K.tensor_parallel"], study.long_steps), "the same engines in the longer job"
     assert {"7B.5K.over_streamrl", "7B.5K.of_bound"} <= set(measures)
     assert 0 < measures["7B.5K.over_streamrl_chosen_anew"] <= measures["7B.5K.over_streamrl"]
     assert 0 < measures["7B.5K.of_bound"] <= 1
@@ -244,9 +257,10 @@ def test_streamrls_fastest_engines_and_split_for_lengths_that_are_known_are_no_s
     times = {
         (tp, x): at.iterations_s(["async"], "simulated", rollout=x, train=24 - x)["async"]
         for tp, at in one.by_tensor_parallel().items()
-        for x in (8, 16)
+        for x in range(max(tp, 4), 21, max(tp, 4))
     }
     assert {tp for tp, _ in times} == {1, 2, 4, 8}
+    assert {x for tp, x in times if tp < 8} == {4, 8, 12, 16, 20}, "half machines, too"
     assert combined_streamrl.fastest_async_s(one) == min(times.values()) < min(times[1, 8], times[1, 16])
 
 
@@ -290,3 +304,69 @@ def test_figures_over_rlboost_are_means_over_the_draws() -> None:
     both, first, second = of(2, 5), of(1, 5), of(1, 6)
     assert first["n1.over_rlboost"] != second["n1.over_rlboost"]
     assert both == {name: pytest.approx((first[name] + second[name]) / 2) for name in first}
+
+
+def test_the_bound_knows_engines_of_every_size_the_scenarios_places_and_what_the_optimizer_holds() -> None:
+    work = Workload(samples=4)
+    one = Bench(work, MODELS["72B"], 1.0, 0)
+    told: list[Supply] = []
+    kinds: list[Kind] = []
+    with pytest.MonkeyPatch.context() as patch:
+        ends, least = clairvoyant.earliest_ends_s, clairvoyant.token_costs
+        patch.setattr(clairvoyant, "earliest_ends_s", lambda d, supply: told.append(supply) or ends(d, supply))
+        patch.setattr(clairvoyant, "token_costs", lambda given, *more: kinds.extend(given) or least(given, *more))
+        combined_streamrl.bound_stream_s(one, 2, 1)
+    caches = {tp: at.pool(tp)[0].kv_tokens for tp, at in one.by_tensor_parallel().items()}
+    assert [(kind.size, kind.instance.places) for kind in kinds] == [
+        (tp, int(tokens // (work.prompt_tokens + one.longest_tokens))) for tp, tokens in caches.items()
+    ]
+    assert [kind.size for kind in kinds] == [4, 8]
+    assert (told[0].local, told[0].step_engines, told[0].step_s) == (128, 15, work.train.step_s)
+    state_bytes = 16 * one.model.transformer.parameters
+    assert 14 * one.train_device.memory_bytes < state_bytes <= 15 * one.train_device.memory_bytes
+
+
+def test_a_cluster_with_few_splits_is_split_so_that_the_trainer_fits() -> None:
+    """Of 32 devices 15 hold the weights and the optimizer's state: at most 16 generate, in engines of four."""
+    one = Bench(Workload(samples=64), MODELS["72B"].model_copy(update={"devices": 32}), 0.25, 0)
+    split = combined_streamrl.split_stream(one, 1)
+    assert split.rollout + split.train == 32
+    assert 4 <= split.rollout <= 16
+
+
+def test_engines_of_a_whole_machine_are_moved_as_often_as_it_pays() -> None:
+    """Where the three best by full batches are not the best."""
+    eight = MODELS["72B"].transformer.model_copy(update={"tensor_parallel": 8})
+    one = Bench(Workload(), MODELS["72B"].model_copy(update={"transformer": eight}), 1.0, 0)
+    tried: dict[int, float] = {}
+
+    def run(_: Bench, split: stage_balance.Split, *given: int) -> Figures:
+        """The fewer generate the faster, down to 24 devices."""
+        tried[split.rollout] = step_s = abs(split.rollout - 24) + 1.0
+        return Figures(ends_s=[step_s * i for i in range(1, 11)])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(combined_streamrl, "run_stream", run)
+        split = combined_streamrl.split_stream(one, 1)
+    assert split.rollout == 24
+    assert {16, 32} <= set(tried), "its neighbours are slower"
+
+
+def test_larger_engines_are_tried_only_while_they_pay() -> None:
+    one = Bench(Workload(), MODELS["7B"], 0.25, 0)
+    tried: list[int] = []
+
+    def split(at: Bench, _: int) -> stage_balance.Split:
+        tried.append(at.model.transformer.tensor_parallel)
+        return stage_balance.Split(8, 24, {1: 3.0, 2: 2.0, 4: 2.5, 8: 1.0}[tried[-1]])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(combined_streamrl, "split_stream", split)
+        assert combined_streamrl.lay_out(one, 1).tensor_parallel == 2
+    assert tried == [1, 2, 4]
+
+
+def test_a_sample_that_no_engine_of_the_paper_holds_is_told() -> None:
+    one = Bench(Workload(max_tokens=2_000_000), MODELS["7B"], 1.0, 0)
+    with pytest.raises(ValueError, match="1 devices of H800 hold no sample of 2000000 tokens"):
+        combined_streamrl.lay_out(one, 1)

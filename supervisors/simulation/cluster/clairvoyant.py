@@ -2,7 +2,7 @@
 
 docs/papers/combined.md derives it. Nothing here knows a policy; what is given is the work and the machines.
 
-    decode steps ≥ tokens / places, ≥ context tokens / KV cache   ─▶ Demand.work_s: engine seconds, at the very least
+    decode steps ≥ tokens / places, ≥ context tokens / KV cache   ─▶ TokenCosts ─▶ Demand.work_s, at the very least
     trained by t ≤ what the engines can have finished by t        ─▶ end ≥ t + training that is left then, for every t
     step v needs version v - k                                    ─▶ end(v) ≥ end(v - 1 - k) + its longest sample alone
     after end(a): training of a + 1 …, generation of a + 1 + k …  ─▶ machines' time from end(a) on, for every a
@@ -34,6 +34,16 @@ class Kind:
     instance: Instance
     size: float = 1.0
     """Of one, in units of ``Supply``: engines, or devices where they may make engines of several kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCosts:
+    """What a sample takes at least, by its length from 0 on; of one job, since its samples share decode steps."""
+
+    work_s: np.ndarray
+    """Of engines or devices, as ``Supply`` counts, with its prefill, float64[longest + 1]."""
+    alone_s: np.ndarray
+    """Without company, float64[longest + 1]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,30 +80,34 @@ class Supply:
     """With k = 0, of the training machines in a step: to generation and back."""
 
 
-def demand(
-    kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0
-) -> Demand:
-    """Of samples in order of their groups, ``group`` each; every token may be made by any of these kinds of engines."""
+def token_costs(kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray) -> TokenCosts:
+    """For all samples of a job, int[n] ``lengths``: each token by the kind of engine that is best for it.
+
+    Which share of what a decode step costs is counted (see ``_token_s``) has to be the same for all samples that may be
+    in one step, so it is chosen here and not for each step of the job.
+    """
     tokens = np.asarray(lengths, np.int64)
-    work_s, alone_s = _least_s(kinds, prompt_tokens, tokens)
-    return Demand(
-        work_s=work_s.reshape(-1, group).sum(axis=1),
-        alone_s=alone_s.reshape(-1, group).max(axis=1),
-        train_s=np.asarray(train_s, np.float64).reshape(-1, group).sum(axis=1),
-        early=early,
-        each=demand(kinds, prompt_tokens, lengths, train_s, 1) if early else None,
-    )
-
-
-def _least_s(kinds: Sequence[Kind], prompt_tokens: int, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of each sample its least work and its time without company, each token by the kind that is best for it."""
     contexts = prompt_tokens + np.arange(int(tokens.max())) + 0.5  # of a sample's first, second, … decode step
     making = len(tokens) - np.searchsorted(np.sort(tokens), np.arange(len(contexts)), side="right")  # that get so far
     work_s = np.min([kind.size * _token_s(kind.instance, contexts, making) for kind in kinds], axis=0)
     alone_s = np.min([_alone_s(kind.instance, contexts) for kind in kinds], axis=0)
-    prefill_s = [kind.instance.prefill_token_s * prompt_tokens for kind in kinds]
-    least_prefill = min(kind.size * s for kind, s in zip(kinds, prefill_s, strict=True))
-    return np.cumsum(work_s)[tokens - 1] + least_prefill, np.cumsum(alone_s)[tokens - 1] + min(prefill_s)
+    prefills_s = [kind.instance.prefill_token_s * prompt_tokens for kind in kinds]
+    prefill_work_s = min(kind.size * s for kind, s in zip(kinds, prefills_s, strict=True))
+    return TokenCosts(
+        np.concatenate([[0.0], np.cumsum(work_s)]) + prefill_work_s,
+        np.concatenate([[0.0], np.cumsum(alone_s)]) + min(prefills_s),
+    )
+
+
+def demand(costs: TokenCosts, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0) -> Demand:
+    """Of the samples of a step in order of their groups, ``group`` each."""
+    return Demand(
+        work_s=costs.work_s[lengths].reshape(-1, group).sum(axis=1),
+        alone_s=costs.alone_s[lengths].reshape(-1, group).max(axis=1),
+        train_s=np.asarray(train_s, np.float64).reshape(-1, group).sum(axis=1),
+        early=early,
+        each=demand(costs, lengths, train_s, 1) if early else None,
+    )
 
 
 def _own_s(pace: DecodePace, contexts: np.ndarray) -> np.ndarray:

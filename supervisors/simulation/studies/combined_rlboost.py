@@ -104,13 +104,13 @@ class HybridJob:
         setup, like = self.setup, HybridCluster(self.model, self.setup, Options(), seed=self.seed)
         cost = setup.train.model_copy(update={"flops_use": self.model.train_flops_use})
         devices = self.model.machines * costs.MACHINE_DEVICES
+        kinds, all_lengths = [Kind(like.local[0].instance)], np.concatenate(figures.lengths)
+        least = clairvoyant.token_costs(kinds, setup.prompt_tokens, all_lengths)
         demands: list[Demand] = []
         for lengths in figures.lengths:
             tokens = lengths + setup.prompt_tokens
             train_s = costs.train_token_s(self.model.transformer, H100, cost, devices, tokens)
-            kinds = [Kind(like.local[0].instance)]
-            one = clairvoyant.demand(kinds, setup.prompt_tokens, lengths, train_s, setup.group_size, setup.early)
-            demands.append(one)
+            demands.append(clairvoyant.demand(least, lengths, train_s, setup.group_size, setup.early))
         on_policy = self.staleness == 0
         supply = Supply(
             local=len(like.local),

@@ -80,14 +80,13 @@ def streamrl(study: CombinedStreamStudy, seed: int) -> dict[str, float]:
 def fastest_async_s(one: Bench) -> float:
     """An iteration of StreamRL's asynchronous mode, with the best engines and split for these very lengths.
 
-    Its rule knows others' lengths.
+    Its rule knows others' lengths and splits by whole machines; here half ones are tried as well.
     """
-    unit, devices = costs.MACHINE_DEVICES, one.model.devices
-    splits = [x for x in range(unit, devices, unit) if not (devices - x) % one.replica_devices]
+    last, half = one.model.devices - one.fewest_train_devices, costs.MACHINE_DEVICES // 2
     return min(
-        at.iterations_s(["async"], "simulated", rollout=x, train=devices - x)["async"]
-        for at in one.by_tensor_parallel().values()
-        for x in splits
+        at.iterations_s(["async"], "simulated", rollout=x, train=one.model.devices - x)["async"]
+        for tp, at in one.by_tensor_parallel().items()
+        for x in range(max(tp, half), last + 1, max(tp, half))
     )
 
 
@@ -98,8 +97,14 @@ def combined_stream(one: Bench, staleness: int) -> tuple[Layout, Figures]:
 
 
 def lay_out(one: Bench, staleness: int) -> Layout:
-    """The tensor parallelism whose best split has the fastest steps: from the paper's up, else down, while it pays."""
+    """The tensor parallelism whose best split has the fastest steps: from the paper's up, else down, while it pays.
+
+    Raises:
+        ValueError: the paper's engines do not hold a sample of these lengths.
+    """
     by_size, own = one.by_tensor_parallel(), one.model.transformer.tensor_parallel
+    if own not in by_size:
+        raise ValueError(f"{own} devices of {one.rollout_device.name} hold no sample of {one.longest_tokens} tokens")
     best = Layout(one, split_stream(one, staleness))
     for sizes in ([tp for tp in by_size if tp > own], [tp for tp in reversed(by_size) if tp < own]):
         for tp in sizes:
@@ -121,19 +126,21 @@ def split_stream(one: Bench, staleness: int) -> Split:
     tp = one.model.transformer.tensor_parallel
     instance = _engine(one.pool(tp)[0], work.prompt_tokens)
     other = replace(one, seed=one.seed + _OTHER_DRAWS)
-    batch_s = _full_batches_s(instance, other.lengths(0), work.prompt_tokens)
+    lengths = other.lengths(0)
+    batch_s = _full_batches_s(instance, lengths, work.prompt_tokens)
 
     @cache
     def step_s(rollout: int) -> float:
         split = Split(rollout, devices - rollout, 0.0)
         return run_stream(other, split, staleness, _SHORT_RUN).steady_step_s()
 
-    by_machines = range(unit, devices, unit)
-    ideal_s = {x: max(batch_s * tp / x, one.train_s(devices - x)) for x in by_machines}
+    most = devices - one.fewest_train_devices
+    by_machines = range(unit, most + 1, unit)
+    ideal_s = {x: max(batch_s * tp / x, float(one.train_each_s(devices - x, lengths).sum())) for x in by_machines}
     best = min(sorted(by_machines, key=lambda x: ideal_s[x])[:_TRIED], key=step_s)
     move = max(tp, unit // 2)
     while move >= tp:
-        near = [x for x in (best, best - move, best + move) if tp <= x <= devices - one.replica_devices]
+        near = [x for x in (best, best - move, best + move) if tp <= x <= most]
         before, best = best, min(near, key=step_s)
         move = move if best != before else move // 2
     return Split(best, devices - best, step_s(best))
@@ -164,12 +171,15 @@ def run_stream(one: Bench, split: Split, staleness: int, iterations: int) -> Fig
 
 
 def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
-    """Any device may generate or train at any time, in engines of any size, and change over for nothing."""
+    """Any device may generate or train at any time, in engines of any size, and change over for nothing.
+
+    Of schedules whose engines keep cache free for the longest response of each sample, if ``workload.reserve`` says so.
+    """
     supply = Supply(
         local=one.model.devices,
         others_s=lambda begin_s, end_s: 0.0,
         step_s=one.workload.train.step_s,
-        step_engines=one.replica_devices,
+        step_engines=one.fewest_train_devices,
         staleness=staleness,
     )
     return clairvoyant.earliest_ends_s(_demands(one, steps), supply)[-1]
@@ -179,12 +189,9 @@ def _demands(one: Bench, steps: int) -> list[Demand]:
     """The first steps' work, trained on all devices."""
     prompt_tokens, by_size = one.workload.prompt_tokens, one.by_tensor_parallel()
     kinds = [Kind(_engine(at.pool(tp)[0], prompt_tokens), tp) for tp, at in by_size.items()]
-    demands: list[Demand] = []
-    for k in range(steps):
-        lengths = one.lengths(k)
-        train_s = one.train_each_s(one.model.devices, lengths)
-        demands.append(clairvoyant.demand(kinds, prompt_tokens, lengths, train_s, 1))
-    return demands
+    by_step = [one.lengths(k) for k in range(steps)]
+    least = clairvoyant.token_costs(kinds, prompt_tokens, np.concatenate(by_step))
+    return [clairvoyant.demand(least, x, one.train_each_s(one.model.devices, x), 1) for x in by_step]
 
 
 def _engine(instance: Instance, prompt_tokens: int) -> Instance:

@@ -125,6 +125,11 @@ class Bench:
         machines = math.ceil(_STATE_BYTES * self.model.transformer.parameters / machine_bytes)
         return machines * costs.MACHINE_DEVICES
 
+    @property
+    def fewest_train_devices(self) -> int:
+        """Whose memory holds that, where it is sharded over any number of them (FSDP)."""
+        return math.ceil(_STATE_BYTES * self.model.transformer.parameters / self.train_device.memory_bytes)
+
     def _typical(self) -> np.ndarray:
         histogram = self.workload.lengths.model_copy(update={"scale": self.scale})
         return even_lengths(histogram, self.workload.samples)
