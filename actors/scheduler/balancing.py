@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,6 +46,18 @@ class _OnItsWay:
     numbers: np.ndarray  # int64[n] assignments at the source
 
 
+@dataclass(frozen=True, slots=True)
+class _Movable:
+    """Samples that workers hold and may lose, a column each, int[n]."""
+
+    numbers: np.ndarray
+    """Assignments."""
+    steps: np.ndarray
+    tokens: np.ndarray
+    at: np.ndarray
+    """Who has it, by its place among the workers that were asked for."""
+
+
 class Balancing:
     """Of one life of the scheduler. ``look`` as often as you like."""
 
@@ -69,8 +82,9 @@ class Balancing:
             for on_its_way in self._moves:
                 told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
             moves = balance.decide(self._queues(workers, held), now)
+            held_by = {running: self._by_source(moves, running=running) for running in {move.running for move in moves}}
             for move in moves:
-                numbers = self._pick(move, told.get(move.source, []))
+                numbers = _pick(move, held_by[move.running].get(move.source), told.get(move.source, []))
                 if len(numbers):
                     told.setdefault(move.source, []).append(numbers)
                     self._order(move, numbers)
@@ -140,16 +154,30 @@ class Balancing:
 
     def _running(self, workers: list[str], told: dict[str, list[np.ndarray]]) -> tuple[np.ndarray, Running, np.ndarray]:
         """int64[n] assignments that these run and may lose, what they are, and int32[n] who of the workers has each."""
-        ledger, parts = self._scope.ledger, list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]()
+        found = self._movable(workers, SampleState.STREAMING)
+        stays = np.isin(found.numbers, np.concatenate([_NOTHING, *itertools.chain(*told.values())]), invert=True)
+        at = found.at[stays]
+        return found.numbers[stays], Running(found.steps[stays], found.tokens[stays], at), at
+
+    def _by_source(self, moves: Sequence[Move], *, running: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Who gives such samples → tokens and assignments of all that it may lose, int64[m] each."""
+        sources = list(dict.fromkeys(move.source for move in moves if move.running == running))
+        found = self._movable(sources, SampleState.STREAMING if running else SampleState.ASSIGNED)
+        by_source = np.argsort(found.at, kind="stable")
+        ends = np.cumsum(np.bincount(found.at, minlength=len(sources)))[:-1]
+        columns = (np.split(column[by_source], ends) for column in (found.tokens, found.numbers))
+        return dict(zip(sources, zip(*columns, strict=True), strict=True))
+
+    def _movable(self, workers: list[str], state: SampleState) -> _Movable:
+        """What these hold in that state and may lose, looked up for all of them at once: they may be hundreds."""
+        ledger = self._scope.ledger
+        parts: list[tuple[np.ndarray, ...]] = [(_NOTHING,) * 4]
         for step, batch in ledger.batches.items():
-            rows = self._may_move(batch, np.flatnonzero(batch.state == SampleState.STREAMING))
+            rows = self._may_move(batch, np.flatnonzero(batch.state == state))
             at = ledger.held_by(workers, batch.assignment[rows])
             rows, at = rows[at >= 0], at[at >= 0]
             parts.append((batch.assignment[rows], np.full(len(rows), step), batch.length[rows], at))
-        numbers, steps, tokens, at = (np.concatenate(columns) for columns in zip(*parts, strict=True))
-        stays = np.isin(numbers, np.concatenate([_NOTHING, *itertools.chain(*told.values())]), invert=True)
-        at = at[stays]
-        return numbers[stays], Running(steps[stays], tokens[stays], at), at
+        return _Movable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     # ------------------------------------------------------------ acts
 
@@ -161,34 +189,24 @@ class Balancing:
             fields = {"samples": len(numbers), "running": int(move.running), "relief": int(relief)}
             scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
 
-    def _pick(self, move: Move, told: list[np.ndarray]) -> np.ndarray:
-        """int64[<= count]: of those that run, the ones with the fewest tokens; of the pending, the last in line.
-
-        ``told``: those that the source has been told to end.
-        """
-        wanted = SampleState.STREAMING if move.running else SampleState.ASSIGNED
-        movable = self._movable(move.source, told, wanted)
-        found = sorted((tokens if move.running else -number, number) for tokens, number in movable)
-        return np.array([number for _, number in found[: move.count]], np.int64)
-
-    def _movable(self, source: str, told: list[np.ndarray], wanted: SampleState) -> list[tuple[int, int]]:
-        """Tokens and assignment of those in that state which may be moved, but for what was ``told`` to end."""
-        ledger = self._scope.ledger
-        numbers = ledger.in_flight(source)
-        if told:
-            numbers = np.setdiff1d(numbers, np.concatenate(told), assume_unique=True)
-        found: list[tuple[int, int]] = []
-        for step, rows in ledger.located(source, numbers).items():
-            batch = ledger.batches[step]
-            may = self._may_move(batch, rows[batch.state[rows] == wanted])
-            found += zip(batch.length[may].tolist(), batch.assignment[may].tolist(), strict=True)
-        return found
-
     def _may_move(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
         """Those of ``rows`` that have not been moved too often, of a step for which nobody is dedicated."""
         if self._lanes.dedicated(batch.step):
             return rows[:0]
         return rows[batch.attempts[rows] < self._scope.limits.balance_moves_max]
+
+
+def _pick(move: Move, movable: tuple[np.ndarray, np.ndarray] | None, told: list[np.ndarray]) -> np.ndarray:
+    """int64[<= count]: of those that run, the ones with the fewest tokens; of the pending, the last in line.
+
+    ``movable``: tokens and assignments; ``told``: those that the source has been told to end.
+    """
+    tokens, numbers = movable or (_NOTHING, _NOTHING)
+    if told:
+        stays = np.isin(numbers, np.concatenate(told), invert=True)
+        tokens, numbers = tokens[stays], numbers[stays]
+    order = np.lexsort((numbers, tokens)) if move.running else np.argsort(-numbers)
+    return numbers[order[: move.count]]
 
 
 def _is_faster(source: Worker, held: int, target: Worker, given: int) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from actors.scheduler.policies.latency_table import StepShape
 from benchmarks._live_fleet import LiveFleet
 from benchmarks.fleet import LIVE, live
 
@@ -31,6 +32,35 @@ def test_balancing_moves_what_waits_to_workers_that_have_just_come() -> None:
     balancing = fleet.balancing()
     balancing.look(1.0)
     assert sum(len(move.numbers) for move in balancing._moves) == 5 * 4
+    for worker, numbers in fleet.moved:
+        held = np.sort(fleet.ledger.in_flight(worker))
+        assert sorted(numbers.tolist()) == held[-4:].tolist(), "the last in line, each from who holds it"
+
+
+def test_of_what_runs_those_with_the_fewest_tokens_are_moved_each_from_who_runs_it() -> None:
+    """The first sample of each worker was begun before the others; four more run than a worker's plateau."""
+    fleet = LiveFleet(4, 16, 4)
+    fleet.assign()
+    fleet.empty(2)
+    fleet.say(ending=0)
+    for batch in fleet.ledger.batches.values():
+        batch.length[::4] += 50
+    fleet.runs(16)
+    for worker in fleet.workers.by_name.values():
+        for sequences in (8, 16):
+            shape = StepShape(sequences, sequences, sequences * 400, prefilled=False)
+            for _ in range(200):
+                worker.latency.add(0.01 * max(1, sequences / 8), shape, 400)
+    fleet.balancing().look(1.0)
+    assert {worker for worker, _ in fleet.moved} == {"rollout-2", "rollout-3"}
+    for worker, numbers in fleet.moved:
+        assert len(fleet.ledger.live(worker, numbers)) == len(numbers) > 0
+        assert all(tokens < 50 for tokens in _tokens(fleet, numbers))
+
+
+def _tokens(fleet: LiveFleet, numbers: np.ndarray) -> list[int]:
+    found = [batch.length[np.isin(batch.assignment, numbers)] for batch in fleet.ledger.batches.values()]
+    return np.concatenate(found).tolist()
 
 
 def test_every_round_is_measured() -> None:
