@@ -34,7 +34,7 @@ def _static(study: CombinedStaticStudy, seed: int) -> dict[str, float]:
     model, setup, measures = HYBRID[study.model], study.setup, dict[str, float]()
     for workers in study.workers:
         steps = rlboost.settled(model, setup, Options(target=workers), workers, setup.steps, seed)
-        there = Trace("fixed", tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(workers)), float("inf"))
+        there = that_stay(workers)
         job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
         figures = job.run(there, steps=setup.steps)
         own = rlboost.rate(steps), rlboost.per_dollar(steps)
@@ -57,6 +57,12 @@ def spot(study: CombinedSpotStudy, seed: int) -> dict[str, float]:
         for what in ("over_rlboost", "per_dollar_over_rlboost", "of_bound", "per_dollar_of_bound"):
             measures[f"{name}.{what}"] = float(np.mean([measures[f"{name}.{segment}.{what}"] for segment in parts]))
     return measures
+
+
+def that_stay(workers: int) -> Trace:
+    """Machines that are there from the beginning and never leave."""
+    events = tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(workers))
+    return Trace("fixed", events, float("inf"))
 
 
 def replace_boot(setup: HybridSetup) -> HybridSetup:

@@ -15,8 +15,8 @@ from configs.studies.sensitivity import BandwidthSweep
 from configs.studies.streamrl import H800, MODELS, ModelName
 from supervisors.simulation.cluster.hybrid import Options
 from supervisors.simulation.studies import combined_streamrl, rlboost
-from supervisors.simulation.studies.combined_rlboost import HybridJob, replace_boot
-from supervisors.simulation.studies.sensitivity_ranker import WARM_UP, that_stay
+from supervisors.simulation.studies.combined_rlboost import HybridJob, replace_boot, that_stay
+from supervisors.simulation.studies.sensitivity_ranker import WARM_UP
 from supervisors.simulation.studies.streamrl_bench import bench
 from supervisors.simulation.sweep import Panel, Sweep
 

@@ -14,12 +14,11 @@ import numpy as np
 from configs.studies.rlboost import HYBRID, HybridName
 from configs.studies.sensitivity import CombinedRankerSweep, RankerSweep
 from configs.studies.streamrl import MODELS, ModelName, Ranker
-from supervisors.providers.traces import Trace, TraceEvent
 from supervisors.simulation.cluster.generation import Dispatching
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.cluster.lengths import draw_lengths, sigma_of_recall
 from supervisors.simulation.studies import combined_streamrl
-from supervisors.simulation.studies.combined_rlboost import HybridJob
+from supervisors.simulation.studies.combined_rlboost import HybridJob, that_stay
 from supervisors.simulation.studies.streamrl_bench import Bench, bench
 from supervisors.simulation.sweep import Panel, Sweep
 
@@ -95,12 +94,6 @@ def _hybrid_rate(study: CombinedRankerSweep, name: HybridName, ranker: Ranker, s
     job = HybridJob(HYBRID[name], study.setup, ranker, seed, study.staleness)
     figures = job.run(that_stay(study.workers), steps=study.setup.steps)
     return sum(figures.tokens[WARM_UP:]) / (figures.ends_s[-1] - figures.ends_s[WARM_UP - 1])
-
-
-def that_stay(workers: int) -> Trace:
-    """Machines that are there from the beginning and never leave."""
-    events = tuple(TraceEvent(0.0, f"fixed-{i}", "up") for i in range(workers))
-    return Trace("fixed", events, float("inf"))
 
 
 def _rankers(lengths: np.ndarray, recalls: Sequence[float], seed: int) -> list[Ranker]:

@@ -47,7 +47,7 @@ class Bench:
     @property
     def moved_bytes(self) -> float:
         """Weights and optimizer states of actor and critic, out and in."""
-        return 2 * 2 * _STATE_BYTES * self.model.transformer.parameters
+        return 2 * 2 * self._state_bytes
 
     def pool(self, devices: int) -> list[Instance]:
         """Instances of ``devices`` rollout devices."""
@@ -122,13 +122,18 @@ class Bench:
     def replica_devices(self) -> int:
         """Whole machines whose memory holds weights and optimizer state of one of the models."""
         machine_bytes = costs.MACHINE_DEVICES * self.train_device.memory_bytes
-        machines = math.ceil(_STATE_BYTES * self.model.transformer.parameters / machine_bytes)
+        machines = math.ceil(self._state_bytes / machine_bytes)
         return machines * costs.MACHINE_DEVICES
 
     @property
     def fewest_train_devices(self) -> int:
         """Whose memory holds that, where it is sharded over any number of them (FSDP)."""
-        return math.ceil(_STATE_BYTES * self.model.transformer.parameters / self.train_device.memory_bytes)
+        return math.ceil(self._state_bytes / self.train_device.memory_bytes)
+
+    @property
+    def _state_bytes(self) -> float:
+        """Weights and optimizer state of one of the models."""
+        return _STATE_BYTES * self.model.transformer.parameters
 
     def _typical(self) -> np.ndarray:
         histogram = self.workload.lengths.model_copy(update={"scale": self.scale})
