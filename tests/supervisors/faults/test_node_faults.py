@@ -78,7 +78,7 @@ async def test_a_signal_reaches_a_child(faults: ActorRef, child: Callable[[str],
     await until(lambda: process.poll() == -signal.SIGKILL)
 
 
-@pytest.mark.parametrize("pid", [1, os.getpid(), 2**22 + 1])
+@pytest.mark.parametrize("pid", [1, os.getpid(), 2**22 + 1], ids=["init", "itself", "nobody"])
 async def test_a_process_that_is_not_the_nodes_is_left_in_peace(faults: ActorRef, pid: int) -> None:
     for order in (SignalChild(pid=pid, signal=signal.SIGKILL), SlowChild(pid=pid, factor=3)):
         with pytest.raises(RemoteError, match="is not one of this node's"):
