@@ -18,6 +18,8 @@ Invariants
 - Nothing is generated twice: what local workers hold at the window's end goes on elsewhere behind its last token.
 - Nobody waits for workers that are not there. While no remote worker serves the step's version, its window has no end;
   one that is over opens again. What the trainer has been given by then it trains meanwhile.
+- With an estimate a window opens again, too, once the trainer has run dry and would wait much longer without its own
+  engines than with them (``policies.hand_over.should_return``): others were lost, or what was expected did not come.
 - A window is over early when every sample of its step has ended, and while the trainer replays steps.
 - A new life of the scheduler opens the window anew, unless the step is generated; what was learned is in the ledger.
 """
@@ -60,7 +62,7 @@ class _Step:
     lasted_s: float = 0.0
     """All of its windows that are over."""
     given_s: float = math.inf
-    """What the policy gave the newest of them."""
+    """What the learned length gave the newest of them, or the estimate all of them."""
     asked_s: float | None = None
     """When the trainer wanted its groups first."""
     allowed_s: float | None = None
@@ -93,6 +95,8 @@ class Seeding:
         first = offload.first(self._first_rules)
         self._known = first if learned is None else Offload(learned.seed_s, learned.target, learned.memory)
         self._step = _Step(-1, RemoteTimes(scope.ctx.now()))
+        self._change_s = 0.0
+        """Of the local worker that said last that it sleeps, or that it is awake: since it was told to."""
         self._generated: dict[int, tuple[_Step, RemoteFigures]] = {}
         """Steps that are not committed yet, and whose successor's window has begun."""
 
@@ -131,17 +135,30 @@ class Seeding:
         step, serving = self._step, self._window_s()
         if why := self._nothing_to_generate():
             step.fresh = step.fresh or why == "replay"
-            if self._estimate is not None and step.opened_s is not None and serving < math.inf:
-                step.given_s = now - step.opened_s  # by the estimate, however long the learned one is
+            estimated = self._estimate is not None and step.opened_s is not None and serving < math.inf
             self._close(why, now)
+            if estimated:
+                step.given_s = step.lasted_s  # by the estimate, however long the learned one is
         elif step.opened_s is None:
-            if step.fresh or serving == math.inf:
+            if step.fresh or serving == math.inf or self._ran_dry(now):
                 step.fresh, step.opened_s = False, now
         elif step.number not in self._scope.ledger.batches:
             step.opened_s = now  # the window is one of generation, and its prompts are not here yet
         elif not self._scope.ledger.paused and (why := self._is_over(now - step.opened_s, serving, now)):
-            step.given_s = serving if why == "time" else now - step.opened_s
             self._close(why, now)
+            step.given_s = serving if why == "time" else step.lasted_s
+
+    def _ran_dry(self, now: float) -> bool:
+        """Whether the trainer would wait so long for the rest of the step that its engines had better generate."""
+        step, local, batch = self._step, self._local, self._scope.ledger.batches.get(self._step.number)
+        asleep = bool(local) and all(worker.rest_beside.asleep for worker in local)
+        if self._estimate is None or batch is None or step.allowed_s is None or not asleep or self._scope.ledger.paused:
+            return False
+        switch_s = max(self._change_s, self._rules.floor_s / 2)
+        dry = bool(self._estimate.ran_dry(batch, self._serving(), local, switch_s, now))
+        if dry:
+            self._scope.event("trainer_ran_dry", step=step.number, remote=len(self._remote))
+        return dry
 
     def _nothing_to_generate(self) -> str:
         """Why local workers are of no use now; empty if they are."""
@@ -156,17 +173,19 @@ class Seeding:
         """Why a window that has ``lasted_s`` is over; empty if it is not. ``learned_s``: as ``_window_s``."""
         if self._estimate is not None and self._rules.floor_s <= lasted_s and learned_s < math.inf:
             batch = self._scope.ledger.batches[self._step.number]
-            serving = [worker for worker in self._remote if worker.policy_version >= self._step.number]
-            enough = self._estimate.would_not_wait(batch, serving, now)
+            enough = self._estimate.would_not_wait(batch, self._serving(), now)
             if enough is not None:
                 return "estimate" if enough else ""
         return "time" if lasted_s >= learned_s else ""
 
     def _window_s(self) -> float:
         """How long the window may be with the remote workers of now; without one that serves the step it has no end."""
-        remote = self._remote
-        serves = any(worker.policy_version >= self._step.number for worker in remote)
-        return offload.window_s(self._rules, self._known, len(remote)) if serves else math.inf
+        serves = bool(self._serving())
+        return offload.window_s(self._rules, self._known, len(self._remote)) if serves else math.inf
+
+    def _serving(self) -> list[Worker]:
+        """Remote workers that could go on with what is handed over."""
+        return [worker for worker in self._remote if worker.policy_version >= self._step.number]
 
     def _close(self, why: str, now: float) -> None:
         step = self._step
@@ -195,14 +214,15 @@ class Seeding:
                 return
         order = SetAsleep(job=scope.name, epoch=epoch, asleep=asleep)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
-            rest.told, rest.asleep, worker.off_duty = asleep, False, asleep
+            rest.told, rest.told_s, rest.asleep, worker.off_duty = asleep, now, False, asleep
 
     # ------------------------------------------------------------ the trainer
 
     def heard(self, worker: Worker, news: WorkerAsleep) -> None:
         """A local worker is as it was told to be."""
-        if worker.rest_beside.told == news.asleep:
-            worker.rest_beside.asleep = news.asleep
+        rest = worker.rest_beside
+        if rest.told == news.asleep:
+            rest.asleep, self._change_s = news.asleep, self._scope.ctx.now() - rest.told_s
 
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer must wait for the groups of ``batch``."""

@@ -25,6 +25,8 @@ class RestBeside:
 
     told: bool | None = None
     """To sleep, or to wake; None: it has been told neither."""
+    told_s: float = 0.0
+    """When."""
     since_s: float = 0.0
     """When it got no work any more."""
     asleep: bool = False

@@ -13,8 +13,9 @@ or go or lengths drift. In words:
 - The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
   difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
   the last three counts: a step in which all came much sooner than expected says nothing of the next.
-- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if what is left
-  would keep it waiting for longer than changing over and back takes, with a margin.
+- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if its own
+  engines would shorten its wait by more than changing over and back takes, with a margin. For a tail that runs already
+  it does not: more engines bring its end no nearer.
 
 ``wait_s`` comes from a short event simulation over the workers' own pace: all that run get a token a step, a step takes
 what the batch says, what waits takes the places that become free, in order. Ranked lengths are enough; a wrong estimate
@@ -26,14 +27,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import NamedTuple
 
 from actors.scheduler.policies.generation_time import StepTime
 
 MARGIN = 3.0
-"""A dry trainer goes back for a wait of at least so many changes there and back."""
+"""A dry trainer goes back to be spared so many changes there and back."""
 LEARNED_STEPS = 3
 OUTLIVED = 0.1
 """Who has more tokens than were expected needs that part of them again."""
@@ -73,6 +74,8 @@ class HandOverView:
     pace: StepTime
     begin_s: float = 0.0
     """Until the other workers, or the first of them, begin."""
+    helpers: float = 0.0
+    """Workers that there would be beside them if the trainer's own engines generated."""
 
 
 def left_tokens(expected: float, has: float, longest: float) -> float:
@@ -150,4 +153,6 @@ def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> 
 
 def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
     """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
-    return wait_s(view) - lean_s > MARGIN * 2 * switch_s
+    alone_s = wait_s(view) - lean_s
+    helped_s = wait_s(replace(view, workers=view.workers + view.helpers)) - lean_s
+    return alone_s > 0 and alone_s - max(helped_s, 0.0) > MARGIN * 2 * switch_s

@@ -81,8 +81,6 @@ def test_an_estimate_that_is_always_too_high_by_as_much_is_learned_and_taken_off
     assert not should_train(VIEW, slack_s=0.0)
     assert should_train(VIEW, slack_s=0.0, lean_s=10.0)
     assert not should_train(VIEW, slack_s=0.0, lean_s=9.9)
-    assert should_return(VIEW, switch_s=1.0)
-    assert not should_return(VIEW, switch_s=1.0, lean_s=4.0)
 
 
 def test_with_nobody_else_it_generates_until_nothing_is_left() -> None:
@@ -98,11 +96,29 @@ def test_what_waits_begins_when_a_place_and_cache_are_free_and_other_steps_take_
     assert wait_s(blocked) == pytest.approx(60.0)
 
 
-def test_a_dry_trainer_goes_back_for_a_long_wait_only() -> None:
-    dry = replace(VIEW, ready_s=0.0)
-    assert should_return(dry, switch_s=1.0)  # 15 s of waiting against 6
-    assert not should_return(dry, switch_s=5.0)
-    assert should_return(replace(VIEW, workers=0, ready_s=0.1), switch_s=100.0), "else nobody would ever end it"
+def test_a_dry_trainer_goes_back_where_its_own_engines_shorten_its_wait_by_much() -> None:
+    """Two wait for the one place: the last comes after 30 s, and after 20 s with an engine more."""
+    waiting = [Left(10.0, 0, 20.0), Left(10.0, 1, 20.0), Left(10.0, 2, 20.0)]
+    dry = replace(
+        VIEW, ready_s=0.0, running=waiting[:1], queued=waiting[1:], places=1, train_s=dict.fromkeys(range(3), 0.0)
+    )
+    assert not should_return(dry, switch_s=0.0), "nobody is there to help"
+    helped = replace(dry, helpers=1)
+    assert should_return(helped, switch_s=1.6)  # 10 s less, against three times there and back
+    assert not should_return(helped, switch_s=1.7)
+    assert not should_return(replace(helped, ready_s=35.0), switch_s=0.0), "it has more to do than it takes"
+    assert should_return(replace(helped, ready_s=25.0), switch_s=0.8)  # without help it waits for 5 s
+    assert not should_return(replace(helped, ready_s=25.0), switch_s=0.9), "it cannot wait for less than no time"
+
+
+def test_a_dry_trainer_does_not_go_back_for_a_tail_that_nobody_can_shorten() -> None:
+    dry = replace(VIEW, ready_s=0.0, running=[Left(1e6, 0, 20.0)], train_s={0: 1.0}, helpers=8)
+    assert wait_s(dry) == pytest.approx(1e6)
+    assert not should_return(dry, switch_s=0.0)
+
+
+def test_a_dry_trainer_goes_back_where_nobody_else_is_left() -> None:
+    assert should_return(replace(VIEW, workers=0, ready_s=0.1, helpers=1), switch_s=100.0)
 
 
 def test_the_trainer_is_fed_with_what_gives_most_training_for_its_tokens() -> None:

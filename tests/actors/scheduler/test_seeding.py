@@ -127,6 +127,19 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return noted
 
 
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[StepReport]:
+    """Of each step, as the policy of the window was told."""
+    noted, after_step = list[StepReport](), offload.after_step
+
+    def noting(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
+        noted.append(report)
+        return after_step(rules, now, report)
+
+    monkeypatch.setattr(offload, "after_step", noting)
+    return noted
+
+
 def windows(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in events if event["event"] == "seeding_window"]
 
@@ -362,16 +375,11 @@ def test_without_any_other_worker_no_estimate_ends_the_window(
 
 
 @pytest.mark.parametrize("says", [True, False])
-def test_the_learned_length_goes_on_from_what_an_estimate_gave(says: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_learned_length_goes_on_from_what_an_estimate_gave(
+    says: bool, reports: list[StepReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Longer than the learned one, too: that is no window which stood in for workers that did not serve."""
     monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: says)
-    reports, after_step = list[StepReport](), offload.after_step
-
-    def noting(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
-        reports.append(report)
-        return after_step(rules, now, report)
-
-    monkeypatch.setattr(offload, "after_step", noting)
 
     async def scenario(world: Seeded) -> None:
         await world.begin(remote=1)
@@ -399,6 +407,80 @@ def test_who_does_not_serve_the_version_yet_is_no_help_in_the_estimate(monkeypat
 
     play(scenario, steps=1, limits={"pull_patience_s": 0.2}, **ESTIMATED)
     assert asked == {"remote-0"}
+
+
+class Dry:
+    """Stands in for the estimate: the trainer would not wait, until it has run dry, once ``says`` is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.says = False
+        self.enough = True
+        self.switches_s = list[float]()
+        monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: self.enough)
+        monkeypatch.setattr(SeedingEstimate, "ran_dry", self.ran_dry)
+
+    def ran_dry(
+        self, _: StepBatch, remote: Sequence[Worker], local: Sequence[Worker], switch_s: float, now: float
+    ) -> bool:
+        assert {worker.name for worker in remote} == {"remote-0"}
+        assert {worker.name for worker in local} == {"rollout-0"}
+        assert all(worker.rest_beside.asleep for worker in local), "who is awake, or falls asleep, is not asked for"
+        self.switches_s.append(switch_s)
+        said, self.says = self.says, False
+        self.enough = self.enough and not said
+        return said
+
+
+def test_when_the_trainer_has_run_dry_its_engines_generate_once_more(
+    events: list[dict[str, Any]], reports: list[StepReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(local={"falls_asleep_s": 0.07})
+        world.remote = [await world.add(Batching, "remote-0", runs=4)]
+        await world.until(lambda: len(dry.switches_s) > 3)
+        tokens, dry.says = world.local.tokens, True
+        await world.finished()
+        assert world.local.told == [False, True, False, True]
+        assert world.local.tokens > tokens
+        assert world.local.tokens + world.remote[0].tokens == all_tokens(1), "no token twice"
+        assert world.trainer.met_nobody_awake
+
+    play(scenario, steps=1, scheduling=ESTIMATED["scheduling"] | {"policy": "rlboost"}, rollout=ESTIMATED["rollout"])
+    assert [(w["step"], w["why"]) for w in windows(events)] == [(0, "estimate"), (0, "generated")]
+    (noted,) = [event for event in events if event["event"] == "trainer_ran_dry"]
+    assert (noted["step"], noted["remote"]) == (0, 1)
+    assert min(dry.switches_s) >= 0.07, "what falling asleep took"
+    (report,) = reports
+    seconds = sum(window["seconds"] for window in windows(events))
+    assert report.seed_s == report.lasted_s == pytest.approx(seconds, abs=0.01), "both windows"
+
+
+def test_a_change_counts_for_half_of_the_shortest_window_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1, local={"falls_asleep_s": 0.001})
+        await world.finished()
+
+    play(scenario, steps=1, **ESTIMATED)
+    assert set(dry.switches_s) == {0.05}
+
+
+def test_a_trainer_that_was_not_there_has_not_run_dry(monkeypatch: pytest.MonkeyPatch) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        world.kill("trainer")
+        await world.until(lambda: world.local.asleep)
+        await world.remote[0].ctx.sleep(0.3)
+        assert not dry.switches_s
+        world.trainer = await world.begin_training()
+        await world.finished()
+
+    play(scenario, steps=1, **ESTIMATED)
 
 
 @pytest.mark.parametrize(("idle_fraction", "train_s", "longer"), [(0.9, 0.01, True), (0.0, 3.0, False)])

@@ -12,6 +12,7 @@ import pytest
 
 from actors.rollout.engine import StepOutput
 from actors.scheduler.job_scope import JobScope
+from actors.scheduler.seeding_estimate import SeedingEstimate
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
 from configs.scenario import Scenario
 from supervisors.job_tree import JobTree
@@ -25,6 +26,7 @@ COSTS = {"engine_step_s": 0.2, "micro_batch_s": 0.3, "train_step_s": 0.5, "load_
 @dataclass
 class Seen:
     windows: list[dict[str, Any]] = field(default_factory=list)
+    ran_dry: int = 0
     generating: int = 0
     training: int = 0
     both: int = 0
@@ -47,6 +49,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     def noting_record(self: JobScope, name: str, **fields: Any) -> None:
         if name == "seeding_window":
             noted.windows.append(fields)
+        noted.ran_dry += name == "trainer_ran_dry"
         record(self, name, **fields)
 
     async def noting_step(self: PacedEngine) -> StepOutput:
@@ -108,6 +111,29 @@ def test_with_lengths_expected_a_window_ends_once_the_trainer_would_not_wait_and
     assert seen.both == 0
     plain = run(seeded(nodes=1, job=KNOWN | {"seeding": False}, costs=costs))
     assert estimated.learned == plain.learned
+
+
+def test_when_other_machines_are_lost_after_the_window_a_dry_trainer_generates_again_and_is_done_sooner(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of three, a moment after the third step was handed over to them."""
+    trace = tmp_path / "two_go.csv"
+    events = [*(f"0.0,n{i},up,spot" for i in range(3)), *(f"63.0,n{i},kill,spot" for i in (1, 2))]
+    trace.write_text("at_s,node,event,kind\n" + "\n".join(events))
+    job = KNOWN | {
+        "mode": "async", "policy": "rlboost", "prompts": 48, "prompts_per_step": 24, "group_size": 4,
+        "mean_tokens": 30.0, "max_tokens": 96, "max_running": 8, "steps": 4,
+    }  # fmt: skip
+    costs = COSTS | {"train_token_s": 0.001, "micro_batch_s": 0.05}
+    planned = seeded(nodes=0, spot={"trace": str(trace)}, job=job, costs=costs)
+    returning = run(planned)
+    windows = [(window["step"], window["why"]) for window in seen.windows]
+    assert seen.ran_dry == 1 and windows.count((2, "estimate")) == 2
+    assert seen.both == 0
+    monkeypatch.setattr(SeedingEstimate, "ran_dry", lambda *_: False)
+    waiting = run(planned)
+    assert seen.ran_dry == 1
+    assert returning.virtual_seconds < waiting.virtual_seconds
 
 
 def test_without_other_machines_it_is_plain_colocation(seen: Seen) -> None:
