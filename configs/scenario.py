@@ -62,6 +62,8 @@ class SimulatedJob(Section):
     """As ``cluster.place_rollout``."""
     policy: Literal["assign", "rlboost"] = "assign"
     """As ``scheduling.policy``."""
+    relief: bool = False
+    """As ``scheduling.relief``."""
     workers_min: PositiveInt = 1
     """As ``scheduling.workers_min``."""
     workers_max: PositiveInt | None = None
@@ -244,7 +246,8 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         },
         "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
         "scheduling": {
-            "policy": job.policy, "workers_min": job.workers_min, "workers_max": job.workers_max, **_seeding(job),
+            "policy": job.policy, "relief": job.relief,
+            "workers_min": job.workers_min, "workers_max": job.workers_max, **_seeding(job),
         },
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},
         "checkpoint": {"every": job.checkpoint_every, "keep": 2},

@@ -54,6 +54,10 @@ class Leases:
         self._told_early = np.zeros(0, np.bool_)
         self.held: Callable[[StepBatch], bool] = lambda _: False
         """Whether groups of that batch have to wait, those behind the first one too."""
+        self.opened: Callable[[int], None] = lambda _: None
+        """Told which step the trainer has open, -1: none. What it was given before it does not have any more."""
+        self.given: Callable[[StepBatch, np.ndarray], None] = lambda *_: None
+        """Told which rows the trainer has been given to train."""
 
     def open(self, step: int, trainer: ActorAddress) -> None:
         """Start over with ``step``: leases of an earlier opening are void.
@@ -68,11 +72,13 @@ class Leases:
         self.step, self.trainer = step, trainer
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
+        self.opened(step)
 
     def close(self) -> None:
         """The step is committed, or the trainer is gone."""
         self.trainer = None
         self.all_sent = False
+        self.opened(-1)
 
     def end(self) -> None:
         """Tell the trainer that there is no such step. One who does not hear it opens the step again."""
@@ -120,6 +126,7 @@ class Leases:
                 if self._tell(trainer, groups) is not SendOutcome.QUEUED:
                     return
                 self._books.apply(ev.Leased(batch.step, rows.astype(np.int32), replay=batch.committed))
+                self.given(batch, rows)
             self._sent[indices] = True
 
     def _send_early(self, batch: StepBatch, trainer: ActorAddress) -> None:

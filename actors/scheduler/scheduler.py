@@ -156,6 +156,7 @@ class Scheduler(Actor):
         self._seeding = Seeding(scope, self._versions, estimate) if job.scheduling.seeding else None
         if self._seeding is not None:
             self._leases.held = self._seeding.holds
+            self._leases.opened, self._leases.given = self._seeding.trainer_opened, self._seeding.trainer_given
         self._departures = Departures(scope)
         self._scoring = Scoring(self.ctx, job, books, self._on_settled)
         self._reattachment = Reattachment(books, job.staleness)

@@ -18,8 +18,8 @@ Invariants
 - Nothing is generated twice: what local workers hold at the window's end goes on elsewhere behind its last token.
 - Nobody waits for workers that are not there. While no remote worker serves the step's version, its window has no end;
   one that is over opens again. What the trainer has been given by then it trains meanwhile.
-- With an estimate a window opens again, too, once the trainer has run dry and would wait much longer without its own
-  engines than with them (``policies.hand_over.should_return``): others were lost, or what was expected did not come.
+- With an estimate and relief a window opens again, too, once the trainer has run dry and would wait much longer without
+  its own engines than with them (``policies.hand_over.should_return``): others were lost, or lengths wrongly expected.
 - A window is over early when every sample of its step has ended, and while the trainer replays steps.
 - A new life of the scheduler opens the window anew, unless the step is generated; what was learned is in the ledger.
 """
@@ -29,8 +29,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
 
 from actors.rollout.messages import Revoke, SetAsleep
 from actors.scheduler import events as ev
@@ -41,38 +42,13 @@ from actors.scheduler.policies import offload
 from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
 from actors.scheduler.remote_times import RemoteFigures, RemoteTimes
 from actors.scheduler.seeding_estimate import SeedingEstimate
+from actors.scheduler.seeding_step import SeedingStep
 from actors.scheduler.versions import Versions
 from actors.scheduler.workers import Worker
 from transport.transport import SendOutcome
 
 COLUMNS: Final = ("seed_s", "seeding_target", "seeding_engine_s")
 """Of a step's row."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """What is noted of one step. Times are of the loop's clock."""
-
-    number: int
-    remote: RemoteTimes
-    fresh: bool = True
-    """Its window has yet to be opened, whoever else generates."""
-    opened_s: float | None = None
-    """Since when the window is open; None: it is not."""
-    lasted_s: float = 0.0
-    """All of its windows that are over."""
-    given_s: float = math.inf
-    """What the learned length gave the newest of them, or the estimate all of them."""
-    asked_s: float | None = None
-    """When the trainer wanted its groups first."""
-    allowed_s: float | None = None
-    """When it could have the first of them."""
-
-    @property
-    def held_s(self) -> float:
-        """For which the trainer waited because it was to, and for no other reason."""
-        both = self.asked_s is not None and self.allowed_s is not None
-        return max(0.0, (self.allowed_s or 0.0) - (self.asked_s or 0.0)) if both else 0.0
 
 
 class Seeding:
@@ -83,6 +59,9 @@ class Seeding:
         self._scope = scope
         self._versions = versions
         self._estimate = estimate
+        streams = scope.job.sync.mode not in ("sync", "colocated")
+        self._returns = streams and scope.job.scheduling.relief
+        """A dry trainer's engines would help: samples move to them, and it trains what has come before all has."""
         scheduling = scope.job.scheduling
         self._first_rules = OffloadRules(
             scope.job.rollout.workers,
@@ -94,10 +73,11 @@ class Seeding:
         learned = scope.ledger.window
         first = offload.first(self._first_rules)
         self._known = first if learned is None else Offload(learned.seed_s, learned.target, learned.memory)
-        self._step = _Step(-1, RemoteTimes(scope.ctx.now()))
-        self._change_s = 0.0
-        """Of the local worker that said last that it sleeps, or that it is awake: since it was told to."""
-        self._generated: dict[int, tuple[_Step, RemoteFigures]] = {}
+        self._step = SeedingStep(-1, RemoteTimes(scope.ctx.now()))
+        self._trainers_step = -1
+        """That the trainer has open; -1: none."""
+        self._looked_dry_s = -math.inf
+        self._generated: dict[int, tuple[SeedingStep, RemoteFigures]] = {}
         """Steps that are not committed yet, and whose successor's window has begun."""
 
     # ------------------------------------------------------------ who is where
@@ -125,7 +105,7 @@ class Seeding:
             return
         if number > self._step.number:
             self._generated[self._step.number] = self._step, self._step.remote.figures(now)
-            self._step = _Step(number, RemoteTimes(now))
+            self._step = SeedingStep(number, RemoteTimes(now))
         self._step.remote.look(self._remote, now)
         self._open_or_close(now)
         for worker in self._local:
@@ -150,14 +130,20 @@ class Seeding:
 
     def _ran_dry(self, now: float) -> bool:
         """Whether the trainer would wait so long for the rest of the step that its engines had better generate."""
-        step, local, batch = self._step, self._local, self._scope.ledger.batches.get(self._step.number)
-        asleep = bool(local) and all(worker.rest_beside.asleep for worker in local)
-        if self._estimate is None or batch is None or step.allowed_s is None or not asleep or self._scope.ledger.paused:
+        step, local = self._step, [worker for worker in self._local if not worker.leaving]
+        asks = self._trainers_step == step.number and step.allowed_s is not None and not self._scope.ledger.paused
+        if self._estimate is None or not self._returns or not asks or not all(w.rest_beside.asleep for w in local):
             return False
-        switch_s = max(self._change_s, self._rules.floor_s / 2)
-        dry = bool(self._estimate.ran_dry(batch, self._serving(), local, switch_s, now))
+        takes_s = [worker.rest_beside.sleeps_s + worker.rest_beside.wakes_s for worker in local]
+        switch_s = max([self._first_rules.floor_s, *takes_s]) / 2
+        batch = self._scope.ledger.batches.get(step.number)
+        if batch is None or now - self._looked_dry_s < max(switch_s, self._estimate.look_every_s):
+            return False
+        self._looked_dry_s = now
+        dry = self._estimate.ran_dry(batch, self._serving(), len(local), switch_s, now)
         if dry:
             self._scope.event("trainer_ran_dry", step=step.number, remote=len(self._remote))
+            step.waits_again(now)
         return dry
 
     def _nothing_to_generate(self) -> str:
@@ -214,15 +200,25 @@ class Seeding:
                 return
         order = SetAsleep(job=scope.name, epoch=epoch, asleep=asleep)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
-            rest.told, rest.told_s, rest.asleep, worker.off_duty = asleep, now, False, asleep
+            rest.tell(asleep, now)
+            worker.off_duty = asleep
 
     # ------------------------------------------------------------ the trainer
 
+    def trainer_opened(self, step: int) -> None:
+        """It has no other step open now; -1: none at all."""
+        self._trainers_step = step
+        if self._estimate is not None:
+            self._estimate.opened()
+
+    def trainer_given(self, batch: StepBatch, rows: np.ndarray) -> None:
+        """It has been given these, to train."""
+        if self._estimate is not None:
+            self._estimate.given(int(batch.length[rows].sum()), self._scope.ctx.now())
+
     def heard(self, worker: Worker, news: WorkerAsleep) -> None:
         """A local worker is as it was told to be."""
-        rest = worker.rest_beside
-        if rest.told == news.asleep:
-            rest.asleep, self._change_s = news.asleep, self._scope.ctx.now() - rest.told_s
+        worker.rest_beside.hear(news.asleep, self._scope.ctx.now())
 
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer must wait for the groups of ``batch``."""

@@ -38,24 +38,13 @@ _TABLES = 4
 
 
 class _Look(NamedTuple):
-    question: str
     step: int
     at_s: float
-    answer: bool | None
-    """None: too little was known."""
+    enough: bool | None
+    """The trainer would not wait; None: too little was known."""
 
 
-class _Given(NamedTuple):
-    """What the trainer has of a step."""
-
-    step: int
-    tokens: int
-    until_s: float
-    """It is probably done with them then."""
-
-
-_NO_LOOK = _Look("", -1, 0.0, None)
-_NOTHING = _Given(-1, 0, 0.0)
+_NO_LOOK = _Look(-1, 0.0, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,35 +67,37 @@ class SeedingEstimate:
     train_token_s: float = 0.0
     """Of a response token, in the step that was trained last."""
     _looked: _Look = _NO_LOOK
-    _given: _Given = _NOTHING
+    _busy_until_s: float = 0.0
+    """As long as the trainer probably trains what it has been given of the step that it has open."""
 
     def would_not_wait(self, batch: StepBatch, remote: Sequence[Worker], now: float) -> bool | None:
         """Whether the trainer, handed ``batch`` now, would find its groups in time; None: too little is known."""
-        if self._is_due("train", batch, now):
+        if batch.step != self._looked.step or now - self._looked.at_s >= self.look_every_s:
             view = self._view(batch, remote, now)
-            answer = None if view is None else hand_over.should_train(view, slack_s=0.0)
-            self._looked = _Look("train", batch.step, now, answer)
-        return self._looked.answer
+            enough = None if view is None else hand_over.should_train(view, slack_s=0.0)
+            self._looked = _Look(batch.step, now, enough)
+        return self._looked.enough
 
-    def ran_dry(
-        self, batch: StepBatch, remote: Sequence[Worker], local: Sequence[Worker], switch_s: float, now: float
-    ) -> bool | None:
-        """Whether the trainer waits for ``batch`` so long that its own engines had better generate; None: not known.
+    def ran_dry(self, batch: StepBatch, remote: Sequence[Worker], local: int, switch_s: float, now: float) -> bool:
+        """Whether the trainer waits for ``batch`` so long that its own engines had better generate; False: not known.
 
-        ``switch_s``: what it takes them to fall asleep, or to wake.
+        ``local``: so many workers would. ``switch_s``: what it takes one of them to fall asleep, or to wake.
         """
-        if self._is_due("return", batch, now):
-            answer = False
-            if self._busy_s(batch, now) <= 0 and not _to_lease(batch).any():
-                view = self._view(batch, remote, now, helpers=len(local))
-                answer = None if view is None else hand_over.should_return(view, switch_s=switch_s)
-            self._looked = _Look("return", batch.step, now, answer)
-        return self._looked.answer
+        if self._busy_s(now) > 0:
+            return False
+        view = self._view(batch, remote, now, helpers=local)
+        return view is not None and hand_over.should_return(view, switch_s=switch_s)
 
-    def _is_due(self, question: str, batch: StepBatch, now: float) -> bool:
-        looked = self._looked
-        same = (looked.question, looked.step) == (question, batch.step)
-        return not same or now - looked.at_s >= self.look_every_s
+    def opened(self) -> None:
+        """The trainer begins with a step: what it was given before it does not have."""
+        self._busy_until_s = 0.0
+
+    def given(self, tokens: int, now: float) -> None:
+        """The trainer has been given so many response tokens."""
+        self._busy_until_s = max(self._busy_until_s, now) + tokens * self.train_token_s
+
+    def _busy_s(self, now: float) -> float:
+        return max(0.0, self._busy_until_s - now)
 
     def committed(self, batch: StepBatch, train_s: float) -> None:
         """``batch`` is trained, which took ``train_s`` without waiting."""
@@ -133,7 +124,7 @@ class SeedingEstimate:
         running = running[: round(runs / k)] + self._of_other_steps(batch, remote, k)
         group_s = self.train_token_s * _by_group(batch, batch.length + left)
         return HandOverView(
-            ready_s=self._busy_s(batch, now) + float(group_s[_to_lease(batch)].sum()),
+            ready_s=self._busy_s(now) + float(group_s[_to_lease(batch)].sum()),
             running=running,
             queued=queued,
             train_s={i: k * float(group_s[i]) for i in missing.tolist()},
@@ -143,16 +134,6 @@ class SeedingEstimate:
             cache_tokens=math.inf,
             pace=_MeanPace(tables[:: math.ceil(len(tables) / _TABLES)]),
         )
-
-    def _busy_s(self, batch: StepBatch, now: float) -> float:
-        """For which the trainer probably still trains what it has been given of ``batch``."""
-        tokens, given = int(batch.length[batch.state == S.LEASED].sum()), self._given
-        if given.step != batch.step or tokens < given.tokens:  # the step has been opened anew
-            given = _Given(batch.step, 0, now)
-        new = tokens - given.tokens
-        until_s = max(given.until_s, now) + new * self.train_token_s if new else given.until_s
-        self._given = _Given(batch.step, tokens, until_s)
-        return max(0.0, until_s - now)
 
     def _expected(self, batch: StepBatch) -> np.ndarray | None:
         """float64[groups] of a response; None if too few prompts are known. What nobody knows counts as the median."""

@@ -25,14 +25,32 @@ class RestBeside:
 
     told: bool | None = None
     """To sleep, or to wake; None: it has been told neither."""
-    told_s: float = 0.0
-    """When."""
+    told_s: float | None = None
+    """When; None: it has answered."""
+    sleeps_s: float = 0.0
+    """What falling asleep took it last, from being told to."""
+    wakes_s: float = 0.0
+    """The same of waking."""
     since_s: float = 0.0
     """When it got no work any more."""
     asleep: bool = False
     """It says so."""
     given_up: bool = False
     """The trainer has begun without waiting for it any longer."""
+
+    def tell(self, asleep: bool, now: float) -> None:
+        """It has been told so."""
+        self.told, self.told_s, self.asleep = asleep, now, False
+
+    def hear(self, asleep: bool, now: float) -> None:
+        """It says that it is so; an answer to what it was told before counts for nothing."""
+        if self.told is not asleep or self.told_s is None:
+            return
+        took_s, self.told_s, self.asleep = now - self.told_s, None, asleep
+        if asleep:
+            self.sleeps_s = took_s
+        else:
+            self.wakes_s = took_s
 
 
 @dataclass(slots=True)

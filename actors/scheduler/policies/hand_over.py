@@ -14,8 +14,9 @@ or go or lengths drift. In words:
   difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
   the last three counts: a step in which all came much sooner than expected says nothing of the next.
 - A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if its own
-  engines would shorten its wait by more than changing over and back takes, with a margin. For a tail that runs already
-  it does not: more engines bring its end no nearer.
+  engines would shorten its wait by more than changing over and back takes, with a margin. They would take what waits,
+  and their share of what runs, as far as a step is shorter with fewer beside it (``relieve``). For a tail whose steps
+  take as long with fewer it does not go back.
 
 ``wait_s`` comes from a short event simulation over the workers' own pace: all that run get a token a step, a step takes
 what the batch says, what waits takes the places that become free, in order. Ranked lengths are enough; a wrong estimate
@@ -153,6 +154,5 @@ def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> 
 
 def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
     """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
-    alone_s = wait_s(view) - lean_s
-    helped_s = wait_s(replace(view, workers=view.workers + view.helpers)) - lean_s
-    return alone_s > 0 and alone_s - max(helped_s, 0.0) > MARGIN * 2 * switch_s
+    helped = replace(view, workers=view.workers + view.helpers, begin_s=0.0 if view.helpers else view.begin_s)
+    return wait_s(view) - lean_s - max(0.0, wait_s(helped) - lean_s) > MARGIN * 2 * switch_s

@@ -111,10 +111,42 @@ def test_a_dry_trainer_goes_back_where_its_own_engines_shorten_its_wait_by_much(
     assert not should_return(replace(helped, ready_s=25.0), switch_s=0.9), "it cannot wait for less than no time"
 
 
-def test_a_dry_trainer_does_not_go_back_for_a_tail_that_nobody_can_shorten() -> None:
-    dry = replace(VIEW, ready_s=0.0, running=[Left(1e6, 0, 20.0)], train_s={0: 1.0}, helpers=8)
+def test_a_dry_trainer_does_not_go_back_for_a_tail_whose_steps_take_as_long_with_fewer() -> None:
+    dry = replace(VIEW, ready_s=0.0, running=[Left(1e6, 0, 20.0)] * 8, train_s={0: 1.0}, helpers=8)
     assert wait_s(dry) == pytest.approx(1e6)
     assert not should_return(dry, switch_s=0.0)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A step takes a second for each of its samples."""
+
+    def step_s(self, batch: float, context_tokens: float) -> float:
+        return batch
+
+
+def test_a_dry_trainer_goes_back_for_what_runs_if_that_is_faster_with_fewer_beside_it() -> None:
+    """Two of 10 tokens take 20 s on one engine, and 10 s on two."""
+    dry = replace(VIEW, ready_s=0.0, running=[Left(10.0, 0, 20.0)] * 2, train_s={0: 1.0}, helpers=1, pace=Shared())
+    assert should_return(dry, switch_s=1.6)
+    assert not should_return(dry, switch_s=1.7)
+
+
+def test_what_the_estimate_leans_by_is_no_wait_that_can_be_spared() -> None:
+    """Alone it waits for 25 s less what the estimate is always too high by, and with help for 15 s less that."""
+    queued = replace(VIEW, ready_s=5.0, places=1, train_s=dict.fromkeys(range(3), 0.0), helpers=1)
+    dry = replace(queued, running=[Left(10.0, 0, 20.0)], queued=[Left(10.0, i, 20.0) for i in (1, 2)])
+    assert should_return(dry, switch_s=1.6, lean_s=14.0)
+    assert should_return(dry, switch_s=1.4, lean_s=16.0)  # 9 s, and none
+    assert not should_return(dry, switch_s=1.6, lean_s=16.0)
+    assert not should_return(dry, switch_s=0.0, lean_s=26.0)
+    assert should_return(dry, switch_s=1.6, lean_s=-100.0)
+
+
+def test_a_dry_trainers_own_engines_need_not_wait_until_others_have_begun() -> None:
+    loading = replace(VIEW, ready_s=0.0, running=[], queued=[Left(10.0, 0, 20.0)], train_s={0: 1.0}, begin_s=600.0)
+    assert not should_return(loading, switch_s=1.0)
+    assert should_return(replace(loading, helpers=1), switch_s=99.0)
 
 
 def test_a_dry_trainer_goes_back_where_nobody_else_is_left() -> None:

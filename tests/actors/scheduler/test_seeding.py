@@ -32,10 +32,12 @@ FIRST_S = 0.35
 class Local(Batching):
     """A worker beside the trainer; it says that it is asleep ``falls_asleep_s`` after it was told, if at all."""
 
-    def __init__(self, scheduler: ActorAddress, falls_asleep_s: float | None = 0.02, **options: Any) -> None:
+    def __init__(
+        self, scheduler: ActorAddress, falls_asleep_s: float | None = 0.02, wakes_s: float = 0.0, **options: Any
+    ) -> None:
         super().__init__(scheduler, **options)
         self.beside_trainer = True
-        self.falls_asleep_s = falls_asleep_s
+        self.falls_asleep_s, self.wakes_s = falls_asleep_s, wakes_s
         self.asleep = False
         self.told: list[bool] = []
 
@@ -43,6 +45,7 @@ class Local(Batching):
     async def set_asleep(self, order: SetAsleep) -> None:
         self.told.append(order.asleep)
         if not order.asleep:
+            await self.ctx.sleep(self.wakes_s)
             self.asleep = False
         elif self.falls_asleep_s is None:
             return
@@ -415,20 +418,26 @@ class Dry:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.says = False
         self.enough = True
+        self.local = 1
+        self.asked_s = list[float]()
         self.switches_s = list[float]()
         monkeypatch.setattr(SeedingEstimate, "would_not_wait", lambda *_: self.enough)
         monkeypatch.setattr(SeedingEstimate, "ran_dry", self.ran_dry)
 
-    def ran_dry(
-        self, _: StepBatch, remote: Sequence[Worker], local: Sequence[Worker], switch_s: float, now: float
-    ) -> bool:
+    def ran_dry(self, _: StepBatch, remote: Sequence[Worker], local: int, switch_s: float, now: float) -> bool:
         assert {worker.name for worker in remote} == {"remote-0"}
-        assert {worker.name for worker in local} == {"rollout-0"}
-        assert all(worker.rest_beside.asleep for worker in local), "who is awake, or falls asleep, is not asked for"
+        assert local == self.local
+        self.asked_s.append(now)
         self.switches_s.append(switch_s)
         said, self.says = self.says, False
         self.enough = self.enough and not said
         return said
+
+
+def returning(**scheduling: Any) -> dict[str, Any]:
+    """A job whose dry trainer may go back to generating."""
+    relieved = {"policy": "rlboost", "relief": True, "seeding_end": "estimated", **scheduling}
+    return {"scheduling": relieved, "rollout": {"length_ranking": "history"}, "sync": {"mode": "dynamic"}}
 
 
 def test_when_the_trainer_has_run_dry_its_engines_generate_once_more(
@@ -437,9 +446,9 @@ def test_when_the_trainer_has_run_dry_its_engines_generate_once_more(
     dry = Dry(monkeypatch)
 
     async def scenario(world: Seeded) -> None:
-        await world.begin(local={"falls_asleep_s": 0.07})
+        await world.begin()
         world.remote = [await world.add(Batching, "remote-0", runs=4)]
-        await world.until(lambda: len(dry.switches_s) > 3)
+        await world.until(lambda: len(dry.asked_s) > 3)
         tokens, dry.says = world.local.tokens, True
         await world.finished()
         assert world.local.told == [False, True, False, True]
@@ -447,14 +456,55 @@ def test_when_the_trainer_has_run_dry_its_engines_generate_once_more(
         assert world.local.tokens + world.remote[0].tokens == all_tokens(1), "no token twice"
         assert world.trainer.met_nobody_awake
 
-    play(scenario, steps=1, scheduling=ESTIMATED["scheduling"] | {"policy": "rlboost"}, rollout=ESTIMATED["rollout"])
+    play(scenario, steps=1, **returning())
     assert [(w["step"], w["why"]) for w in windows(events)] == [(0, "estimate"), (0, "generated")]
     (noted,) = [event for event in events if event["event"] == "trainer_ran_dry"]
     assert (noted["step"], noted["remote"]) == (0, 1)
-    assert min(dry.switches_s) >= 0.07, "what falling asleep took"
     (report,) = reports
     seconds = sum(window["seconds"] for window in windows(events))
     assert report.seed_s == report.lasted_s == pytest.approx(seconds, abs=0.01), "both windows"
+
+
+def test_what_a_dry_trainer_waits_because_of_the_window_does_not_lengthen_the_next_one(
+    reports: list[StepReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin()
+        world.remote = [await world.add(Batching, "remote-0", runs=4)]
+        world.trainer.metrics = {"seconds": 10.0, "trainer_idle_fraction": 1.0}
+        await world.until(lambda: len(dry.asked_s) > 3)
+        dry.says = True
+        await world.finished()
+
+    play(scenario, steps=1, **returning())
+    (report,) = reports
+    assert report.lasted_s is not None
+    assert report.train_idle_s == pytest.approx(10.0 - report.lasted_s, abs=0.2)
+
+
+@pytest.mark.parametrize(("sleeps_s", "wakes_s"), [(0.07, 0.09), (0.12, 0.03)])
+def test_a_change_takes_what_falling_asleep_and_waking_took_whoever_comes_later(
+    sleeps_s: float, wakes_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And half of the shortest window at least, which is 0.05 s."""
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1, local={"falls_asleep_s": sleeps_s, "wakes_s": wakes_s})
+        await world.until(lambda: len(dry.asked_s) > 1)
+        assert dry.switches_s[-1] == pytest.approx((sleeps_s + wakes_s) / 2, abs=0.005)
+        dry.local, world.trainer.locals = 2, ()
+        asked = len(dry.asked_s)
+        await world.add(Local, "rollout-1", falls_asleep_s=0.001)
+        await world.until(lambda: len(dry.asked_s) > asked)
+        assert dry.switches_s[-1] == pytest.approx((sleeps_s + wakes_s) / 2, abs=0.005)
+        dry.local = 0
+        monkeypatch.setattr(SeedingEstimate, "ran_dry", lambda *_: False)
+        await world.finished()
+
+    play(scenario, steps=1, **returning())
 
 
 def test_a_change_counts_for_half_of_the_shortest_window_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,23 +514,85 @@ def test_a_change_counts_for_half_of_the_shortest_window_at_least(monkeypatch: p
         await world.begin(remote=1, local={"falls_asleep_s": 0.001})
         await world.finished()
 
-    play(scenario, steps=1, **ESTIMATED)
+    play(scenario, steps=1, **returning())
     assert set(dry.switches_s) == {0.05}
 
 
-def test_a_trainer_that_was_not_there_has_not_run_dry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_falls_asleep_still_is_not_asked_to_wake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trainer has been given groups, as it waits for that engine no longer."""
     dry = Dry(monkeypatch)
 
     async def scenario(world: Seeded) -> None:
         await world.begin(remote=1)
-        world.kill("trainer")
-        await world.until(lambda: world.local.asleep)
-        await world.remote[0].ctx.sleep(0.3)
-        assert not dry.switches_s
+        await world.add(Local, "rollout-1", falls_asleep_s=None)
+        world.trainer.locals = ()
+        await world.finished()
+        assert world.trainer.given
+        assert not dry.asked_s
+
+    play(scenario, steps=1, limits={"seeding_patience_s": 0.05}, **returning())
+
+
+def test_while_the_job_is_paused_no_trainer_runs_dry(monkeypatch: pytest.MonkeyPatch) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.until(lambda: bool(dry.asked_s))
+        scheduler = world.systems["head"].ref(world.scheduler_at)
+        await scheduler.ask(m.SetPaused(job="j", paused=True), m.Acknowledged)
+        asked = len(dry.asked_s)
+        await world.local.ctx.sleep(0.5)
+        assert len(dry.asked_s) == asked
+        await scheduler.ask(m.SetPaused(job="j", paused=False), m.Acknowledged)
+        await world.finished()
+
+    play(scenario, steps=1, **returning())
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_trainer_that_is_not_there_has_not_run_dry(before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gone before it was given anything, and after it."""
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        if before:
+            world.kill("trainer")
+            await world.until(lambda: world.local.asleep)
+        else:
+            await world.until(lambda: bool(dry.asked_s))
+            world.kill("trainer")
+            await world.local.ctx.sleep(0.1)
+        asked = len(dry.asked_s)
+        await world.local.ctx.sleep(0.3)
+        assert len(dry.asked_s) == asked
         world.trainer = await world.begin_training()
         await world.finished()
 
-    play(scenario, steps=1, **ESTIMATED)
+    play(scenario, steps=1, **returning())
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        returning(policy="assign", relief=False),  # samples stay where they are
+        returning(relief=False),
+        returning() | {"sync": {"mode": "colocated"}},  # it trains once all is there
+        returning(seeding_end="learned"),
+    ],
+)
+def test_a_trainer_that_its_engines_could_not_help_does_not_go_back(
+    job: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+
+    play(scenario, steps=1, **job)
+    assert not dry.asked_s
 
 
 @pytest.mark.parametrize(("idle_fraction", "train_s", "longer"), [(0.9, 0.01, True), (0.0, 3.0, False)])

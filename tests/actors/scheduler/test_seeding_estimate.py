@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -116,13 +117,14 @@ def test_what_nobody_else_has_begun_begins_when_the_others_have_a_place(begun_el
     assert fleet.says(0.101) is True
 
 
-def test_what_has_been_leased_keeps_a_trainer_busy_for_as_long_as_it_takes_to_train() -> None:
+def test_what_the_trainer_was_given_keeps_it_busy_for_as_long_as_it_takes_to_train() -> None:
     """40 tokens of 0.1 s each: 4 s. The other group comes after 2 s."""
     fleet = first_of_two()
     estimate = SeedingEstimate(fleet.ledger, fleet.ranking, 0.0, train_token_s=0.1)
     batch = fleet.ledger.batches[0]
     fleet.ledger.apply(ev.Leased(0, np.array([0, 1], np.int32)))
-    assert estimate.would_not_wait(batch, fleet.remote, 10.0) is True
+    assert estimate.would_not_wait(batch, fleet.remote, 10.0) is False
+    estimate.given(40, 10.0)
     assert estimate.would_not_wait(batch, fleet.remote, 11.9) is True
     assert estimate.would_not_wait(batch, fleet.remote, 12.1) is False
 
@@ -264,65 +266,72 @@ def test_what_is_dropped_takes_no_training() -> None:
 
 
 class Starved(Fleet):
-    """The first group's 40 tokens are there. One worker elsewhere has a place for one sample: six of 10 tokens wait."""
+    """The first group's 40 tokens are there. One worker elsewhere has a place for one sample: six of 10 tokens wait.
+
+    The trainer has been given that group, and takes 4 s for it.
+    """
 
     def __init__(self, **options: bool) -> None:
         super().__init__([20, 10, 10, 10], slots=1, **options)
         self.finish("local", [0, 1], tokens=20)
-        self.local = [self._worker(f"local-{i}", 1, measured=True) for i in range(2)]
         self.estimate = SeedingEstimate(self.ledger, self.ranking, 0.0, train_token_s=0.1)
-
-    def lease(self) -> None:
         self.ledger.apply(ev.Leased(0, np.array([0, 1], np.int32)))
+        self.estimate.given(40, now=1.0)
 
-    def ran_dry(self, now: float, switch_s: float = 0.0) -> bool | None:
-        return self.estimate.ran_dry(self.ledger.batches[0], self.remote, self.local, switch_s, now)
+    def ran_dry(self, now: float, switch_s: float = 0.0, local: int = 2) -> bool:
+        return self.estimate.ran_dry(self.ledger.batches[0], self.remote, local, switch_s, now)
 
 
 def test_a_trainer_has_run_dry_once_it_has_trained_all_that_it_was_given() -> None:
     fleet = Starved()
-    assert fleet.ran_dry(0.0) is False, "it is about to be given a group"
-    fleet.lease()
-    assert fleet.ran_dry(1.0) is False, "that takes 4 s"
     assert fleet.ran_dry(4.9) is False
     assert fleet.ran_dry(5.1) is True
+    fleet.estimate.given(10, now=6.0)
+    assert fleet.ran_dry(6.9) is False
+    assert fleet.ran_dry(7.1) is True
 
 
-@pytest.mark.parametrize(("switch_s", "dry"), [(0.66, True), (0.67, False)])
-def test_its_engines_are_to_help_if_that_spares_it_much_more_than_two_changes_take(switch_s: float, dry: bool) -> None:
-    """Alone the other worker needs 6 s for the last of them, and 2 s with two more: three times there and back."""
+def test_what_comes_while_it_trains_is_trained_behind_it() -> None:
     fleet = Starved()
-    fleet.lease()
-    fleet.estimate.ran_dry(fleet.ledger.batches[0], fleet.remote, fleet.local, switch_s, 0.0)
-    fleet.estimate.train_token_s = 1e-9  # the last group comes when it comes
-    assert fleet.ran_dry(5.0, switch_s) is dry
-
-
-def test_what_is_not_known_wakes_nobody() -> None:
-    unmeasured = Starved(measured=False)
-    unmeasured.lease()
-    unmeasured.ran_dry(0.0)
-    assert unmeasured.ran_dry(5.0) is None
+    fleet.estimate.given(10, now=2.0)
+    assert fleet.ran_dry(5.9) is False
+    assert fleet.ran_dry(6.1) is True
 
 
 def test_a_step_that_is_opened_anew_is_trained_anew() -> None:
     fleet = Starved()
-    fleet.lease()
-    assert fleet.ran_dry(0.0) is False
-    assert fleet.ran_dry(4.1) is True
-    fleet.ledger.apply(ev.Rewound(0))
-    assert fleet.ran_dry(5.0) is False, "it is about to be given the group again"
-    fleet.lease()
-    assert fleet.ran_dry(6.0) is False
-    assert fleet.ran_dry(9.9) is False
-    assert fleet.ran_dry(10.1) is True
+    fleet.estimate.opened()
+    assert fleet.ran_dry(1.1) is True
+    fleet.estimate.given(40, now=2.0)
+    assert fleet.ran_dry(5.9) is False
+    assert fleet.ran_dry(6.1) is True
 
 
-def test_the_two_questions_have_answers_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("local", "switch_s", "dry"), [(2, 0.66, True), (2, 0.67, False), (1, 0.49, True), (1, 0.51, False)]
+)
+def test_its_engines_are_to_help_if_that_spares_it_much_more_than_two_changes_take(
+    local: int, switch_s: float, dry: bool
+) -> None:
+    """Alone the other worker needs 6 s for the last of them, with one more 3 s, with two 2 s."""
     fleet = Starved()
-    fleet.estimate.look_every_s = 1.0
-    fleet.lease()
-    assert fleet.ran_dry(0.0) is False
-    assert fleet.estimate.would_not_wait(fleet.ledger.batches[0], fleet.remote, 0.5) is True
-    assert fleet.ran_dry(4.1) is True
-    assert fleet.estimate.would_not_wait(fleet.ledger.batches[0], fleet.remote, 4.2) is False
+    fleet.estimate.train_token_s = 1e-9  # the last group comes when it comes
+    assert fleet.ran_dry(5.1, switch_s, local) is dry
+
+
+def test_of_a_large_step_as_large_a_part_of_the_helpers_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = Fleet([20] * 800, slots=80)
+    fleet.hand_out("local", range(800 * GROUP))
+    spared_s = list[float]()
+    for looked_at in (200, 10**9):
+        monkeypatch.setattr(seeding_estimate, "_LOOKED_AT", looked_at)
+        estimate = SeedingEstimate(fleet.ledger, fleet.ranking, 0.0, 1e-9)
+        view = estimate._view(fleet.ledger.batches[0], fleet.remote, 0.0, helpers=3)
+        assert view is not None
+        helped = replace(view, workers=view.workers + view.helpers)
+        spared_s.append(hand_over.wait_s(view) - hand_over.wait_s(helped))
+    assert spared_s[0] == pytest.approx(spared_s[1], rel=0.1)
+
+
+def test_what_is_not_known_wakes_nobody() -> None:
+    assert Starved(measured=False).ran_dry(5.1) is False

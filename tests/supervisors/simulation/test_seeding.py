@@ -121,7 +121,7 @@ def test_when_other_machines_are_lost_after_the_window_a_dry_trainer_generates_a
     events = [*(f"0.0,n{i},up,spot" for i in range(3)), *(f"63.0,n{i},kill,spot" for i in (1, 2))]
     trace.write_text("at_s,node,event,kind\n" + "\n".join(events))
     job = KNOWN | {
-        "mode": "async", "policy": "rlboost", "prompts": 48, "prompts_per_step": 24, "group_size": 4,
+        "mode": "async", "policy": "rlboost", "relief": True, "prompts": 48, "prompts_per_step": 24, "group_size": 4,
         "mean_tokens": 30.0, "max_tokens": 96, "max_running": 8, "steps": 4,
     }  # fmt: skip
     costs = COSTS | {"train_token_s": 0.001, "micro_batch_s": 0.05}
