@@ -15,8 +15,10 @@ from actors.scheduler.job_scope import JobScope
 from actors.scheduler.lease_messages import LeaseGroups
 from actors.scheduler.policies import offload
 from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
+from actors.scheduler.remote_times import RemoteTimes
 from actors.scheduler.seeding_estimate import SeedingEstimate
-from actors.scheduler.workers import Worker
+from actors.scheduler.seeding_step import SeedingStep
+from actors.scheduler.workers import RestBeside, Worker
 from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
 from tests.actors.scheduler.test_balancing import Batching
 from transport.address import ActorAddress
@@ -505,6 +507,63 @@ def test_a_change_takes_what_falling_asleep_and_waking_took_whoever_comes_later(
         await world.finished()
 
     play(scenario, steps=1, **returning())
+
+
+def test_the_trainer_is_dry_by_those_who_serve_its_version_and_helped_by_those_who_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dry = Dry(monkeypatch)
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.add(Batching, "loads-for-ever", pull_s=1e6)
+        going = await world.add(Local, "rollout-1")
+        news = m.Draining(job="j", worker="rollout-1", left_s=1e4, reason="spot")
+        going.ctx.ref(world.scheduler_at).tell(news)
+        await world.finished()
+        assert dry.asked_s
+
+    play(scenario, steps=1, limits={"pull_patience_s": 0.2}, **returning())
+
+
+def test_the_estimate_is_told_of_every_token_that_the_trainer_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = list[int]()
+    monkeypatch.setattr(SeedingEstimate, "given", lambda _, tokens, now: given.append(tokens))
+
+    async def scenario(world: Seeded) -> None:
+        await world.begin(remote=1)
+        await world.finished()
+
+    play(scenario, steps=2, **returning())
+    assert sum(given) == all_tokens(2)
+    assert len(given) > 2, "as they come"
+
+
+def test_only_the_answer_to_what_a_worker_was_told_last_counts_and_once() -> None:
+    rest = RestBeside()
+    rest.tell(asleep=False, now=1.0)
+    rest.tell(asleep=True, now=2.0)
+    rest.hear(asleep=False, now=2.5)
+    assert (rest.asleep, rest.wakes_s) == (False, 0.0), "it answers what it was told before"
+    rest.hear(asleep=True, now=3.0)
+    rest.hear(asleep=True, now=9.0)
+    assert (rest.asleep, rest.sleeps_s) == (True, 1.0)
+    rest.tell(asleep=False, now=10.0)
+    assert not rest.asleep, "it may be awake from now on"
+    rest.hear(asleep=False, now=10.25)
+    assert (rest.asleep, rest.sleeps_s, rest.wakes_s) == (False, 1.0, 0.25)
+
+
+def test_what_the_trainer_was_held_for_is_of_all_windows_that_it_waited_for() -> None:
+    step = SeedingStep(0, RemoteTimes(0.0), asked_s=1.0)
+    assert step.held_s == 0.0
+    step.allowed_s = 3.0
+    step.waits_again(10.0)
+    assert step.held_s == 2.0
+    step.allowed_s = 14.0
+    step.waits_again(20.0)
+    step.allowed_s = 21.0
+    assert step.held_s == 2.0 + 4.0 + 1.0
 
 
 def test_a_change_counts_for_half_of_the_shortest_window_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
