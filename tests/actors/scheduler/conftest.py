@@ -21,8 +21,11 @@ from actors.jobs.job import Job
 from actors.rewards.messages import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
 from actors.rollout.messages import Assign, DeltasTaken, EngineStats, PullVersion, Revoke
 from actors.scheduler import messages as m
+from actors.scheduler.job_scope import JobScope
 from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
 from actors.scheduler.memory_journal import MemoryJournal
+from actors.scheduler.policies import offload
+from actors.scheduler.policies.offload import Offload, OffloadRules, StepReport
 from actors.scheduler.scheduler import Scheduler
 from actors.scheduler.service_messages import RegisterService
 from configs.schema import JobConfig
@@ -389,3 +392,29 @@ def in_world() -> Callable[..., None]:
         run_simulated(main(), seed=seed)
 
     return run
+
+
+@pytest.fixture
+def events(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """That the scheduler recorded."""
+    noted, record = list[dict[str, Any]](), JobScope.record
+
+    def noting(self: JobScope, name: str, **fields: Any) -> None:
+        noted.append({"event": name, **fields})
+        record(self, name, **fields)
+
+    monkeypatch.setattr(JobScope, "record", noting)
+    return noted
+
+
+@pytest.fixture
+def reports(monkeypatch: pytest.MonkeyPatch) -> list[StepReport]:
+    """Of each step, as the policy of the window was told."""
+    noted, after_step = list[StepReport](), offload.after_step
+
+    def noting(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
+        noted.append(report)
+        return after_step(rules, now, report)
+
+    monkeypatch.setattr(offload, "after_step", noting)
+    return noted
