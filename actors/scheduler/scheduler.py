@@ -152,7 +152,8 @@ class Scheduler(Actor):
         )  # fmt: skip
         self._balancing = Balancing(scope, lanes, relief=job.scheduling.relief) if balanced else None
         estimated = job.scheduling.seeding_end == "estimated"
-        estimate = SeedingEstimate(ledger, self._ranking, limits.seeding_look_s) if estimated else None
+        look_s, ahead = limits.seeding_look_s, job.staleness
+        estimate = SeedingEstimate(ledger, self._ranking, look_s, max_staleness=ahead) if estimated else None
         self._seeding = Seeding(scope, self._versions, estimate) if job.scheduling.seeding else None
         if self._seeding is not None:
             self._leases.held = self._seeding.holds

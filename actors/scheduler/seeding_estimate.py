@@ -66,6 +66,8 @@ class SeedingEstimate:
     look_every_s: float
     train_token_s: float = 0.0
     """Of a response token, in the step that was trained last."""
+    max_staleness: int = 0
+    """So many steps ahead of the one that is trained may be generated."""
     _looked: _Look = _NO_LOOK
     _busy_until_s: float = 0.0
     """As long as the trainer probably trains what it has been given of the step that it has open."""
@@ -129,6 +131,7 @@ class SeedingEstimate:
             queued=queued,
             train_s={i: k * float(group_s[i]) for i in missing.tolist()},
             workers=len(remote) / k,
+            more_waits=self._more_waits(batch),
             helpers=helpers / k,
             places=runs / len(remote),
             cache_tokens=math.inf,
@@ -162,6 +165,11 @@ class SeedingEstimate:
                 rows = rows[self._held_by(remote, other, rows)]
                 found += [one._replace(group=-1) for one in _lefts(other, rows, _left(other, rows, expected))]
         return found
+
+    def _more_waits(self, batch: StepBatch) -> bool:
+        """Somebody could begin samples of later steps now."""
+        later = [other for other in self.ledger.batches.values() if 0 < other.step - batch.step <= self.max_staleness]
+        return any(bool((other.state == S.QUEUED).any()) for other in later)
 
     def _held_by(self, remote: Sequence[Worker], batch: StepBatch, rows: np.ndarray) -> np.ndarray:
         """bool[n]: a remote worker has it."""

@@ -13,10 +13,10 @@ or go or lengths drift. In words:
 - The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
   difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
   the last three counts: a step in which all came much sooner than expected says nothing of the next.
-- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating if its own
-  engines would shorten its wait by more than changing over and back takes, with a margin. They would take what waits,
-  and their share of what runs, as far as a step is shorter with fewer beside it (``relieve``). For a tail whose steps
-  take as long with fewer it does not go back.
+- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating for a wait that
+  is longer than changing over and back takes, with a margin. Where samples of later steps wait for a place its engines
+  are of use for all of that time. Where none do the wait counts as far as they would shorten it: they would take what
+  waits, and their share of what runs, whose steps are shorter with fewer beside it (``relieve``).
 
 ``wait_s`` comes from a short event simulation over the workers' own pace: all that run get a token a step, a step takes
 what the batch says, what waits takes the places that become free, in order. Ranked lengths are enough; a wrong estimate
@@ -75,6 +75,8 @@ class HandOverView:
     pace: StepTime
     begin_s: float = 0.0
     """Until the other workers, or the first of them, begin."""
+    more_waits: bool = False
+    """Samples of later steps wait for a place."""
     helpers: float = 0.0
     """Workers that there would be beside them if the trainer's own engines generated."""
 
@@ -154,5 +156,8 @@ def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> 
 
 def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
     """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
+    alone_s, least_s = wait_s(view) - lean_s, MARGIN * 2 * switch_s
+    if view.more_waits and view.helpers:
+        return alone_s > least_s
     helped = replace(view, workers=view.workers + view.helpers, begin_s=0.0 if view.helpers else view.begin_s)
-    return wait_s(view) - lean_s - max(0.0, wait_s(helped) - lean_s) > MARGIN * 2 * switch_s
+    return alone_s - max(0.0, wait_s(helped) - lean_s) > least_s

@@ -149,6 +149,17 @@ def test_a_dry_trainers_own_engines_need_not_wait_until_others_have_begun() -> N
     assert should_return(replace(loading, helpers=1), switch_s=99.0)
 
 
+def test_where_samples_of_later_steps_wait_a_dry_trainer_goes_back_for_all_of_its_wait() -> None:
+    """30 s for a tail that nobody can shorten."""
+    dry = replace(VIEW, ready_s=0.0, running=[Left(30.0, 0, 20.0)], train_s={0: 1.0}, helpers=1)
+    assert not should_return(dry, switch_s=0.0)
+    ahead = replace(dry, more_waits=True)
+    assert should_return(ahead, switch_s=4.9)
+    assert not should_return(ahead, switch_s=5.1)
+    assert not should_return(ahead, switch_s=4.9, lean_s=1.0)
+    assert not should_return(replace(ahead, helpers=0), switch_s=0.0), "it has no engines"
+
+
 def test_a_dry_trainer_goes_back_where_nobody_else_is_left() -> None:
     assert should_return(replace(VIEW, workers=0, ready_s=0.1, helpers=1), switch_s=100.0)
 

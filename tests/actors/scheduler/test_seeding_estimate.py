@@ -335,3 +335,26 @@ def test_of_a_large_step_as_large_a_part_of_the_helpers_stands_for_all(monkeypat
 
 def test_what_is_not_known_wakes_nobody() -> None:
     assert Starved(measured=False).ran_dry(5.1) is False
+
+
+@pytest.mark.parametrize(("step", "ahead", "waits"), [(1, 1, True), (1, 0, False), (2, 1, False), (2, 2, True)])
+def test_samples_of_a_later_step_wait_if_they_may_be_generated_and_nobody_has_them(
+    step: int, ahead: int, waits: bool
+) -> None:
+    fleet = Fleet([20, 30])
+    fleet.hand_out("remote-0", range(4), tokens=1)
+    estimate = SeedingEstimate(fleet.ledger, fleet.ranking, 0.0, 0.1, max_staleness=ahead)
+
+    def more_waits() -> bool:
+        view = estimate._view(fleet.ledger.batches[0], fleet.remote, 0.0)
+        assert view is not None
+        return view.more_waits
+
+    assert not more_waits()
+    for number in range(1, step + 1):
+        fleet.issue(number, [20])
+        if number < step:
+            fleet.hand_out("remote-0", range(GROUP), step=number)
+    assert more_waits() is waits
+    fleet.hand_out("remote-0", range(GROUP), step=step)
+    assert not more_waits()

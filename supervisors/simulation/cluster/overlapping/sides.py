@@ -108,6 +108,7 @@ class Sides:
             places=m.instance.places,
             cache_tokens=m.instance.kv_tokens,
             pace=m.instance.pace,
+            more_waits=any(other.queue for number, other in self._steps.open.items() if number != version),
             helpers=len(self._pool.local),
             begin_s=min((max(0.0, e.ready_s - now_s) if e.version < 0 else 0.0 for e in others), default=0.0),
         )
