@@ -18,8 +18,8 @@ Invariants
 - Nothing is generated twice: what local workers hold at the window's end goes on elsewhere behind its last token.
 - Nobody waits for workers that are not there. While no remote worker serves the step's version, its window has no end;
   one that is over opens again. What the trainer has been given by then it trains meanwhile.
-- With an estimate and relief a window opens again, too, once the trainer has run dry and would wait much longer without
-  its own engines than with them (``policies.hand_over.should_return``): others were lost, or lengths wrongly expected.
+- With an estimate and relief a window opens again, too, once the trainer has run dry and its engines are of use
+  meanwhile (``policies.hand_over.should_return``): others were lost, or lengths wrongly expected.
 - A window is over early when every sample of its step has ended, and while the trainer replays steps.
 - A new life of the scheduler opens the window anew, unless the step is generated; what was learned is in the ledger.
 """

@@ -35,7 +35,7 @@ from typing import NamedTuple
 from actors.scheduler.policies.generation_time import StepTime
 
 MARGIN = 3.0
-"""A dry trainer goes back to be spared so many changes there and back."""
+"""A dry trainer goes back for what takes as long as so many changes there and back."""
 LEARNED_STEPS = 3
 OUTLIVED = 0.1
 """Who has more tokens than were expected needs that part of them again."""

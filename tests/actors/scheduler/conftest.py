@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -377,19 +377,33 @@ class World:
             await system.stop()
 
 
+W = TypeVar("W", bound=World)
+
+
+def play_in(
+    kind: Callable[[JobConfig], W], job: JobConfig, scenario: Callable[[W], Awaitable[None]], seed: int = 0
+) -> W:
+    """Run ``await scenario(world)`` in virtual time; the world as it was left."""
+    worlds: list[W] = []
+
+    async def main() -> None:
+        world = kind(job)
+        worlds.append(world)
+        try:
+            await scenario(world)
+        finally:
+            await world.close()
+
+    run_simulated(main(), seed=seed)
+    return worlds[0]
+
+
 @pytest.fixture
 def in_world() -> Callable[..., None]:
-    """``in_world(scenario, **job_changes)`` runs ``await scenario(world)`` in virtual time."""
+    """``in_world(scenario, **job_changes)`` plays it in a plain world."""
 
     def run(scenario: Callable[[World], Awaitable[None]], *, seed: int = 0, **changes: Any) -> None:
-        async def main() -> None:
-            world = World(config(**changes))
-            try:
-                await scenario(world)
-            finally:
-                await world.close()
-
-        run_simulated(main(), seed=seed)
+        play_in(World, config(**changes), scenario, seed)
 
     return run
 

@@ -9,10 +9,9 @@ from actors.core.actor import handles
 from actors.rollout.messages import Assign, Revoke, SetAsleep
 from actors.scheduler import messages as m
 from actors.scheduler.lease_messages import LeaseGroups
-from tests.actors.scheduler.conftest import FakeTrainer, World, config, length
+from tests.actors.scheduler.conftest import FakeTrainer, World, config, length, play_in
 from tests.actors.scheduler.test_balancing import Batching
 from transport.address import ActorAddress
-from transport.sim.loop import run_simulated
 
 GROUPS, GROUP, TOKENS = 6, 4, 8
 STEP_S = 0.1
@@ -122,18 +121,7 @@ def play(scenario: Callable[[Seeded], Awaitable[None]], steps: int, **changes: A
         algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
         rollout={"max_tokens": TOKENS, "max_running": 32, "workers": 1} | changes.pop("rollout", {}), **changes,
     )  # fmt: skip
-    worlds: list[Seeded] = []
-
-    async def main() -> None:
-        world = Seeded(job)
-        worlds.append(world)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    run_simulated(main())
-    world = worlds[0]
+    world = play_in(Seeded, job, scenario)
     names = [(s[0], s[1]) for step in range(steps) for s in world.trained[step]]
     assert names == [(p, s) for p in range(GROUPS * steps) for s in range(GROUP)]
     result = world.job.result()

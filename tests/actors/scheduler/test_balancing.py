@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from actors.core.actor import handles
 from actors.rollout.messages import Assign, EngineStats, Revoke
 from actors.scheduler import messages as m
-from tests.actors.scheduler.conftest import FakeWorker, Turn, World, config, length, token
+from tests.actors.scheduler.conftest import FakeWorker, Turn, World, config, length, play_in, token
 from transport.address import ActorAddress
-from transport.sim.loop import run_simulated
 
 GROUPS, GROUP = 6, 4
 QUICK = {"balance_interval_s": 0.02, "pending_samples_max": 4}
@@ -91,18 +90,7 @@ def play(scenario: Callable[[World], Awaitable[None]], policy: str = "rlboost", 
         scheduling=scheduling, limits=limits, algorithm={"group_size": GROUP, "prompts_per_step": GROUPS},
         rollout={"max_tokens": 8, "max_running": 32}, **changes,
     )  # fmt: skip
-    worlds: list[World] = []
-
-    async def main() -> None:
-        world = World(job)
-        worlds.append(world)
-        try:
-            await scenario(world)
-        finally:
-            await world.close()
-
-    run_simulated(main())
-    return worlds[0]
+    return play_in(World, job, scenario)
 
 
 async def start(world: World, **options: Any) -> Batching:

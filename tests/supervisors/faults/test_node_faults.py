@@ -75,7 +75,8 @@ async def test_a_signal_reaches_a_child(faults: ActorRef, child: Callable[[str],
     await faults.ask(SignalChild(pid=process.pid, signal=signal.SIGSTOP), FaultApplied)
     await until(lambda: is_stopped_by_signal(process.pid))
     await faults.ask(SignalChild(pid=process.pid, signal=signal.SIGKILL), FaultApplied)
-    await until(lambda: process.poll() == -signal.SIGKILL)
+    await until(lambda: process.poll() is not None)
+    assert process.returncode == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("pid", [1, os.getpid(), 2**22 + 1], ids=["init", "itself", "nobody"])
@@ -113,6 +114,7 @@ async def test_a_slowed_process_that_dies_ends_the_slowness(
 ) -> None:
     process = child(IDLE)
     await faults.ask(SlowChild(pid=process.pid, factor=3), FaultApplied)
+    assert machine.slowed
     process.kill()
     process.wait()
     await until(lambda: not machine.slowed)
