@@ -11,15 +11,11 @@ Invariants
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from actors.scheduler.policies import worth_having
 from supervisors.nodes import Node
-
-STEPS: Final = 3
-"""So many steps in a row must do with fewer workers before there are fewer."""
 
 
 class Prices(NamedTuple):
@@ -62,7 +58,7 @@ class CapacityTarget:
         self._prices = prices
         self._known_prices: Prices | None = None
         """Machines that have gone cost the same when they come back."""
-        self._targets: deque[int] = deque(maxlen=STEPS)
+        self._targets: list[int] = []
         self._most: int | None = None
 
     def hear(self, row: Mapping[str, Any]) -> None:
@@ -70,7 +66,8 @@ class CapacityTarget:
         if "seeding_target" not in row:
             return
         self._targets.append(self._worth(row))
-        if len(self._targets) < STEPS or (most := max(self._targets)) == self._most:
+        most = worth_having.settled(self._targets)
+        if most is None or most == self._most:
             return
         self._record("capacity_target", step=int(row["step"]), remote_workers=most)
         self._most = most

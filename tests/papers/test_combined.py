@@ -14,17 +14,19 @@ from pydantic import ValidationError
 
 from actors.scheduler.policies import stage_balance
 from actors.scheduler.policies.generation_time import Instance
+from actors.scheduler.policies.worth_having import StepCost
 from configs.studies.combined import CombinedStaticStudy, CombinedStreamStudy
 from configs.studies.rlboost import HYBRID, HybridSetup
 from configs.studies.streamrl import MODELS, Ranker, Workload
 from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent
-from supervisors.simulation.cluster import clairvoyant
-from supervisors.simulation.cluster.clairvoyant import Kind, Supply
+from supervisors.simulation.cluster.clairvoyant.least_work import Kind
+from supervisors.simulation.cluster.clairvoyant.supply import Supply
 from supervisors.simulation.cluster.combined import Figures, Machines, Rules
 from supervisors.simulation.cluster.costs import DecodePace
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.cluster.moving_engine import Sample
+from supervisors.simulation.cluster.overlapping.pool import Pool
 from supervisors.simulation.cluster.overlapping.steps import Steps
 from supervisors.simulation.cluster.overlapping.trainer import Trainer
 from supervisors.simulation.studies import combined_rlboost, combined_streamrl
@@ -64,7 +66,7 @@ def test_a_trainer_without_a_whole_group_does_what_needs_no_advantage_and_no_mor
         instance=FOUR_PLACES, fixed=1, local=0, train_s=lambda ss: 3.0 * len(ss),
         step_s=1.0, pull_s=lambda _: 0.0, load_s=0.0, early=1 / 3,
     )  # fmt: skip
-    steps = Steps(lambda _: samples, lambda _, ss: np.full(len(ss), 100.0), machines, "arrival")
+    steps = Steps(lambda _: samples, lambda _, ss: np.full(len(ss), 100.0), machines, Rules(0, order="arrival"))
     steps.open_for(0, 0)
     step, trainer = steps.open[0], Trainer(machines)
     steps.finished(step.samples[0])
@@ -88,13 +90,40 @@ def test_a_trainer_without_a_whole_group_does_what_needs_no_advantage_and_no_mor
     assert trainer.end(15.0, step), "the optimizer has run"
 
 
+def test_machines_that_three_steps_in_a_row_could_do_without_are_given_back_and_taken_again() -> None:
+    """Three machines; then each step's generation is worth one, and later two. Who has least to do goes first."""
+    machines = Machines(
+        instance=FOUR_PLACES, fixed=0, local=0, train_s=lambda ss: 3.0 * len(ss),
+        step_s=1.0, pull_s=lambda _: 2.0, load_s=0.0, boot_s=60.0,
+    )  # fmt: skip
+    pool, lost = Pool(machines, [TraceEvent(0.0, name, "up") for name in "abc"]), list[str]()
+    pool.follow_trace(0.0, 0, lambda _: None)
+    assert set(pool.spot) == set("abc"), "all that are there, while too little is known"
+    for count, name in enumerate("abc"):
+        pool.spot[name].engine.pending.extend(Sample(10 * count + i, i, 10, 100) for i in range(count))
+        pool.spot[name].engine.admit()
+    one, two = (StepCost(generate_s, 10.0, 0, 10.0, 1.0) for generate_s in (10.0, 20.0))
+    for cost in (two, one):
+        pool.weigh(cost, lambda gone: lost.append(gone.engine.name))
+    assert not lost
+    for cost in (one, one):
+        pool.weigh(cost, lambda gone: lost.append(gone.engine.name))
+    assert lost == ["a", "b"]
+    pool.follow_trace(100.0, 3, lambda _: None)
+    assert set(pool.spot) == {"c"}, "none is taken that is not worth it"
+    pool.weigh(two, lambda gone: lost.append(gone.engine.name))
+    pool.follow_trace(100.0, 3, lambda _: None)
+    assert list(pool.spot) == ["c", "a"]
+    assert pool.spot["a"].ready_s == 100.0 + 60.0 + 2.0, "it boots once more"
+
+
 def test_nothing_is_expected_beyond_the_longest_response_that_is_allowed() -> None:
     samples = [Sample(i, i, 10, 80) for i in range(2)]
     machines = Machines(
         instance=FOUR_PLACES, fixed=1, local=0, train_s=lambda ss: 3.0 * len(ss),
         step_s=1.0, pull_s=lambda _: 0.0, load_s=0.0, longest_tokens=100.0,
     )  # fmt: skip
-    steps = Steps(lambda _: samples, lambda _, ss: np.array([50.0, 400.0]), machines, "longest")
+    steps = Steps(lambda _: samples, lambda _, ss: np.array([50.0, 400.0]), machines, Rules(0))
     steps.open_for(0, 0)
     short, long = steps.open[0].samples
     assert steps.open[0].expected.tolist() == [50.0, 100.0]
@@ -312,9 +341,11 @@ def test_the_bound_knows_engines_of_every_size_the_scenarios_places_and_what_the
     told: list[Supply] = []
     kinds: list[Kind] = []
     with pytest.MonkeyPatch.context() as patch:
-        ends, least = clairvoyant.earliest_ends_s, clairvoyant.token_costs
-        patch.setattr(clairvoyant, "earliest_ends_s", lambda d, supply: told.append(supply) or ends(d, supply))
-        patch.setattr(clairvoyant, "token_costs", lambda given, *more: kinds.extend(given) or least(given, *more))
+        earliest, least = combined_streamrl.earliest_ends_s, combined_streamrl.token_costs
+        patch.setattr(
+            combined_streamrl, "earliest_ends_s", lambda d, supply: told.append(supply) or earliest(d, supply)
+        )
+        patch.setattr(combined_streamrl, "token_costs", lambda given, *more: kinds.extend(given) or least(given, *more))
         combined_streamrl.bound_stream_s(one, 2, 1)
     caches = {tp: at.pool(tp)[0].kv_tokens for tp, at in one.by_tensor_parallel().items()}
     assert [(kind.size, kind.instance.places) for kind in kinds] == [

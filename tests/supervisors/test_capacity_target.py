@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from supervisors.capacity_target import STEPS, CapacityTarget, Prices, prices_of
+from actors.scheduler.policies.worth_having import STEPS
+from supervisors.capacity_target import CapacityTarget, Prices, prices_of
 from supervisors.nodes import Node
 from transport.address import ActorAddress, PeerId
 

@@ -7,14 +7,21 @@ whatever a machine costs. Here, in words: with n of them a step takes as long as
 
 since an engine there either generates or is asleep while its machine trains; it costs T(n) · (reserved + n · price).
 Take the n that makes a step cheapest; of equal ones the larger, which is faster. Where a step's time is worth more than
-its price, say so with ``time_price``.
+its price, say so with ``time_price``. What is measured differs from step to step, and a machine that goes has to boot
+when it is wanted again: so some steps in a row must do with fewer before there are fewer.
 
 Pure: measured seconds and prices in, a number out.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+STEPS: Final = 3
+"""So many steps in a row must do with fewer machines before there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +45,10 @@ class StepCost:
             return float("inf")
         return max(self.train_s, (self.generate_s + self.local_engines * self.train_s) / engines)
 
+    def useful(self) -> int:
+        """With more machines a step is no shorter."""
+        return math.ceil(self.generate_s / self.train_s) if self.train_s > 0 else 0
+
     def price(self, machines: int) -> float:
         """Of a step."""
         return self.seconds(machines) * (self.reserved_price + self.time_price + machines * self.machine_price)
@@ -46,3 +57,8 @@ class StepCost:
 def decide(step: StepCost, most: int) -> int:
     """Machines to have, from 0 to ``most``."""
     return min(range(most + 1), key=lambda n: (step.price(n), -n))
+
+
+def settled(decided: Sequence[int]) -> int | None:
+    """Machines to have, by what each step decided, newest last. None while too little is known: all that there are."""
+    return max(decided[-STEPS:]) if len(decided) >= STEPS else None

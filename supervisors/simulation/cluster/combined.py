@@ -25,7 +25,7 @@ from supervisors.simulation.cluster.overlapping import hand_out
 from supervisors.simulation.cluster.overlapping.pool import Engine, Pool
 from supervisors.simulation.cluster.overlapping.settings import NEVER_S, Figures, Machines, Rules
 from supervisors.simulation.cluster.overlapping.sides import Sides
-from supervisors.simulation.cluster.overlapping.steps import Steps
+from supervisors.simulation.cluster.overlapping.steps import Step, Steps
 from supervisors.simulation.cluster.overlapping.trainer import Trainer
 
 __all__ = ["CombinedCluster", "Figures", "Machines", "Rules"]
@@ -45,15 +45,13 @@ class CombinedCluster:
         events: Iterable[TraceEvent] = (),
     ) -> None:
         self._m, self._rules = machines, rules
-        self._steps = Steps(draw, expect, machines, rules.order)
+        self._steps = Steps(draw, expect, machines, rules)
         self._pool = Pool(machines, events)
         self._trainer = Trainer(machines)
         self._sides = Sides(machines, rules, self._steps, self._pool, self._trainer)
         self.now_s, self.version = 0.0, 0
         self._look_s, self._paid, self._stirred = 0.0, 0.0, True
         self._busy_before_s = 0.0
-        self._work_s: list[tuple[float, float]] = []
-        """Of each step that was trained: engine seconds in which samples ran, and seconds of training."""
         self.figures = Figures()
 
     def run(self, *, steps: int | None = None, until_s: float = NEVER_S) -> Figures:
@@ -80,7 +78,7 @@ class CombinedCluster:
         for one in self._pool.awake(self.now_s):
             if one.next_s <= self.now_s + 1e-9:
                 self._stirred |= hand_out.touch(one, self._steps, self.now_s)
-        self._pool.follow_trace(self.now_s, self.version, self._last_cost(), self._take_back)
+        self._pool.follow_trace(self.now_s, self.version, self._take_back)
         self._load_versions()
         published = self._train()
         if self.version not in self._steps.open:
@@ -127,9 +125,8 @@ class CombinedCluster:
         self.figures.costs.append(self._paid)
         self.figures.lengths.append(lengths)
         self.figures.tokens.append(int(lengths.sum()) + sum(s.prompt_tokens for s in step.samples))
-        busy_s = self._pool.busy_s()
-        self._work_s.append((busy_s - self._busy_before_s, self._m.train_s(step.samples) + self._m.step_s))
-        self._busy_before_s = busy_s
+        if self._rules.by_price:
+            self._weigh(step)
         self._sides.learn(step)
         self._pool.publish(self.version, self.now_s)
         self._stirred |= self._steps.open_for(self.version, self._rules.staleness)
@@ -143,9 +140,10 @@ class CombinedCluster:
                 one.next_s = one.engine.next_s()
             self._stirred = True
 
-    def _last_cost(self) -> worth_having.StepCost | None:
-        if not self._rules.by_price or not self._work_s:
-            return None
-        generate_s, train_s = self._work_s[-1]
-        m = self._m
-        return worth_having.StepCost(generate_s, train_s, m.local, m.reserved_price, m.spot_price)
+    def _weigh(self, step: Step) -> None:
+        """What this step has cost, in engine seconds in which samples ran and in training."""
+        busy_s, m = self._pool.busy_s(), self._m
+        generate_s, self._busy_before_s = busy_s - self._busy_before_s, busy_s
+        train_s = m.train_s(step.samples) + m.step_s
+        cost = worth_having.StepCost(generate_s, train_s, m.local, m.reserved_price, m.spot_price)
+        self._pool.weigh(cost, self._take_back)

@@ -2,7 +2,7 @@
 
 same samples, machines, cost models ─┬─▶ RLBoost                               (hybrid.py)      ─┐
                                      ├─▶ streaming, ranking, hand-over, price  (combined.py)    ─┼─▶ ratios
-                                     └─▶ true lengths and trace known          (clairvoyant.py) ─┘
+                                     └─▶ true lengths and trace known          (clairvoyant/)   ─┘
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from configs.studies.rlboost import H100, HYBRID, HybridModel, HybridSetup
 from configs.studies.streamrl import Ranker
 from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import Trace, TraceEvent
-from supervisors.simulation.cluster import clairvoyant, costs
-from supervisors.simulation.cluster.clairvoyant import Demand, Kind, Supply
+from supervisors.simulation.cluster import costs
+from supervisors.simulation.cluster.clairvoyant.ends import earliest_ends_s, least_cost
+from supervisors.simulation.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs
+from supervisors.simulation.cluster.clairvoyant.supply import Supply, of_trace
 from supervisors.simulation.cluster.combined import CombinedCluster, Figures, Machines, Rules
 from supervisors.simulation.cluster.hybrid import HybridCluster, Options
 from supervisors.simulation.cluster.lengths import ranked
@@ -100,8 +102,9 @@ class HybridJob:
             least_samples=setup.micro_batch_responses,
         )
         rules = Rules(self.staleness)
-        if not self.staleness:  # nothing fills time to spare, and the trainer is to be fed early
-            rules = Rules(0, order="both_ends", slack_s=-setup.switch_s, learns=True, look_every_s=5.0)
+        if not self.staleness:  # nothing fills time to spare, all contexts begin short, and the trainer is to be fed
+            slack_s = -setup.switch_s
+            rules = Rules(0, order="both_ends", slack_s=slack_s, learns=True, booked=0.45, look_every_s=5.0)
         cluster = CombinedCluster(machines, rules, lambda _: like.draw(), ranked(self.ranker, self.seed), trace.events)
         return cluster.run(steps=steps, until_s=until_s)
 
@@ -111,25 +114,25 @@ class HybridJob:
         cost = setup.train.model_copy(update={"flops_use": self.model.train_flops_use})
         devices = self.model.machines * costs.MACHINE_DEVICES
         kinds, all_lengths = [Kind(like.local[0].instance)], np.concatenate(figures.lengths)
-        least = clairvoyant.token_costs(kinds, setup.prompt_tokens, all_lengths)
+        least = token_costs(kinds, setup.prompt_tokens, all_lengths)
         demands: list[Demand] = []
         for lengths in figures.lengths:
             tokens = lengths + setup.prompt_tokens
             train_s = costs.train_token_s(self.model.transformer, H100, cost, devices, tokens)
-            demands.append(clairvoyant.demand(least, lengths, train_s, setup.group_size, setup.early))
-        on_policy = self.staleness == 0
+            demands.append(demand(least, lengths, train_s, setup.group_size, setup.early))
         supply = Supply(
             local=len(like.local),
-            others_s=clairvoyant.of_trace(trace, setup.boot_s + like.pull_s(1)),
+            others_s=of_trace(trace, setup.boot_s + like.pull_s(1)),
             step_s=setup.train.step_s,
             step_engines=len(like.local),
             staleness=self.staleness,
-            switch_s=2 * setup.switch_s if on_policy else 0.0,
+            switch_s=setup.switch_s,
+            pull_s=like.pull_s(1),
         )
-        ends = clairvoyant.earliest_ends_s(demands, supply)
+        end_s = earliest_ends_s(demands, supply)[-1]
         hour_s = 3600
         prices = self.model.machines * setup.reserved_price / hour_s, setup.spot_price / hour_s
-        return ends[-1], clairvoyant.least_cost(demands, supply, *prices)
+        return end_s, least_cost(demands, supply, *prices)
 
 
 def _compared(

@@ -2,7 +2,7 @@
 
 same samples, devices, cost models ─┬─▶ StreamRL-Async             (pipeline.py)    ─┐
                                     ├─▶ steps that overlap         (combined.py)    ─┼─▶ ratios
-                                    └─▶ true lengths known         (clairvoyant.py) ─┘
+                                    └─▶ true lengths known         (clairvoyant/)   ─┘
 
 How many devices generate, and how many of them make an engine, is chosen as StreamRL's profiler does, by the best time
 (section 1.4), with overlapping steps in place of stages:
@@ -21,8 +21,10 @@ from actors.scheduler.policies.generation_time import Instance
 from actors.scheduler.policies.stage_balance import Split
 from configs.studies.combined import CombinedStreamStudy
 from configs.studies.streamrl import MODELS
-from supervisors.simulation.cluster import clairvoyant, costs
-from supervisors.simulation.cluster.clairvoyant import Demand, Kind, Supply
+from supervisors.simulation.cluster import costs
+from supervisors.simulation.cluster.clairvoyant.ends import earliest_ends_s
+from supervisors.simulation.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs
+from supervisors.simulation.cluster.clairvoyant.supply import Supply
 from supervisors.simulation.cluster.combined import CombinedCluster, Figures, Machines, Rules
 from supervisors.simulation.cluster.lengths import ranked
 from supervisors.simulation.cluster.moving_engine import Sample
@@ -182,7 +184,7 @@ def bound_stream_s(one: Bench, steps: int, staleness: int) -> float:
         step_engines=one.fewest_train_devices,
         staleness=staleness,
     )
-    return clairvoyant.earliest_ends_s(_demands(one, steps), supply)[-1]
+    return earliest_ends_s(_demands(one, steps), supply)[-1]
 
 
 def _demands(one: Bench, steps: int) -> list[Demand]:
@@ -190,8 +192,8 @@ def _demands(one: Bench, steps: int) -> list[Demand]:
     prompt_tokens, by_size = one.workload.prompt_tokens, one.by_tensor_parallel()
     kinds = [Kind(_engine(at.pool(tp)[0], prompt_tokens), tp) for tp, at in by_size.items()]
     by_step = [one.lengths(k) for k in range(steps)]
-    least = clairvoyant.token_costs(kinds, prompt_tokens, np.concatenate(by_step))
-    return [clairvoyant.demand(least, x, one.train_each_s(one.model.devices, x), 1) for x in by_step]
+    least = token_costs(kinds, prompt_tokens, np.concatenate(by_step))
+    return [demand(least, x, one.train_each_s(one.model.devices, x), 1) for x in by_step]
 
 
 def _engine(instance: Instance, prompt_tokens: int) -> Instance:

@@ -18,7 +18,7 @@ from actors.scheduler.policies.hand_over import (
     wait_s,
     waited_s,
 )
-from actors.scheduler.policies.worth_having import StepCost, decide
+from actors.scheduler.policies.worth_having import StepCost, decide, settled
 
 
 @dataclass(frozen=True)
@@ -173,6 +173,19 @@ def test_machines_are_taken_as_long_as_they_make_a_step_cheaper() -> None:
     assert decide(step, 20) == 5  # five generate in 20 s what is needed; a sixth would only cost
     assert decide(step, 3) == 3
     assert decide(replace(step, machine_price=100.0), 20) == 0
+
+
+def test_one_step_that_would_do_with_fewer_machines_ends_none() -> None:
+    assert settled([5, 4]) is None, "too few to know"
+    assert settled([5, 2, 3]) == 5
+    assert settled([5, 2, 3, 3]) == 3
+
+
+def test_more_machines_than_generate_everything_while_the_trainer_trains_are_of_no_use() -> None:
+    step = StepCost(generate_s=101.0, train_s=20.0, local_engines=4, reserved_price=10.0, machine_price=0.0)
+    assert step.useful() == 6
+    assert step.seconds(5) > step.seconds(6) == step.seconds(60) == 20.0
+    assert replace(step, train_s=0.0).useful() == 0
 
 
 def test_time_that_has_a_price_buys_no_machine_beyond_the_trainer() -> None:

@@ -1,6 +1,7 @@
 """Engines and the machines under them: such as stay, such as come and go by a trace, and such as also train.
 
     publish ─▶ others pull, one load each ─▶ serve the version
+    a step's price ─▶ policies.worth_having ─▶ machines are given back, or those offered are taken
     those that train: generate ─change over─▶ train ─change over─▶ generate, with the newest version at once
 
 Invariants
@@ -54,6 +55,9 @@ class Pool:
         """From when on they do what they are to do; until then they change over."""
         self.spot: dict[str, Engine] = {}
         self._offered: dict[str, None] = {}
+        """There, and not taken."""
+        self._decided = list[int]()
+        """How many of them each step would have had, if price decides."""
         self._gone_busy_s = 0.0
 
     def others(self) -> list[Engine]:
@@ -99,10 +103,19 @@ class Pool:
 
     # ------------------------------------------------------------ those that come and go
 
-    def follow_trace(
-        self, now_s: float, version: int, cost: worth_having.StepCost | None, lost: Callable[[Engine], None]
-    ) -> None:
-        """What the trace says of the time up to now; ``cost``: the last step's, if price decides."""
+    def weigh(self, cost: worth_having.StepCost, lost: Callable[[Engine], None]) -> None:
+        """After a step that has cost this: machines that are not worth their price go, those with least to do first."""
+        self._decided.append(worth_having.decide(cost, cost.useful()))
+        most = worth_having.settled(self._decided)
+        if most is None:
+            return
+        by_work = sorted(self.spot, key=lambda node: len(self.spot[node].engine.running))
+        for node in by_work[: max(0, len(by_work) - most)]:
+            self._remove(node, lost)
+            self._offered[node] = None
+
+    def follow_trace(self, now_s: float, version: int, lost: Callable[[Engine], None]) -> None:
+        """What the trace says of the time up to now."""
         while self._events and self._events[0].at_s <= now_s + 1e-9:
             event = self._events.popleft()
             if event.what == "up":
@@ -110,15 +123,16 @@ class Pool:
             elif event.what == "kill":
                 self._offered.pop(event.node, None)
                 if event.node in self.spot:
-                    gone = self.spot.pop(event.node)
-                    lost(gone)
-                    self._gone_busy_s += gone.engine.busy_s
-        for node in list(self._offered)[: max(0, self._wanted(cost) - len(self.spot))]:
+                    self._remove(event.node, lost)
+        most = worth_having.settled(self._decided)
+        free = len(self._offered) if most is None else max(0, most - len(self.spot))
+        for node in list(self._offered)[:free]:
             del self._offered[node]
             self.spot[node] = one = Engine(MovingEngine(node, self._m.instance, now_s=now_s), False, -1)
             one.coming = version
             one.ready_s = now_s + self._m.boot_s + self._m.pull_s(1)
 
-    def _wanted(self, cost: worth_having.StepCost | None) -> int:
-        there = len(self.spot) + len(self._offered)
-        return worth_having.decide(cost, there) if cost and there else there
+    def _remove(self, node: str, lost: Callable[[Engine], None]) -> None:
+        gone = self.spot.pop(node)
+        lost(gone)
+        self._gone_busy_s += gone.engine.busy_s

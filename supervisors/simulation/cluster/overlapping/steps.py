@@ -16,7 +16,7 @@ import numpy as np
 
 from actors.scheduler.policies import hand_over
 from supervisors.simulation.cluster.moving_engine import Sample
-from supervisors.simulation.cluster.overlapping.settings import Machines, Order
+from supervisors.simulation.cluster.overlapping.settings import Machines, Order, Rules
 
 SAMPLES_MAX = 1 << 20
 """Of a step: numbers of samples count on from one step to the next."""
@@ -59,10 +59,9 @@ class Steps:
         draw: Callable[[int], list[Sample]],
         expect: Callable[[int, Sequence[Sample]], np.ndarray],
         machines: Machines,
-        order: Order,
+        rules: Rules,
     ) -> None:
-        self._draw, self._expect, self._m = draw, expect, machines
-        self._order: Order = order
+        self._draw, self._expect, self._m, self._rules = draw, expect, machines, rules
         self.open: dict[int, Step] = {}
         self.job_steps: int | None = None
         """That the job has; None: it goes on."""
@@ -86,7 +85,7 @@ class Steps:
             missing[sample.group] = missing.get(sample.group, 0) + 1
             each_s.append(self._m.train_s([guess]))
             group_s[sample.group] = group_s.get(sample.group, 0.0) + each_s[-1]
-        queue = deque(samples[i] for i in _in_order(self._order, expected, samples))
+        queue = deque(samples[i] for i in _in_order(self._rules.order, expected, samples))
         return Step(samples, expected, missing, each_s, group_s, queue, len(samples), len(samples))
 
     def of(self, sample: Sample) -> Step:
@@ -108,7 +107,7 @@ class Steps:
         number, i = divmod(sample.number, SAMPLES_MAX)
         expected = float(self.open[number].expected[i])
         tokens = hand_over.left_tokens(expected, has, self._m.longest_tokens)
-        return hand_over.Left(tokens, group, sample.prompt_tokens + has + tokens / 2)
+        return hand_over.Left(tokens, group, sample.prompt_tokens + has + self._rules.booked * tokens)
 
 
 def feeding_places(step: Step, lefts: Sequence[hand_over.Left]) -> dict[int, int]:
