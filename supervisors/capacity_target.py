@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class CapacityTarget:
         self._prices = prices
         self._known_prices: Prices | None = None
         """Machines that have gone cost the same when they come back."""
-        self._targets: list[int] = []
+        self._targets: deque[int] = deque(maxlen=worth_having.STEPS)
         self._most: int | None = None
 
     def hear(self, row: Mapping[str, Any]) -> None:

@@ -39,6 +39,7 @@ class Case:
     """Of the machine that trains, each way; it begins as one that trains."""
     pull_s: float = 0.0
     """Until the others have a version."""
+    prompt: int = PROMPT
 
     @property
     def group(self) -> int:
@@ -51,7 +52,7 @@ class Case:
 
     def bound_s(self) -> float:
         kinds = [Kind(self.instance), *self.other_kinds]
-        costs = token_costs(kinds, PROMPT, np.array(self.lengths))
+        costs = token_costs(kinds, self.prompt, np.array(self.lengths))
         demands = [
             demand(
                 costs,
@@ -104,8 +105,8 @@ def optimum_s(case: Case) -> float:
     switch_s, pull_s = (case.switch_s * bool(case.local), case.pull_s) if not case.staleness else (0.0, 0.0)
 
     def step_s(samples: tuple[int, ...], tokens: tuple[int, ...]) -> float:
-        contexts = [PROMPT + tokens[i] + 0.5 for i in samples]
-        prefill_s = sum(PROMPT * case.instance.prefill_token_s for i in samples if not tokens[i])
+        contexts = [case.prompt + tokens[i] + 0.5 for i in samples]
+        prefill_s = sum(case.prompt * case.instance.prefill_token_s for i in samples if not tokens[i])
         return case.instance.pace.step_s(len(samples), sum(contexts) / len(samples)) + prefill_s
 
     def may(sample: int, trained: frozenset[int]) -> bool:
@@ -132,7 +133,7 @@ def optimum_s(case: Case) -> float:
                 continue
             for count in range(1, min(len(free), case.instance.places) + 1):
                 for samples in itertools.combinations(free, count):
-                    if sum(PROMPT + tokens[i] + 1 for i in samples) <= case.instance.kv_tokens:
+                    if sum(case.prompt + tokens[i] + 1 for i in samples) <= case.instance.kv_tokens:
                         begun = (*busy[:e], (step_s(samples, tokens), samples), *busy[e + 1 :])
                         out.append((tokens, begun, (train_left, in_training), trained, sides))
         if in_training >= 0 or changes or any(samples for _, samples in busy[: case.local]):

@@ -67,6 +67,36 @@ def test_no_schedule_ends_before_the_bound_of_engines_of_its_kind_and_another(ca
         assert replace(case, other_kinds=(kind,)).bound_s() <= optimum_s(case) * (1 + 1e-9)
 
 
+ON_POLICY = st.builds(
+    Case,
+    lengths=st.tuples(*[st.integers(1, 3)] * 3),
+    per_step=st.just(3),
+    train_s=st.tuples(*[st.sampled_from([0.02, 0.3, 1.0])] * 3),
+    instance=st.builds(
+        Instance,
+        pace=st.builds(pace, st.just(1.0), st.sampled_from([0.0, 1.0]), st.just(0.0), st.just(0.1), st.just(0.02)),
+        places=st.integers(2, 4),
+        kv_tokens=st.sampled_from([4.0, 6.0, 9.0]),
+        prefill_token_s=st.sampled_from([0.0, 0.2]),
+    ),
+    local=st.integers(0, 1),
+    others=st.just(1),
+    staleness=st.just(0),
+    step_s=st.just(0.1),
+    early=st.sampled_from([0.0, 0.6]),
+    switch_s=st.sampled_from([0.2, 0.6]),
+    pull_s=st.sampled_from([0.2, 0.8]),
+    prompt=st.sampled_from([0, 1]),
+)
+"""Whose engines run empty, pull and change over."""
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(ON_POLICY)
+def test_no_schedule_of_an_on_policy_step_whose_engines_run_empty_ends_before_the_bound(case: Case) -> None:
+    assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)
+
+
 def least_of(kinds: list[Kind], prompt_tokens: int, *lengths: int) -> Demand:
     """Of a job of these samples, all in one step."""
     tokens = np.array(lengths)

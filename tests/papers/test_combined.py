@@ -115,6 +115,10 @@ def test_machines_that_three_steps_in_a_row_could_do_without_are_given_back_and_
     pool.follow_trace(100.0, 3, lambda _: None)
     assert list(pool.spot) == ["c", "a"]
     assert pool.spot["a"].ready_s == 100.0 + 60.0 + 2.0, "it boots once more"
+    pool.spot["c"].engine.running.clear()
+    for _ in range(3):
+        pool.weigh(one, lambda gone: lost.append(gone.engine.name))
+    assert list(pool.spot) == ["c"], "of two with nothing to do the one that boots"
 
 
 def test_nothing_is_expected_beyond_the_longest_response_that_is_allowed() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actors.scheduler.policies.generation_time import Instance
@@ -33,6 +34,10 @@ SHARINGS = st.builds(
     st.sampled_from([0, PROMPT, 40]),
     st.integers(0, 3),
 )
+MANY_PROMPTS = sharings(
+    replace(ROOMY, pace=DecodePace(1.0, 0.0, 0.0, 0.3, 0.0), places=PLACES, kv_tokens=CACHE), prompt_tokens=40
+)[2]
+"""By cache: what prompts take away is more than samples bring."""
 TOKENS = st.lists(st.integers(0, 60), max_size=PLACES)
 """That the samples of an engine have."""
 
@@ -67,6 +72,16 @@ def test_more_engines_pay_more_but_each_less_than_the_one_before(sharing: Sharin
     assert np.all(np.diff(gains) <= 1e-9)
 
 
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(sharing=SHARINGS, samples=st.floats(0, 60), more=st.floats(0, 900), further=st.floats(0, 60))
+@example(sharing=MANY_PROMPTS, samples=12.0, more=0.0, further=9.0)
+def test_more_in_flight_never_pays_less(sharing: Sharing, samples: float, more: float, further: float) -> None:
+    prompts = sharing.prompt_tokens * (samples + further)
+    paid_s = sharing.paid_s(3.0, samples, prompts + more)
+    assert sharing.paid_s(3.0, samples + further, prompts + more) >= paid_s - 1e-9
+    assert sharing.paid_s(3.0, samples, prompts + more + further) >= paid_s - 1e-9
+
+
 def one_step(instance: Instance, samples: int, length: int, train_s: float, prompt: int = 0) -> Demand:
     lengths = np.full(samples, length)
     return demand(token_costs([Kind(instance)], prompt, lengths), lengths, np.full(samples, train_s), 1)
@@ -88,6 +103,21 @@ def test_what_must_still_be_trained_leaves_few_samples_to_a_steps_last_engines()
     one = one_step(replace(ROOMY, places=10), samples=1000, length=10, train_s=0.5)
     assert end_s(replace(one, flight=None)) == pytest.approx(1000)
     assert end_s(one) == pytest.approx(1000 + 2.5, abs=0.1)
+
+
+@pytest.mark.parametrize(("room", "full_s"), [({"places": 10}, 1000), ({"kv_tokens": 100.0}, 500)])
+def test_of_samples_that_could_be_the_last_those_with_the_least_training_leave_the_most(
+    room: dict[str, Any], full_s: float
+) -> None:
+    """Training takes 0.1 or 0.5 s: ten of the shorter, which fill places as well as the cache, leave a second."""
+    lengths, train_s = np.full(1000, 10), np.tile([0.1, 0.5], 500)
+    one = demand(token_costs([Kind(replace(ROOMY, **room))], 0, lengths), lengths, train_s, 1)
+    assert full_s + 0.47 < end_s(one) <= full_s + 0.5 + 1e-6, "half of that second, and no more"
+
+
+def test_engines_that_may_prefill_meanwhile_are_not_said_to_run_empty() -> None:
+    one = one_step(replace(ROOMY, places=10, prefill_token_s=0.1), samples=1000, length=10, train_s=0.5, prompt=10)
+    assert end_s(one) == end_s(replace(one, flight=None)) == pytest.approx(1000 + 1000)
 
 
 def test_what_may_be_trained_before_a_group_is_whole_leaves_more_samples_to_the_last_engines() -> None:

@@ -16,7 +16,7 @@ Pure: measured seconds and prices in, a number out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,12 +46,15 @@ class StepCost:
         return max(self.train_s, (self.generate_s + self.local_engines * self.train_s) / engines)
 
     def useful(self) -> int:
-        """With more machines a step is no shorter."""
-        return math.ceil(self.generate_s / self.train_s) if self.train_s > 0 else 0
+        """With more machines a step that trains is no shorter."""
+        return math.ceil(self.generate_s / self.train_s)
 
     def price(self, machines: int) -> float:
-        """Of a step."""
-        return self.seconds(machines) * (self.reserved_price + self.time_price + machines * self.machine_price)
+        """Of a step; one that never ends has none, even if machines cost nothing."""
+        seconds = self.seconds(machines)
+        if math.isinf(seconds):
+            return seconds
+        return seconds * (self.reserved_price + self.time_price + machines * self.machine_price)
 
 
 def decide(step: StepCost, most: int) -> int:
@@ -59,6 +62,6 @@ def decide(step: StepCost, most: int) -> int:
     return min(range(most + 1), key=lambda n: (step.price(n), -n))
 
 
-def settled(decided: Sequence[int]) -> int | None:
-    """Machines to have, by what each step decided, newest last. None while too little is known: all that there are."""
-    return max(decided[-STEPS:]) if len(decided) >= STEPS else None
+def settled(decided: Collection[int]) -> int | None:
+    """Machines to have, by what each of the last ``STEPS`` steps decided. None while these are too few: all of them."""
+    return max(decided) if len(decided) == STEPS else None

@@ -178,14 +178,19 @@ def test_machines_are_taken_as_long_as_they_make_a_step_cheaper() -> None:
 def test_one_step_that_would_do_with_fewer_machines_ends_none() -> None:
     assert settled([5, 4]) is None, "too few to know"
     assert settled([5, 2, 3]) == 5
-    assert settled([5, 2, 3, 3]) == 3
+    assert settled([2, 3, 3]) == 3
 
 
 def test_more_machines_than_generate_everything_while_the_trainer_trains_are_of_no_use() -> None:
     step = StepCost(generate_s=101.0, train_s=20.0, local_engines=4, reserved_price=10.0, machine_price=0.0)
     assert step.useful() == 6
     assert step.seconds(5) > step.seconds(6) == step.seconds(60) == 20.0
-    assert replace(step, train_s=0.0).useful() == 0
+
+
+def test_a_job_whose_machines_cost_nothing_still_has_some() -> None:
+    step = StepCost(generate_s=100.0, train_s=10.0, local_engines=0, reserved_price=0.0, machine_price=0.0)
+    assert decide(step, 20) == 20
+    assert decide(replace(step, machine_price=1.0), 20) > 0
 
 
 def test_time_that_has_a_price_buys_no_machine_beyond_the_trainer() -> None:

@@ -19,7 +19,7 @@ from supervisors.simulation.cluster.clairvoyant.supply import Supply, first_inst
 from supervisors.simulation.cluster.clairvoyant.within_step import most_trained_s
 
 _HEADS = 8
-"""Lengths of the head that are tried; each gives a bound."""
+"""Lengths of the head that are tried, about; each gives a bound."""
 _HEAD_SLICES, _TAIL_SLICES = 1024, 64
 """In each the most in flight counts."""
 
@@ -50,10 +50,10 @@ def end_s(one: Demand, supply: Supply, release_s: float, at_least_s: float) -> f
 
     def enough(end_s: float) -> bool:
         drained_s = end_s - supply.step_s
-        unpaid_s = tail.unpaid_s(supply, release_s, drained_s, release_s + heads[-1].lasts_s)
+        begins_s, unpaid_s = tail.unpaid_s(supply, release_s, drained_s)
         for head in heads:
             head_s = release_s + head.lasts_s
-            others_s = supply.since_release_s(release_s, head_s, drained_s) - unpaid_s
+            others_s = supply.since_release_s(release_s, head_s, drained_s) - float(unpaid_s[begins_s >= head_s].sum())
             switches_s = 2 * supply.switch_s - min(supply.switch_s, head.lasts_s)
             local_s = drained_s - head_s - (all_s - head.trained_s) - switches_s
             if head.paid_s + others_s + supply.local * max(0.0, local_s) < work_s:
@@ -77,14 +77,14 @@ def _heads(one: Demand, flight: Flight, supply: Supply, release_s: float, longes
         rate = float(sharing.paid_s(local + others, samples, context_tokens))
         paid_s += width_s * rate
         heads.append(_Head(end, paid_s, 0.0))
-        if begin >= begun_s and rate >= (local + others) * (1 - 1e-9):
+        if begin >= begun_s and 0 < (local + others) * (1 - 1e-9) <= rate:
             break
     chosen = heads[:: max(1, len(heads) // _HEADS)]
     return [replace(head, trained_s=most_trained_s(one, supply, release_s, head.lasts_s)) for head in chosen]
 
 
 class _Tail:
-    """What the others' engines leave unpaid before a step's end, since its last groups must be trained by then."""
+    """What the others' engines leave unpaid before a step's end: groups that are not complete have training to come."""
 
     def __init__(self, one: Demand, flight: Flight, others: float) -> None:
         late_s = (1 - one.early) * one.train_s
@@ -96,7 +96,8 @@ class _Tail:
         self._context_tokens = _from_zero(flight.context_tokens[by_context])
         grid_s = np.linspace(0.0, float(late_s.sum()), 8 * _TAIL_SLICES + 1)
         empty = self._paid_s(others, grid_s) < others * (1 - 1e-9)
-        self._edges_s = np.linspace(0.0, float(grid_s[empty].max(initial=0.0)), _TAIL_SLICES + 1)
+        full_s = grid_s[min(int(np.flatnonzero(empty).max(initial=-1)) + 1, len(grid_s) - 1)]
+        self._edges_s = np.linspace(0.0, float(full_s), _TAIL_SLICES + 1)
         """Before the optimizer."""
 
     def _paid_s(self, engines: float | np.ndarray, left_s: np.ndarray) -> np.ndarray:
@@ -104,13 +105,12 @@ class _Tail:
         samples = np.interp(left_s, self._late_s, self._samples)
         return self._sharing.paid_s(engines, samples, np.interp(left_s, self._late_by_context_s, self._context_tokens))
 
-    def unpaid_s(self, supply: Supply, release_s: float, end_s: float, from_s: float) -> float:
-        """Between ``from_s`` and the optimizer's begin at ``end_s``."""
+    def unpaid_s(self, supply: Supply, release_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:
+        """By slices that end with the optimizer's begin at ``end_s``: when each begins, and what is unpaid in it."""
         near_s, far_s = self._edges_s[:-1], self._edges_s[1:]
-        widths_s = np.where(end_s - far_s >= from_s, far_s - near_s, 0.0)
         given = [supply.since_release_s(release_s, end_s - b, end_s - a) for a, b in zip(near_s, far_s, strict=True)]
         engines = np.array(given) / np.where(far_s > near_s, far_s - near_s, 1.0)
-        return float(((engines - self._paid_s(engines, far_s)) * widths_s).sum())
+        return end_s - far_s, (engines - self._paid_s(engines, far_s)) * (far_s - near_s)
 
 
 def _from_zero(parts: np.ndarray) -> np.ndarray:

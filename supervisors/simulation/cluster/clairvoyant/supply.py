@@ -23,7 +23,8 @@ class Supply:
     staleness: int
     """k: step v may be generated with version v - k."""
     switch_s: float = 0.0
-    """Of the training machines, from training to generating or back; counted with k = 0 only."""
+    """Of the training machines, from training to generating or back; counted with k = 0 only. They begin as ones that
+    train, and with k = 0 the optimizer holds all of them."""
     pull_s: float = 0.0
     """Until another machine has a version that is released; counted with k = 0 only."""
 
@@ -59,7 +60,7 @@ def of_trace(trace: Trace, until_serving_s: float) -> Callable[[float, float], f
 
 
 def first_instant_s(enough: Callable[[float], bool], begin_s: float, least_s: float, wanted: str) -> float:
-    """From ``begin_s`` + ``least_s`` on, for what once true stays true.
+    """From ``begin_s`` + ``least_s`` on; where it is not true once and for all, an instant up to which it was not.
 
     Raises:
         ValueError: it never is; ``wanted`` says what.

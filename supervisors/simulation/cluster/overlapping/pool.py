@@ -33,7 +33,7 @@ class Engine:
     """When it serves that."""
     next_s: float = NEVER_S
     booked: dict[int, float] = field(default_factory=dict[int, float])
-    """Samples that it holds → cache that is counted for each: what it has, and half of what it still needs."""
+    """Samples that it holds → cache that is counted for each: what it has, and a part of what it still needs."""
 
     def has_room(self, sample: Sample, tokens: float) -> bool:
         """Whether it would begin at once, and is not likely to be put off again because the cache is full."""
@@ -56,8 +56,8 @@ class Pool:
         self.spot: dict[str, Engine] = {}
         self._offered: dict[str, None] = {}
         """There, and not taken."""
-        self._decided = list[int]()
-        """How many of them each step would have had, if price decides."""
+        self._decided: deque[int] = deque(maxlen=worth_having.STEPS)
+        """How many of them each of the last steps would have had, if price decides."""
         self._gone_busy_s = 0.0
 
     def others(self) -> list[Engine]:
@@ -104,12 +104,15 @@ class Pool:
     # ------------------------------------------------------------ those that come and go
 
     def weigh(self, cost: worth_having.StepCost, lost: Callable[[Engine], None]) -> None:
-        """After a step that has cost this: machines that are not worth their price go, those with least to do first."""
+        """After a step that has cost this: machines that are not worth their price go, those with least to do first.
+
+        Of such as have nothing to do, those that serve last.
+        """
         self._decided.append(worth_having.decide(cost, cost.useful()))
         most = worth_having.settled(self._decided)
         if most is None:
             return
-        by_work = sorted(self.spot, key=lambda node: len(self.spot[node].engine.running))
+        by_work = sorted(self.spot, key=lambda node: (len(self.spot[node].engine.running), -self.spot[node].ready_s))
         for node in by_work[: max(0, len(by_work) - most)]:
             self._remove(node, lost)
             self._offered[node] = None

@@ -69,8 +69,8 @@ class Rules:
     learns: bool = False
     """``policies.hand_over`` is told by how much its estimate of the trainer's wait was wrong in the steps before."""
     booked: float = 0.5
-    """Of the tokens that a sample is expected to make, those that count as cached when it begins, between none and all.
-    Who is put off since the cache is full costs a prefill; an engine that runs half empty costs more."""
+    """Of the tokens that a sample still needs, as expected, those that count as cached, where it begins and in the
+    hand-over's estimate. To be put off once the cache is full costs a prefill; an engine half empty costs more."""
     look_every_s: float = 10.0
     """Between two looks at who is to change over and whose work is to move."""
 
