@@ -115,6 +115,21 @@ def test_of_samples_that_could_be_the_last_those_with_the_least_training_leave_t
     assert full_s + 0.47 < end_s(one) <= full_s + 0.5 + 1e-6, "half of that second, and no more"
 
 
+def test_training_that_fits_into_a_steps_begin_takes_nothing_from_its_engines_later() -> None:
+    """Ten samples fill two caches of a thousand after 200 s; meanwhile one engine would do, and the other trains."""
+    lengths, train_s = np.array([1, *[1000] * 10]), np.array([90.0, *[1e-6] * 10])
+    one = demand(token_costs([Kind(replace(ROOMY, kv_tokens=1000.0))], 0, lengths), lengths, train_s, 1)
+    both = replace(OTHER, local=1, step_engines=1)
+    assert end_s(replace(one, flight=None), both) == pytest.approx((5000 + 90) / 2, abs=4)
+    assert 2580 < end_s(one, both) <= 200 + (5000 - 200) / 2
+
+
+def test_a_step_whose_begin_lasts_until_its_end_loses_nothing_twice() -> None:
+    """Ten samples of 100 tokens in a roomy cache end together, and each is trained for six seconds then."""
+    one = one_step(replace(ROOMY, kv_tokens=1e5), samples=10, length=100, train_s=6.0)
+    assert end_s(one) == pytest.approx(100 + 60, abs=1)
+
+
 def test_engines_that_may_prefill_meanwhile_are_not_said_to_run_empty() -> None:
     one = one_step(replace(ROOMY, places=10, prefill_token_s=0.1), samples=1000, length=10, train_s=0.5, prompt=10)
     assert end_s(one) == end_s(replace(one, flight=None)) == pytest.approx(1000 + 1000)
