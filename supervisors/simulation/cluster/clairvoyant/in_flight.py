@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from supervisors.simulation.cluster.clairvoyant.least_work import Demand, Flight
+from supervisors.simulation.cluster.clairvoyant.least_work import Demand, Flight, summed
 from supervisors.simulation.cluster.clairvoyant.supply import Supply, first_instant_s
 from supervisors.simulation.cluster.clairvoyant.within_step import most_trained_s
 
@@ -90,10 +90,10 @@ class _Tail:
         late_s = (1 - one.early) * one.train_s
         by_time, by_context = np.argsort(late_s), np.argsort(late_s / flight.context_tokens)
         self._sharing = flight.sharing
-        self._late_s = _from_zero(late_s[by_time])
+        self._late_s = summed(late_s[by_time])
         self._samples = flight.group * np.arange(len(late_s) + 1.0)
-        self._late_by_context_s = _from_zero(late_s[by_context])
-        self._context_tokens = _from_zero(flight.context_tokens[by_context])
+        self._late_by_context_s = summed(late_s[by_context])
+        self._context_tokens = summed(flight.context_tokens[by_context])
         grid_s = np.linspace(0.0, float(late_s.sum()), 8 * _TAIL_SLICES + 1)
         empty = self._paid_s(others, grid_s) < others * (1 - 1e-9)
         full_s = grid_s[min(int(np.flatnonzero(empty).max(initial=-1)) + 1, len(grid_s) - 1)]
@@ -111,7 +111,3 @@ class _Tail:
         given = [supply.since_release_s(release_s, end_s - b, end_s - a) for a, b in zip(near_s, far_s, strict=True)]
         engines = np.array(given) / np.where(far_s > near_s, far_s - near_s, 1.0)
         return end_s - far_s, (engines - self._paid_s(engines, far_s)) * (far_s - near_s)
-
-
-def _from_zero(parts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0.0], np.cumsum(parts)])

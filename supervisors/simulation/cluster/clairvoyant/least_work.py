@@ -46,15 +46,14 @@ class Sharing:
 
     def token_s(self, contexts: np.ndarray) -> np.ndarray:
         """What a token pays, by its sample's context."""
-        own_s = self.sequence_s + self.context_token_s * contexts
-        return own_s + self.step_s * (self.of_place + self.of_context * contexts)
+        return self._own_s(contexts) + self.step_s * (self.of_place + self.of_context * contexts)
 
     def most_tokens_s(self, engines: float, samples: float) -> float:
         """Tokens a second, if no context is longer than the prompt."""
         if engines <= 0:
             return 0.0
         batch = min(samples / engines, self.instance.places)
-        return engines * batch / (self.step_s + batch * (self.sequence_s + self.context_token_s * self.prompt_tokens))
+        return engines * batch / (self.step_s + batch * float(self._own_s(self.prompt_tokens)))
 
     def paid_s(
         self, engines: float | np.ndarray, samples: float | np.ndarray, context_tokens: float | np.ndarray
@@ -72,11 +71,14 @@ class Sharing:
         left = np.maximum(0.0, 1 - self.of_place * b - self.of_context * c)
         if self.of_context and prompt:  # beyond that, what the prompts take away is more than samples bring
             b = np.minimum(b, 1 / (2 * self.of_context * prompt))
-        own_paid_s = self.of_place * (self.sequence_s + kappa * prompt) * b**2
+        own_paid_s = self.of_place * self._own_s(prompt) * b**2
         own_paid_s += self.of_context * (kappa * c**2 + self.sequence_s * prompt * b**2)
         below_s = self.step_s * left + self.sequence_s * b + kappa * c - own_paid_s
         unpaid = np.divide(self.step_s * left**2, below_s, out=np.zeros_like(below_s), where=(left > 0) & (below_s > 0))
         return np.asarray(engines * (1 - unpaid))
+
+    def _own_s(self, context_tokens: float | np.ndarray) -> np.ndarray:
+        return np.asarray(self.sequence_s + self.context_token_s * context_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +140,8 @@ def token_costs(kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray) 
     prefills_s = [kind.instance.prefill_token_s * prompt_tokens for kind in kinds]
     prefill_work_s = min(kind.size * s for kind, s in zip(kinds, prefills_s, strict=True))
     return TokenCosts(
-        np.concatenate([[0.0], np.cumsum(work_s)]) + prefill_work_s,
-        np.concatenate([[0.0], np.cumsum(alone_s)]) + min(prefills_s),
+        summed(work_s) + prefill_work_s,
+        summed(alone_s) + min(prefills_s),
         chosen[0] if len(kinds) == 1 and kinds[0].size == 1 else None,
     )
 
@@ -157,6 +159,11 @@ def demand(costs: TokenCosts, lengths: np.ndarray, train_s: np.ndarray, group: i
         if sharing
         else None,
     )
+
+
+def summed(parts: np.ndarray) -> np.ndarray:
+    """Of the first 0, 1, … of n parts, float64[n + 1]."""
+    return np.concatenate([[0.0], np.cumsum(parts)])
 
 
 def sharings(instance: Instance, prompt_tokens: int) -> list[Sharing]:

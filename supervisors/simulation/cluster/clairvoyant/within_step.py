@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from supervisors.simulation.cluster.clairvoyant.least_work import Demand
+from supervisors.simulation.cluster.clairvoyant.least_work import Demand, summed
 from supervisors.simulation.cluster.clairvoyant.supply import Supply
 
 _INSTANTS = 64
@@ -51,8 +51,8 @@ def _trainable_s(one: Demand, t: float) -> Callable[[float], float]:
     there = one.alone_s <= t
     work, train = one.work_s[there], one.train_s[there]
     rank = np.argsort(-train / work, kind="stable")
-    done_work = np.concatenate([[0.0], np.cumsum(work[rank])])
-    done_train = np.concatenate([[0.0], np.cumsum(train[rank])])
+    done_work = summed(work[rank])
+    done_train = summed(train[rank])
     of_samples = _trainable_s(one.each, t) if one.each is not None else None
 
     def most_s(engine_s: float) -> float:
