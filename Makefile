@@ -71,5 +71,5 @@ $(VENV)/.installed-test: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-vllm: pyproject.toml $(VENV)/.installed
-	$(BIN)/python -m supervisors.vllm_install $(VLLM)
+	$(BIN)/python -m supervisors.cli.vllm_install $(VLLM)
 	@touch $@

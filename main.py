@@ -1,7 +1,7 @@
 """The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate; for our own processes, actor and lead.
 
 A role process is one of many on its machine, and a head has to be back soon, so they get by without the command line's
-libraries; everything else is ``supervisors/command_line.py``.
+libraries; everything else is ``supervisors/cli/command_line.py``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import sys
 def main() -> None:
     """Console script ``headrace``."""
     if sys.argv[1:2] == ["actor"]:
-        from supervisors.child import run_child
+        from supervisors.machine.child import run_child
 
         run_child()
     elif sys.argv[1:2] == ["lead"]:
-        from supervisors.head_process import run_head_process
+        from supervisors.head.head_process import run_head_process
 
         run_head_process()
     else:
-        from supervisors.command_line import app
+        from supervisors.cli.command_line import app
 
         app(prog_name="headrace")
 

@@ -1,7 +1,7 @@
 """Which actors each kind of process hosts. Strings only, so that listing roles imports none of them.
 
 A role's ``build`` function gets RoleArgs and returns the actors of the process by name. The process is started by a
-node agent as ``python -m main actor`` (``supervisors/process.py``), spawns these actors and then reports ready.
+node agent as ``python -m main actor`` (``supervisors/machine/process.py``), spawns these actors and then reports ready.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ROLES: dict[str, str] = {
     "rollout": "actors.rollout.worker:build",
     "trainer": "actors.trainer.trainer:build",
     "weights": "actors.weights.server:build",
-    "rewards": "actors.rewards.worker:build",
+    "rewards": "actors.environments.worker:build",
     "ranker": "actors.ranker.ranker:build",
 }
 

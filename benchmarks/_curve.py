@@ -18,7 +18,7 @@ from typing import Any, Final
 import zmq
 
 from benchmarks._command import Result
-from transport.security import NodeKeys, generate_keys, load_keys, write_keys
+from transport.zmq.security import NodeKeys, generate_keys, load_keys, write_keys
 
 _VARIABLE: Final = "HEADRACE_BENCH_KEYS"
 _MEASURED: Final = ("per_second", "_us", "_ms")

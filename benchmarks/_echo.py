@@ -27,8 +27,8 @@ from benchmarks._processes import on_uvloop, until_input_ends
 from configs.limits import DEFAULT_LIMITS
 from transport.address import new_peer
 from transport.link_faults import FaultableTransport
-from transport.zmq_socket import Context
-from transport.zmq_transport import ZmqTransport
+from transport.zmq.socket import Context
+from transport.zmq.transport import ZmqTransport
 
 DRAIN: Final = DEFAULT_LIMITS.drain_max_messages
 """Messages taken from a socket before the loop gets its turn, in ours as in the raw one."""

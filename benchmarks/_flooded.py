@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks._processes import on_uvloop, until_input_ends
-from supervisors.head import Head
+from supervisors.head.head import Head
 
 
 async def _serve(directory: Path, keys: Path | None) -> None:

@@ -27,7 +27,7 @@ from typing import Final
 import zmq
 
 from benchmarks._processes import on_uvloop, until_input_ends
-from transport.zmq_socket import curve_keypair
+from transport.zmq.socket import curve_keypair
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 FRAME_BYTES: Final = 60_000_000

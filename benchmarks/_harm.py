@@ -21,7 +21,7 @@ import psutil
 from actors.control.errors import ControlError
 from benchmarks._jobs import BenchmarkFailed, model_of
 from configs.loader import load_job
-from supervisors.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun
 
 PATIENCE_S: Final = 60.0
 """How long a measured run may take to do what is waited for."""

@@ -36,7 +36,7 @@ def prepare_job(job_file: Path, overrides: Sequence[str], directory: Path, model
 
     Checkpoints are only taken at the end: the loop takes none.
     """
-    from supervisors.model_preparation import prepare_model
+    from supervisors.jobs.model_preparation import prepare_model
 
     directory.mkdir(parents=True, exist_ok=True)
     job = load_job(job_file, [*overrides, "checkpoint.every=0"])

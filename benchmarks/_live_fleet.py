@@ -14,22 +14,23 @@ from typing import Any, cast
 
 import numpy as np
 
-from actors.ranker.messages import LengthScores
-from actors.rollout.messages import EngineStats, Revoke, SamplingParams
-from actors.scheduler import events as ev
-from actors.scheduler.balancing import Balancing
-from actors.scheduler.books import Books
-from actors.scheduler.dispatch import Dispatcher
-from actors.scheduler.job_scope import JobScope
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.length_ranking import LengthRanking, make_predictor
-from actors.scheduler.long_lanes import LongLanes
-from actors.scheduler.memory_journal import MemoryJournal
-from actors.scheduler.messages import FinishReason, RegisterWorker
-from actors.scheduler.policies.latency_table import StepShape
-from actors.scheduler.policies.length_predictor import prompt_keys
-from actors.scheduler.seeding_estimate import SeedingEstimate
-from actors.scheduler.workers import WorkerTable
+from actors.fleet.balancing import Balancing
+from actors.fleet.dispatch import Dispatcher
+from actors.fleet.length_ranking import LengthRanking, make_predictor
+from actors.fleet.long_lanes import LongLanes
+from actors.fleet.scope import JobScope
+from actors.fleet.seeding_estimate import SeedingEstimate
+from actors.fleet.workers import WorkerTable
+from actors.ledger import events as ev
+from actors.ledger.books import Books
+from actors.ledger.ledger import Ledger
+from actors.ledger.memory_journal import MemoryJournal
+from actors.policies.latency_table import StepShape
+from actors.policies.length_predictor import prompt_keys
+from actors.protocol.lengths import LengthScores
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import EngineStats, Revoke, SamplingParams
+from actors.protocol.workers import RegisterWorker
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.transport import SendOutcome

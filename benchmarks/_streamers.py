@@ -22,15 +22,16 @@ import zmq
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.core.tenure import RenewLease, Tenure
-from actors.rollout.messages import Assign, DeltasTaken, EngineStats
+from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.work import Assign, DeltasTaken, EngineStats
+from actors.protocol.workers import Registered, RegisterWorker
 from actors.rollout.outbox import Outbox
-from actors.scheduler.messages import FinishReason, Registered, RegisterWorker, TokenDelta
 from benchmarks import _curve
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop
-from supervisors.head import CLUSTER
+from supervisors.head.head import CLUSTER
 from transport.address import ActorAddress, PeerId
-from transport.zmq_socket import Context, new_context
+from transport.zmq.socket import Context, new_context
 
 JOB: Final = "bench"
 VOCABULARY: Final = 50_000

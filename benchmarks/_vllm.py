@@ -27,7 +27,7 @@ from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.roles import RoleArgs
 from actors.rollout.engine import EngineSpec
-from actors.rollout.engines.vllm_engine import VllmEngine
+from actors.rollout.engines.vllm.engine import VllmEngine
 from actors.rollout.worker import RolloutWorker
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends

@@ -23,14 +23,14 @@ import zmq
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import AskError
-from actors.core.host_memory import keep_freed_memory
 from actors.core.message import Message, message
+from actors.host.host_memory import keep_freed_memory
+from actors.protocol.services import LookupService, ServiceFound
+from actors.protocol.weights import Chunk, GetChunks, GetManifest, ManifestReply, QueryVersions, Versions
 from actors.roles import RoleArgs
 from actors.rollout.relay import relay_beside
-from actors.scheduler.service_messages import LookupService, ServiceFound
 from actors.weights.client import WINDOW_CHUNKS, WeightClient
 from actors.weights.errors import WeightsError
-from actors.weights.messages import Chunk, GetChunks, GetManifest, ManifestReply, QueryVersions, Versions
 from actors.weights.segments import SIMULATED_HOST, Host, host_id
 from actors.weights.server import WeightServer
 from benchmarks import _curve

@@ -24,17 +24,17 @@ import torch
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from actors.core.host_memory import keep_freed_memory
+from actors.environments.prompts.sources import ReasoningGymSource, Row, open_source, stream_index
+from actors.environments.prompts.tokenizer import TextCodec
+from actors.host.host_memory import keep_freed_memory
 from actors.jobs.stop_tokens import stop_token_ids
-from actors.rewards.sources import ReasoningGymSource, Row, open_source, stream_index
-from actors.rewards.tokenizer import TextCodec
-from actors.rollout.engines.branches import one_slot_each, rearranged
-from actors.rollout.engines.decoder import make_decoder
-from actors.rollout.engines.model_loading import load_model as load_for_generation
+from actors.rollout.engines.torch.branches import one_slot_each, rearranged
+from actors.rollout.engines.torch.decoder import make_decoder
+from actors.rollout.engines.torch.model_loading import load_model as load_for_generation
 from actors.trainer.algorithms import Algorithm, algorithm_named
 from actors.trainer.algorithms.rule import BatchShape
 from actors.trainer.backend import BackendSpec, LossSpec
-from actors.trainer.backends.replicas import Replicas
+from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.batching import TrainSample, cut
 from configs.loader import load_job
 from configs.schema import JobConfig

@@ -28,11 +28,12 @@ from typing import Any, Final
 import msgspec
 import psutil
 
+from actors.core.kernel.stalls import Lag
 from actors.core.look import Look, Sight
-from actors.core.stalls import Lag
-from actors.scheduler.messages import Acknowledged, SetPaused
+from actors.protocol.batches import SetPaused
+from actors.protocol.failures import Acknowledged
+from actors.protocol.services import LookupService, ServiceFound
 from actors.scheduler.scheduler import Scheduler
-from actors.scheduler.service_messages import LookupService, ServiceFound
 from benchmarks._command import Result, add_check_option, command_line, measured, show_and_check
 from benchmarks._harm import percentile
 from benchmarks._jobs import BenchmarkFailed, hardware
@@ -43,9 +44,9 @@ from benchmarks.tokens import go, said, until
 from benchmarks.weights import make_model
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.failure_detector import Health
-from supervisors.head import CLUSTER, Head
-from supervisors.messages import ListProcesses, ProcessList
+from supervisors.head.head import CLUSTER, Head
+from supervisors.machine.failure_detector import Health
+from supervisors.tree.messages import ListProcesses, ProcessList
 from transport.address import ActorAddress
 
 SHORT: Final = ("--seconds", "10", "--bytes", "100000000")

@@ -21,13 +21,13 @@ from typing import Final
 
 import numpy as np
 
+from actors.protocol.weights import Manifest
 from actors.trainer.backend import BackendSpec, LossSpec
 from actors.trainer.batching import TrainSample, cut
 from actors.weights.delta import apply_delta
 from actors.weights.delta_source import DeltaSource
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
 from actors.weights.memory import SegmentWriter, map_segment, partial_path
-from actors.weights.messages import Manifest
 from actors.weights.segments import segment_directory
 from benchmarks import _baseline
 from benchmarks._baseline import Ratio
@@ -74,7 +74,7 @@ class Version:
 
 async def versions(model: Path, scratch: Path, steps: int) -> list[Version]:
     """Version 0, and one for each step."""
-    from actors.trainer.backends.torch_backend import TorchBackend
+    from actors.trainer.backends.torch.torch_backend import TorchBackend
 
     backend, rng, made = TorchBackend(), np.random.default_rng(0), list[Version]()
     await backend.start(BackendSpec(model_path=model, dtype="bfloat16", threads=2, learning_rate=1e-6))

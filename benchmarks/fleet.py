@@ -16,20 +16,20 @@ from typing import Final
 
 import numpy as np
 
-from actors.scheduler.length_ranking import REMEMBERED
-from actors.scheduler.policies import assign, balance, dispatch_long, offload
-from actors.scheduler.policies.balance import QueueView
-from actors.scheduler.policies.dispatch_long import Past
-from actors.scheduler.policies.generation_time import Instance
-from actors.scheduler.view import AssignView, GroupView, WorkerView
+from actors.fleet.length_ranking import REMEMBERED
+from actors.policies import assign, balance, dispatch_long, offload
+from actors.policies.balance import QueueView
+from actors.policies.dispatch_long import Past
+from actors.policies.generation_time import Instance
+from actors.policies.view import AssignView, GroupView, WorkerView
 from benchmarks._command import Result, command_line, show
+from benchmarks._fleet_model import Fleet, FleetRules
 from benchmarks._jobs import hardware
 from benchmarks._live_fleet import LiveFleet
-from configs.studies.hardware import DecodeCost
-from configs.studies.streamrl import H800, MODELS, LengthHistogram
-from supervisors.simulation.cluster.costs import decode_pace
-from supervisors.simulation.cluster.fleet import Fleet, FleetRules
-from supervisors.simulation.cluster.lengths import draw_lengths
+from benchmarks.papers.cluster.costs import decode_pace
+from benchmarks.papers.cluster.lengths import draw_lengths
+from benchmarks.papers.setups.hardware import DecodeCost
+from benchmarks.papers.setups.streamrl import H800, MODELS, LengthHistogram
 
 PLACES: Final = 20
 GROUP: Final = 4

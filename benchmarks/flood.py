@@ -36,11 +36,11 @@ from benchmarks._processes import beside, on_uvloop
 from benchmarks._samples import MIB
 from benchmarks.tokens import said
 from configs.limits import DEFAULT_LIMITS
-from supervisors.head import CLUSTER
+from supervisors.head.head import CLUSTER
 from transport.address import ActorAddress, new_peer
 from transport.endpoints import split_key
-from transport.security import NodeKeys, generate_keys, write_keys
-from transport.zmq_transport import ZmqTransport
+from transport.zmq.security import NodeKeys, generate_keys, write_keys
+from transport.zmq.transport import ZmqTransport
 
 WITHOUT_KEYS: Final = ("garbage", "messages")
 """Kinds that are tried at a listener without keys as well."""

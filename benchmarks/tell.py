@@ -18,7 +18,7 @@ from typing import Final
 
 import zmq
 
-from actors.core.answers import Done
+from actors.core.kernel.answers import Done
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from benchmarks import _baseline, _curve
@@ -29,7 +29,7 @@ from benchmarks._jobs import hardware
 from benchmarks._processes import cpu_s, on_uvloop
 from benchmarks.ask import Other, echo
 from transport.transport import SendOutcome
-from transport.zmq_socket import new_context
+from transport.zmq.socket import new_context
 
 ROUNDS: Final = 5
 WINDOW: Final = 1024

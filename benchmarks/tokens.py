@@ -29,11 +29,13 @@ import numpy as np
 import zmq
 
 from actors.core.ref import ActorRef
-from actors.rollout.messages import EngineStats, SamplingParams
-from actors.scheduler import messages as m
-from actors.scheduler.batch import SampleState
-from actors.scheduler.journal import SqliteJournal
-from actors.scheduler.ledger import Ledger
+from actors.ledger.batch import SampleState
+from actors.ledger.journal import SqliteJournal
+from actors.ledger.ledger import Ledger
+from actors.protocol.batches import BatchIssued, IssueBatch, Prompt, SetPaused
+from actors.protocol.failures import Acknowledged
+from actors.protocol.tokens import TokenDelta
+from actors.protocol.work import EngineStats, SamplingParams
 from actors.scheduler.scheduler import Scheduler
 from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
@@ -127,12 +129,12 @@ async def collector(load: Load, directory: Path) -> AsyncIterator[tuple[Schedule
     try:
         scheduler = Scheduler(job_of(load), directory, SqliteJournal(directory / "journal.db", JOB))
         ref = await system.spawn("scheduler.bench", scheduler)
-        prompts = [m.Prompt(i, np.array([i], np.int32), b"") for i in range(load.workers)]
-        batch = m.IssueBatch(
+        prompts = [Prompt(i, np.array([i], np.int32), b"") for i in range(load.workers)]
+        batch = IssueBatch(
             job=JOB, step=0, group_size=load.sequences, prompts=prompts,
             sampling=SamplingParams(max_tokens=load.tokens),
         )  # fmt: skip
-        await ref.ask(batch, m.BatchIssued)
+        await ref.ask(batch, BatchIssued)
         yield scheduler, ref
     finally:
         await system.stop()
@@ -154,7 +156,7 @@ async def measure_ours(load: Load, directory: Path) -> Result:
             for process in processes:
                 go(process)
             await until(lambda: scheduler.counters.tokens >= load.total_tokens)
-            await ref.ask(m.SetPaused(job=JOB, paused=True), m.Acknowledged)  # answered when all is on the disk
+            await ref.ask(SetPaused(job=JOB, paused=True), Acknowledged)  # answered when all is on the disk
             wall_s, collector_s, loop_s = time.perf_counter() - began, cpu_s() - used, time.thread_time() - thread
             sender_s = sum([float(await said(process)) for process in processes])
         counters = scheduler.counters
@@ -233,7 +235,7 @@ async def measure_raw(load: Load, sizes: list[int]) -> Result:
 def frame_sizes(load: Load) -> list[int]:
     """Bytes of the frames of one step's delta."""
     n = load.sequences
-    delta = m.TokenDelta.of(
+    delta = TokenDelta.of(
         job=JOB, worker="rollout-10", epoch=1, sequence=1000, policy_version=0,
         assignments=np.arange(n) + (1 << 40), offsets=np.full(n, 1000, np.int32), counts=np.ones(n, np.int32),
         finished=np.zeros(n, np.uint8), tokens=np.zeros(n, np.int32), logprobs=np.zeros(n, np.float32),

@@ -26,16 +26,16 @@ import msgspec.json
 import numpy as np
 
 from actors.core.actor import Actor, handles
-from actors.core.delivery import Delivery
+from actors.core.kernel.delivery import Delivery
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
-from actors.metrics.messages import Event, Spans
+from actors.ledger.batch import SampleState
+from actors.ledger.journal import SqliteJournal
+from actors.ledger.ledger import Ledger
+from actors.protocol.batches import BatchIssued, IssueBatch, Prompt
+from actors.protocol.metrics import Event, Spans
+from actors.protocol.work import SamplingParams
 from actors.roles import RoleArgs
-from actors.rollout.messages import SamplingParams
-from actors.scheduler import messages as m
-from actors.scheduler.batch import SampleState
-from actors.scheduler.journal import SqliteJournal
-from actors.scheduler.ledger import Ledger
 from actors.scheduler.scheduler import Scheduler
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._echo import new_system
@@ -132,13 +132,13 @@ class Ours:
         """Seconds, and CPU seconds by who used them. ``worker_cpu_s`` is all of its process but vLLM's own steps."""
         work, step = self._work, self._step
         self._step += 1
-        prompts = [m.Prompt(step * 1_000_000 + i, ids, b"") for i, ids in enumerate(work.prompts(number))]
-        batch = m.IssueBatch(
+        prompts = [Prompt(step * 1_000_000 + i, ids, b"") for i, ids in enumerate(work.prompts(number))]
+        batch = IssueBatch(
             job=JOB, step=step, group_size=GROUP, prompts=prompts,
             sampling=SamplingParams(max_tokens=work.tokens, temperature=work.temperature),
         )  # fmt: skip
         before, used_s, began_s = await self._cost(), cpu_s(), time.perf_counter()
-        await self._ref.ask(batch, m.BatchIssued)
+        await self._ref.ask(batch, BatchIssued)
         async with asyncio.timeout(WAIT_S):
             await self._scheduler.entered(self._step * work.total_tokens)
         seconds, collector_s, after = time.perf_counter() - began_s, cpu_s() - used_s, await self._cost()

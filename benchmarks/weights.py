@@ -34,16 +34,17 @@ from actors.core.actor import Actor, handles
 from actors.core.leader import Leader
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
+from actors.protocol.failures import Acknowledged
+from actors.protocol.services import LookupService, RegisterService, ServiceFound
+from actors.protocol.weights import QueryVersions, Versions
+from actors.protocol.weights_news import VersionAvailable
 from actors.roles import RoleArgs
 from actors.rollout.engine import EngineSpec
-from actors.scheduler.messages import Acknowledged, VersionAvailable
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.publisher import Publisher
 from actors.trainer.spans import SpanRecorder
 from actors.weights.client import WeightClient
-from actors.weights.messages import QueryVersions, Versions
 from actors.weights.segments import remove_segments, segment_directory, segment_path
 from benchmarks import _baseline, _curve
 from benchmarks._baseline import Ratio
@@ -214,8 +215,8 @@ class Bench:
         self.found: dict[str, list[float]] = {}
 
     async def start(self) -> None:
-        from actors.rollout.engines.torch_engine import TorchEngine
-        from actors.trainer.backends.torch_backend import TorchBackend
+        from actors.rollout.engines.torch.torch_engine import TorchEngine
+        from actors.trainer.backends.torch.torch_backend import TorchBackend
 
         self._memory.mkdir()
         await self.system.start()

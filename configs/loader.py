@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import yaml
 
-from configs.checks import check_job
+from configs.checks.checks import check_job
 from configs.errors import ConfigError, Problem
 from configs.local_paths import found
 from configs.schema import JobConfig

@@ -40,15 +40,15 @@ from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.errors import HeadGaveUp
-from supervisors.head import OnProgress
-from supervisors.head_messages import HeadOrder, HeadReady
-from supervisors.head_process import interruptible
-from supervisors.job_register import JobRegister
-from supervisors.logs import configure_head_logging
-from supervisors.machine_process import MachineProcess, failed_summary
-from supervisors.node import NodeProcess
+from supervisors.head.head import OnProgress
+from supervisors.head.head_messages import HeadOrder, HeadReady
+from supervisors.head.head_process import interruptible
+from supervisors.head.job_register import JobRegister
+from supervisors.head.machine_process import MachineProcess, failed_summary
+from supervisors.machine.logs import configure_head_logging
+from supervisors.machine.node import NodeProcess
 from supervisors.providers.job_provider import JobProvider
+from supervisors.tree.errors import HeadGaveUp
 from transport.address import ActorAddress, PeerId
 
 

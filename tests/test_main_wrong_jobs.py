@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from configs.loader import load_job
-from supervisors.command_line import app
+from supervisors.cli.command_line import app
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 JSONL = {"data.source": "jsonl", "reward.kind": "exact_match"}
@@ -233,10 +233,10 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
-    import configs.checks
+    import configs.checks.checks
 
-    real = configs.checks.installed
-    monkeypatch.setattr(configs.checks, "installed", lambda package: package != "wandb" and real(package))
+    real = configs.checks.checks.installed
+    monkeypatch.setattr(configs.checks.checks, "installed", lambda package: package != "wandb" and real(package))
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
     (tmp_path / "set").mkdir()

@@ -25,8 +25,8 @@ from typing import Final
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.errors import HandshakeRefused, LinkTimeout
-from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
+from transport.zmq.lives import Lives
 
 SCHEME: Final = "memory://"
 

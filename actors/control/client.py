@@ -18,9 +18,9 @@ from actors.control.errors import ControlError, Unreachable, error_of
 from actors.control.protocol import VERSION
 from actors.control.socket import ControlSocket, dial_control_socket
 from configs.limits import DEFAULT_LIMITS, Limits
-from transport.security import NodeKeys
 from transport.transport import SendOutcome
-from transport.zmq_socket import SocketEvent
+from transport.zmq.security import NodeKeys
+from transport.zmq.socket import SocketEvent
 
 SILENCE_FACTOR = 4
 

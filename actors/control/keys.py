@@ -1,6 +1,6 @@
 """The control socket's own keys: who may steer, and who may only look.
 
-A control key directory is a key directory (``transport/security.py``) of its own, with one folder more::
+A control key directory is a key directory (``transport/zmq/security.py``) of its own, with one folder more::
 
     node.secret  node.public      the server's pair, or a client's
     allowed/<name>.public         clients that may do everything
@@ -9,7 +9,7 @@ A control key directory is a key directory (``transport/security.py``) of its ow
 Invariants
 - A key in both folders may only look, and the command that would put it there refuses.
 - Whoever can read the server's own secret may do everything: its pair is an operator's.
-- None of these keys is a node's (``supervisors/head_keys.py``).
+- None of these keys is a node's (``supervisors/head/head_keys.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from transport.security import KeyFileError, NodeKeys, allow, generate_keys, load_keys, write_keys
+from transport.zmq.security import KeyFileError, NodeKeys, allow, generate_keys, load_keys, write_keys
 
 READ_ONLY_USER: Final = "read-only"
 """What the server calls a client that showed a key of the read-only role."""

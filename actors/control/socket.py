@@ -1,4 +1,4 @@
-"""The control plane's sockets: ROUTER for the server, DEALER for the client, over ``transport/zmq_socket.py``.
+"""The control plane's sockets: ROUTER for the server, DEALER for the client, over ``transport/zmq/socket.py``.
 
 ``ControlSocket`` is all that server and client lean on, so tests may bring a fake. Nothing here blocks: a send says
 what became of it, and received messages come through a callback on the loop. A server that others than this machine
@@ -20,9 +20,9 @@ from actors.control.keys import ControlKeys
 from configs.limits import Limits
 from transport.endpoints import advertised, is_loopback, split_key
 from transport.errors import InsecureBind
-from transport.security import NodeKeys, ZapAllowList
 from transport.transport import Frame, SendOutcome
-from transport.zmq_socket import Curve, Role, Sent, SocketEvent, SocketOptions, ZmqSocket, new_context
+from transport.zmq.security import NodeKeys, ZapAllowList
+from transport.zmq.socket import Curve, Role, Sent, SocketEvent, SocketOptions, ZmqSocket, new_context
 
 IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""

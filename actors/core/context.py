@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import structlog
 
 from actors.core.actor import Actor
-from actors.core.delivery import Delivery, current
 from actors.core.errors import RefusalReason, Refused, WrongHandler
+from actors.core.kernel.delivery import Delivery, current
+from actors.core.kernel.requests import AskCounts
 from actors.core.look import Look, Sight, sight
 from actors.core.message import Message, tag_of
 from actors.core.ref import ActorRef
-from actors.core.requests import AskCounts
 from actors.core.watch import Down
 from configs.limits import Limits
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
-    from actors.core.cell import Cell
+    from actors.core.kernel.cell import Cell
 
 P = ParamSpec("P")
 R = TypeVar("R")

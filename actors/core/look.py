@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.core.dead_letters import DeadLetter
+from actors.core.kernel.dead_letters import DeadLetter
+from actors.core.kernel.stalls import Lag, Stall, stalls
 from actors.core.message import Message, message
-from actors.core.stalls import Lag, Stall, stalls
 
 if TYPE_CHECKING:
-    from actors.core.router import Router
+    from actors.core.kernel.router import Router
 
 
 @message("core.look")

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actors.core.delivery import Window
+from actors.core.kernel.delivery import Window
+from actors.core.kernel.streams import Stream
 from actors.core.message import Message
-from actors.core.streams import Stream
 from transport.address import ActorAddress
 from transport.transport import Lane, SendOutcome
 
 if TYPE_CHECKING:
-    from actors.core.router import Router
+    from actors.core.kernel.router import Router
 
 R = TypeVar("R", bound=Message)
 

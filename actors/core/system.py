@@ -16,13 +16,13 @@ from __future__ import annotations
 import asyncio
 
 from actors.core.actor import Actor
-from actors.core.cell import ActorExit
 from actors.core.errors import ActorError, UnknownActor
-from actors.core.inbound import Inbound
+from actors.core.kernel.cell import ActorExit
+from actors.core.kernel.inbound import Inbound
+from actors.core.kernel.router import Router
+from actors.core.kernel.stalls import Stall, SystemStats, stalls, stats
 from actors.core.look import Sight, sight
 from actors.core.ref import ActorRef
-from actors.core.router import Router
-from actors.core.stalls import Stall, SystemStats, stalls, stats
 from actors.core.watch import Gone
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import ActorAddress, PeerId

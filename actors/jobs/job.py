@@ -27,15 +27,25 @@ from typing import Final
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import AskError, ReplyError
 from actors.core.watch import Down
-from actors.jobs import messages as jm
-from actors.jobs.messages import JobState
 from actors.jobs.summary import Row, Summary, cost_of, read_rows, row_of
-from actors.metrics.messages import Event, Flush, Flushed, StepRow
-from actors.rewards.messages import PromptsRead, ReadPrompts
-from actors.rollout.messages import SamplingParams
-from actors.scheduler import messages as sm
-from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
+from actors.protocol import jobs as jm
+from actors.protocol.batches import (
+    BatchIssued,
+    DataEnded,
+    IssueBatch,
+    Progress,
+    Prompt,
+    QueryProgress,
+    RequestCheckpoint,
+    SetPaused,
+)
+from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
+from actors.protocol.jobs import JobState
+from actors.protocol.metrics import Event, Flush, Flushed, StepRow
+from actors.protocol.rewards import PromptsRead, ReadPrompts
+from actors.protocol.services import LookupService, RegisterService, ServiceFound
+from actors.protocol.work import SamplingParams
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
@@ -141,9 +151,9 @@ class Job(Actor):
 
     async def _register(self) -> None:
         service = RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
-        await self._scheduler.ask(service, sm.Acknowledged)
+        await self._scheduler.ask(service, Acknowledged)
         self.ctx.watch(self._scheduler_at)
-        progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
+        progress = await self._scheduler.ask(QueryProgress(job=self._config.name), Progress)
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
             self._change(JobState.PAUSED)  # by the operator of the head before this one
         if progress.stopping:
@@ -212,14 +222,14 @@ class Job(Actor):
         if len(read.prompts) < count:
             await self._data_ended(step)
             return True
-        batch = sm.IssueBatch(
+        batch = IssueBatch(
             job=config.name,
             step=step,
             group_size=config.algorithm.group_size,
             sampling=self._sampling(),
-            prompts=[sm.Prompt(p.prompt, p.token_ids, p.context) for p in read.prompts],
+            prompts=[Prompt(p.prompt, p.token_ids, p.context) for p in read.prompts],
         )
-        await self._scheduler.ask(batch, sm.BatchIssued)
+        await self._scheduler.ask(batch, BatchIssued)
         return True
 
     def _sampling(self) -> SamplingParams:
@@ -240,7 +250,7 @@ class Job(Actor):
             count = self._config.algorithm.prompts_per_step
             self.fail(f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it")
             return
-        await self._scheduler.ask(sm.DataEnded(job=self._config.name, step=step), sm.Acknowledged)
+        await self._scheduler.ask(DataEnded(job=self._config.name, step=step), Acknowledged)
 
     # ------------------------------------------------------------ the record
 
@@ -317,7 +327,7 @@ class Job(Actor):
     async def pause_or_resume(self, order: jm.PauseJob | jm.ResumeJob) -> jm.JobReport:
         pause = isinstance(order, jm.PauseJob)
         self._require(JobState.SUBMITTED, JobState.RUNNING, JobState.PAUSED, to="pause" if pause else "resume")
-        await self._scheduler.ask(sm.SetPaused(job=self._config.name, paused=pause), sm.Acknowledged)
+        await self._scheduler.ask(SetPaused(job=self._config.name, paused=pause), Acknowledged)
         if pause or self.state is JobState.PAUSED:
             self._change(JobState.PAUSED if pause else JobState.RUNNING)
         return await self._report()
@@ -325,7 +335,7 @@ class Job(Actor):
     @handles(jm.CancelJob)
     async def cancel(self, _: jm.CancelJob) -> jm.JobReport:
         if not self.state.over and self.state is not JobState.STOPPING:
-            await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=True), sm.Acknowledged)
+            await self._scheduler.ask(RequestCheckpoint(job=self._config.name, stop=True), Acknowledged)
             self._change(JobState.STOPPING, _STOPPED)
         return await self._report()
 
@@ -335,7 +345,7 @@ class Job(Actor):
         self._require(JobState.RUNNING, JobState.STOPPING, to="take a checkpoint")
         waiter: asyncio.Future[jm.CheckpointReport] = asyncio.get_running_loop().create_future()
         self._checkpoint_waiters.append((self._summary.steps, waiter))
-        await self._scheduler.ask(sm.RequestCheckpoint(job=self._config.name, stop=False), sm.Acknowledged)
+        await self._scheduler.ask(RequestCheckpoint(job=self._config.name, stop=False), Acknowledged)
         try:
             async with asyncio.timeout(self._config.limits.checkpoint_timeout_s):
                 return await asyncio.shield(waiter)
@@ -360,7 +370,7 @@ class Job(Actor):
         waiting, quiet_s = "", 0.0
         if not self.state.over:
             try:
-                progress = await self._scheduler.ask(sm.QueryProgress(job=self._config.name), sm.Progress)
+                progress = await self._scheduler.ask(QueryProgress(job=self._config.name), Progress)
                 waiting, quiet_s = progress.waiting_for, progress.quiet_s
             except AskError as error:
                 waiting = f"the scheduler: {error}"

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from actors.core.actor import Actor, handles
-from actors.core.clock import time_of_day_s
 from actors.core.look import Look
+from actors.host.clock import time_of_day_s
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.messages import Event, Flush, Flushed, ProcessHealth, Spans, StepRow
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
+from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Spans, StepRow
 from configs.schema import MetricsConfig
 
 

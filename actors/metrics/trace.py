@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from actors.metrics.messages import Span
+from actors.protocol.metrics import Span
 
 _END: Final = b"\n]\n"
 _PID: Final = 1

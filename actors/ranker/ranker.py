@@ -27,12 +27,12 @@ import numpy as np
 
 from actors.core.actor import Actor, handles
 from actors.core.registered import RegisteredActor
-from actors.metrics.messages import Event
-from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
+from actors.protocol.failures import Acknowledged
+from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
+from actors.protocol.metrics import Event
+from actors.protocol.services import RegisterService
 from actors.ranker.model import LengthModel, LengthPair
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged
-from actors.scheduler.service_messages import RegisterService
 
 _NICENESS = 10
 """Added to the process: generation and training come first."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduler.messages import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenDelta
 
 
 @dataclass(frozen=True, slots=True)

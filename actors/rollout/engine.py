@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from actors.rollout.messages import EngineStats, SamplingParams
+from actors.protocol.work import EngineStats, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutput:
-    """One engine step in columns; ragged as in ``scheduler.messages.TokenDelta``."""
+    """One engine step in columns; ragged as in ``actors.protocol.tokens.TokenDelta``."""
 
     policy_version: int
     requests: np.ndarray  # int64[n]

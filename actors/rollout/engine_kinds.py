@@ -9,8 +9,8 @@ from actors.rollout.engine import RolloutEngine
 from actors.rollout.errors import EngineUnavailable
 
 ENGINES: dict[str, str] = {
-    "torch": "actors.rollout.engines.torch_engine:TorchEngine",
-    "vllm": "actors.rollout.engines.vllm_engine:VllmEngine",
+    "torch": "actors.rollout.engines.torch.torch_engine:TorchEngine",
+    "vllm": "actors.rollout.engines.vllm.engine:VllmEngine",
     "simulated": "actors.rollout.engines.simulated_engine:SimulatedEngine",
 }
 _HINTS = {"torch": "run `make install`", "vllm": "run `make vllm`", "simulated": "run `make install`"}

@@ -26,14 +26,14 @@ from typing import Final
 import msgspec
 
 from actors.core.context import Context
-from actors.metrics.messages import Span
+from actors.protocol.failures import FailureKind
+from actors.protocol.metrics import Span
+from actors.protocol.work import EngineStats
 from actors.rollout.engine import GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.errors import RequestRefused
-from actors.rollout.messages import EngineStats
 from actors.rollout.puller import VersionPuller
 from actors.rollout.reports import Reports
 from actors.rollout.spans import ActivityLog
-from actors.scheduler.messages import FailureKind
 from actors.weights.client import PulledWeights
 from configs.schema import JobConfig
 from transport.address import ActorAddress

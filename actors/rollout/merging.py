@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from actors.core.message import Message
-from actors.scheduler.messages import ROW, TOKEN, FinishReason, TokenDelta
+from actors.protocol.tokens import ROW, TOKEN, FinishReason, TokenDelta
 
 
 def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:

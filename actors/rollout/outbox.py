@@ -24,8 +24,8 @@ import msgspec
 
 from actors.core.message import Message
 from actors.core.ref import ActorRef
+from actors.protocol.tokens import TokenDelta
 from actors.rollout.merging import going_on, merged
-from actors.scheduler.messages import TokenDelta
 from configs.limits import Limits
 from transport.transport import SendOutcome
 

@@ -15,9 +15,9 @@ from collections.abc import AsyncIterator
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.context import Context
 from actors.core.errors import NameTaken, ReplyError
+from actors.protocol.weights import Chunk, GetChunks, GetSegment, SegmentReady
 from actors.weights.holding import Holding, Shelf
 from actors.weights.manifest import whole_chunk, wrong_chunks
-from actors.weights.messages import Chunk, GetChunks, GetSegment, SegmentReady
 from actors.weights.pace import Pace
 from transport.address import ActorAddress
 

@@ -23,23 +23,14 @@ import numpy as np
 
 from actors.core.epochs import EpochGuard
 from actors.core.ref import ActorRef
+from actors.protocol.failures import Failure, FailureKind
+from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.work import EngineStats
+from actors.protocol.workers import AssignmentsFailed, Draining, Leaving, Registered, WorkerAsleep, WorkerVersion
 from actors.rollout.delta_log import DeltaLog, Kept
 from actors.rollout.engine import StepOutput
 from actors.rollout.engines.step_columns import without_requests
-from actors.rollout.messages import EngineStats
 from actors.rollout.outbox import Outbox
-from actors.scheduler.messages import (
-    AssignmentsFailed,
-    Draining,
-    Failure,
-    FailureKind,
-    FinishReason,
-    Leaving,
-    Registered,
-    TokenDelta,
-    WorkerAsleep,
-    WorkerVersion,
-)
 from actors.weights.client import PulledWeights
 from configs.limits import Limits
 

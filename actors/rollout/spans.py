@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from actors.core.clock import time_of_day_s
-from actors.metrics.messages import Span
+from actors.host.clock import time_of_day_s
+from actors.protocol.metrics import Span
 
 
 class ActivityLog:

@@ -22,23 +22,24 @@ from __future__ import annotations
 from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
-from actors.core.host_memory import keep_freed_memory
 from actors.core.leader import Leader
 from actors.core.ref import ActorRef
 from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
-from actors.metrics.messages import Event, Span, Spans
+from actors.host.host_memory import keep_freed_memory
+from actors.protocol.failures import FailureKind
+from actors.protocol.metrics import Event, Span, Spans
+from actors.protocol.services import LookupService, ServiceFound
+from actors.protocol.weights import QueryVersions, Versions
+from actors.protocol.work import Assign, DeltasTaken, Drain, PullVersion, Revoke, SetAsleep
+from actors.protocol.workers import Registered, RegisterWorker
 from actors.roles import RoleArgs
 from actors.rollout.engine import GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.generation import Generation
-from actors.rollout.messages import Assign, DeltasTaken, Drain, PullVersion, Revoke, SetAsleep
 from actors.rollout.reports import Reports, WentOn
 from actors.rollout.worker_spec import engine_spec
-from actors.scheduler.messages import FailureKind, Registered, RegisterWorker
-from actors.scheduler.service_messages import LookupService, ServiceFound
-from actors.weights.messages import QueryVersions, Versions
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:

@@ -19,13 +19,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.scheduler import events as ev
-from actors.scheduler.batch import SampleState, StepBatch
-from actors.scheduler.books import Books
-from actors.scheduler.dispatch import Tell
-from actors.scheduler.lease_messages import EarlySamples, LeaseGroups
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.messages import StepLeased
+from actors.fleet.dispatch import Tell
+from actors.ledger import events as ev
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.books import Books
+from actors.ledger.ledger import Ledger
+from actors.protocol.groups import EarlySamples, LeaseGroups
+from actors.protocol.steps import StepLeased
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.scheduler.batch import SampleState, StepBatch
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.loads import Loads
-from actors.scheduler.workers import WorkerTable
+from actors.fleet.loads import Loads
+from actors.fleet.workers import WorkerTable
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.ledger import Ledger
 
 FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 """Keys of metrics.jsonl that only the trainer knows; 0 where it says nothing."""

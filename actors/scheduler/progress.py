@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from actors.scheduler import messages as m
-from actors.scheduler.job_scope import JobScope
+from actors.fleet.scope import JobScope
+from actors.fleet.versions import Versions
+from actors.protocol.batches import Progress
 from actors.scheduler.leases import Leases
 from actors.scheduler.stall import StallView, waiting_for
 from actors.scheduler.steps import Steps
-from actors.scheduler.versions import Versions
 
 
 class ProgressReport:
@@ -24,11 +24,11 @@ class ProgressReport:
         if self._moved[0] != self._scope.books.events:
             self._moved = (self._scope.books.events, self._scope.ctx.now())
 
-    def make(self) -> m.Progress:
+    def make(self) -> Progress:
         self.look()
         ledger, workers = self._scope.ledger, self._scope.workers.by_name.values()
         counters = ledger.counters
-        return m.Progress(
+        return Progress(
             job=self._scope.name,
             committed_steps=ledger.committed_steps,
             policy_version=self._versions.newest,

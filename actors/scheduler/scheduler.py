@@ -39,38 +39,60 @@ from pathlib import Path
 import numpy as np
 
 from actors.core.actor import Actor, batched, concurrent, handles, idempotent
-from actors.core.delivery import Delivery
+from actors.core.kernel.delivery import Delivery
 from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down, Gone
-from actors.ranker.messages import LengthScores
-from actors.scheduler import events as ev
-from actors.scheduler import messages as m
-from actors.scheduler.balancing import Balancing
-from actors.scheduler.books import Books
-from actors.scheduler.departures import Departures, EndOfNotice
-from actors.scheduler.dispatch import Dispatcher
-from actors.scheduler.enrolment import Enrolment
-from actors.scheduler.inflow import Inflow
-from actors.scheduler.job_scope import JobScope
-from actors.scheduler.journal import Journal, SqliteJournal
+from actors.fleet.balancing import Balancing
+from actors.fleet.departures import Departures, EndOfNotice
+from actors.fleet.dispatch import Dispatcher
+from actors.fleet.enrolment import Enrolment
+from actors.fleet.inflow import Inflow
+from actors.fleet.length_ranking import LengthRanking, make_predictor
+from actors.fleet.long_lanes import LongLanes
+from actors.fleet.reattachment import Reattachment
+from actors.fleet.recovery import Recoveries
+from actors.fleet.returns import NoWord, Returns
+from actors.fleet.scope import JobScope
+from actors.fleet.seeding import Seeding
+from actors.fleet.seeding_estimate import SeedingEstimate
+from actors.fleet.versions import Versions
+from actors.fleet.workers import WorkerTable
+from actors.ledger import events as ev
+from actors.ledger.books import Books
+from actors.ledger.journal import Journal, SqliteJournal
+from actors.ledger.ledger import Counters, Ledger
+from actors.protocol.batches import (
+    BatchIssued,
+    DataEnded,
+    IssueBatch,
+    Progress,
+    QueryProgress,
+    RequestCheckpoint,
+    SetPaused,
+)
+from actors.protocol.failures import Acknowledged
+from actors.protocol.lengths import LengthScores
+from actors.protocol.services import LookupService, RegisterService, ServiceFound
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
+from actors.protocol.tokens import TokenDelta
+from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.workers import (
+    AssignmentsFailed,
+    Draining,
+    Leaving,
+    Registered,
+    RegisterWorker,
+    WorkerAsleep,
+    WorkerEnded,
+    WorkerVersion,
+)
 from actors.scheduler.leases import Leases
-from actors.scheduler.ledger import Counters, Ledger
-from actors.scheduler.length_ranking import LengthRanking, make_predictor
-from actors.scheduler.long_lanes import LongLanes
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.progress import ProgressReport
-from actors.scheduler.reattachment import Reattachment
-from actors.scheduler.recovery import Recoveries
-from actors.scheduler.returns import NoWord, Returns
 from actors.scheduler.scoring import Scoring, restored
-from actors.scheduler.seeding import Seeding
-from actors.scheduler.seeding_estimate import SeedingEstimate
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
 from actors.scheduler.services import Services
 from actors.scheduler.steps import Steps
-from actors.scheduler.versions import Versions
-from actors.scheduler.workers import WorkerTable
 from configs.schema import JobConfig
 from transport.address import ActorAddress, PeerId
 
@@ -231,30 +253,30 @@ class Scheduler(Actor):
 
     # ------------------------------------------------------------ job
 
-    @handles(m.IssueBatch)
+    @handles(IssueBatch)
     @idempotent
-    async def issue_batch(self, batch: m.IssueBatch) -> m.BatchIssued:
+    async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
             self._registry.ask_ranker([self._ledger.batches[batch.step]])
             self.assign()
             self.lease()
             self.need_batch()
-        return m.BatchIssued(job=self._job.name, step=batch.step)
+        return BatchIssued(job=self._job.name, step=batch.step)
 
-    @handles(m.DataEnded)
-    async def data_ended(self, news: m.DataEnded) -> m.Acknowledged:
+    @handles(DataEnded)
+    async def data_ended(self, news: DataEnded) -> Acknowledged:
         self._steps.data_ended(news.step)
-        return m.Acknowledged()
+        return Acknowledged()
 
-    @handles(m.SetPaused)
-    async def set_paused(self, order: m.SetPaused) -> m.Acknowledged:
+    @handles(SetPaused)
+    async def set_paused(self, order: SetPaused) -> Acknowledged:
         self._books.apply(ev.Paused(order.paused))
         await self._journal.durable()
         self.assign()
-        return m.Acknowledged()
+        return Acknowledged()
 
-    @handles(m.RequestCheckpoint)
-    async def request_checkpoint(self, order: m.RequestCheckpoint) -> m.Acknowledged:
+    @handles(RequestCheckpoint)
+    async def request_checkpoint(self, order: RequestCheckpoint) -> Acknowledged:
         if order.stop:
             self._books.apply(ev.Stopping(True))
             if self._ledger.paused:  # the step under way has to end before there can be a checkpoint
@@ -262,16 +284,16 @@ class Scheduler(Actor):
             await self._journal.durable()
             self.assign()
         self._steps.request_checkpoint()
-        return m.Acknowledged()
+        return Acknowledged()
 
-    @handles(m.QueryProgress)
-    async def progress(self, _: m.QueryProgress) -> m.Progress:
+    @handles(QueryProgress)
+    async def progress(self, _: QueryProgress) -> Progress:
         return self._progress.make()
 
     # ------------------------------------------------------------ workers
 
-    @handles(m.RegisterWorker)
-    async def register_worker(self, offer: m.RegisterWorker) -> m.Registered:
+    @handles(RegisterWorker)
+    async def register_worker(self, offer: RegisterWorker) -> Registered:
         self._scope.check_job(offer.job)
         return self._enrolment.register(offer)
 
@@ -279,8 +301,8 @@ class Scheduler(Actor):
     async def renew_lease(self, question: RenewLease) -> LeaseRenewed:
         return self._enrolment.renew(question)
 
-    @handles(m.WorkerVersion)
-    async def worker_version(self, news: m.WorkerVersion) -> None:
+    @handles(WorkerVersion)
+    async def worker_version(self, news: WorkerVersion) -> None:
         worker = self._scope.speaker(news.worker)
         if worker is not None:
             worker.serves(news.policy_version)
@@ -291,14 +313,14 @@ class Scheduler(Actor):
             self.assign()
             self.lease()
 
-    @handles(m.WorkerAsleep)
-    async def worker_asleep(self, news: m.WorkerAsleep) -> None:
+    @handles(WorkerAsleep)
+    async def worker_asleep(self, news: WorkerAsleep) -> None:
         worker = self._scope.speaker(news.worker)
         if worker is not None and self._seeding is not None:
             self._seeding.heard(worker, news)
             self.lease()
 
-    @handles(m.TokenDelta)
+    @handles(TokenDelta)
     @batched
     async def token_delta(self, batch: list[Delivery]) -> None:
         for number, turn in enumerate(self._inflow.turns(batch)):
@@ -307,13 +329,13 @@ class Scheduler(Actor):
             await self._journal.room()
             self._inflow.take(turn)
 
-    @handles(m.AssignmentsFailed)
-    async def assignments_failed(self, news: m.AssignmentsFailed) -> None:
+    @handles(AssignmentsFailed)
+    async def assignments_failed(self, news: AssignmentsFailed) -> None:
         if (worker := self._scope.speaker(news.worker)) is not None:
             self._returns.failed(worker, news)
 
-    @handles(m.Draining)
-    async def draining(self, news: m.Draining) -> None:
+    @handles(Draining)
+    async def draining(self, news: Draining) -> None:
         if (worker := self._scope.speaker(news.worker)) is not None:
             self._departures.noticed(worker, news)
 
@@ -321,8 +343,8 @@ class Scheduler(Actor):
     async def end_of_notice(self, about: EndOfNotice) -> None:
         self._departures.end_of_notice(about)
 
-    @handles(m.Leaving)
-    async def leaving(self, news: m.Leaving) -> None:
+    @handles(Leaving)
+    async def leaving(self, news: Leaving) -> None:
         if (worker := self._scope.speaker(news.worker)) is not None:
             self._enrolment.leave(worker, news.reason)
 
@@ -331,8 +353,8 @@ class Scheduler(Actor):
         if self._returns.no_word(about):
             self.assign()
 
-    @handles(m.WorkerEnded)
-    async def worker_ended(self, news: m.WorkerEnded) -> None:
+    @handles(WorkerEnded)
+    async def worker_ended(self, news: WorkerEnded) -> None:
         if self._returns.ended(news):
             self._reattachment.release(news.worker)
             self.assign()
@@ -340,17 +362,17 @@ class Scheduler(Actor):
     # ------------------------------------------------------------ services
 
     @handles(RegisterService)
-    async def register_service(self, offer: RegisterService) -> m.Acknowledged:
+    async def register_service(self, offer: RegisterService) -> Acknowledged:
         self._scope.check_job(offer.job)
         self._registry.register(offer)
-        return m.Acknowledged()
+        return Acknowledged()
 
     @handles(LookupService)
     async def lookup_service(self, question: LookupService) -> ServiceFound:
         return ServiceFound(address=self._services.get(question.role))
 
-    @handles(m.VersionAvailable)
-    async def version_available(self, news: m.VersionAvailable) -> None:
+    @handles(VersionAvailable)
+    async def version_available(self, news: VersionAvailable) -> None:
         self._versions.offer(news)
 
     @handles(LengthScores)
@@ -368,24 +390,24 @@ class Scheduler(Actor):
 
     # ------------------------------------------------------------ trainer
 
-    @handles(m.OpenStep)
-    async def open_step(self, order: m.OpenStep) -> m.Acknowledged:
+    @handles(OpenStep)
+    async def open_step(self, order: OpenStep) -> Acknowledged:
         self._scope.check_job(order.job)
         await self._steps.open(order)
-        return m.Acknowledged()
+        return Acknowledged()
 
-    @handles(m.CommitStep)
+    @handles(CommitStep)
     @concurrent
     @idempotent
-    async def commit_step(self, commit: m.CommitStep) -> m.Committed:
+    async def commit_step(self, commit: CommitStep) -> Committed:
         self._scope.check_job(commit.job)
         return await self._steps.commit(commit)
 
-    @handles(m.CheckpointTaken)
+    @handles(CheckpointTaken)
     @concurrent
-    async def checkpoint_taken(self, news: m.CheckpointTaken) -> m.Acknowledged:
+    async def checkpoint_taken(self, news: CheckpointTaken) -> Acknowledged:
         await self._steps.checkpoint_taken(news)
-        return m.Acknowledged()
+        return Acknowledged()
 
     # ------------------------------------------------------------ for those who look from outside
 
@@ -398,7 +420,7 @@ class Scheduler(Actor):
         """Each worker's process, and the loop time at which its lease ends unless it is renewed."""
         return [(w.address.peer, w.lease.expires_s) for w in self._workers.by_name.values() if w.lease is not None]
 
-    def progress_now(self) -> m.Progress | None:
+    def progress_now(self) -> Progress | None:
         """What QueryProgress is answered, without waiting for a turn behind tokens; None until the journal is read."""
         return self._progress.make() if self.begun else None
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from actors.core.errors import AskError, RemoteError
-from actors.rewards.messages import PromptResponses, Response, Score, Scored, Verdict
-from actors.scheduler import events as ev
-from actors.scheduler.batch import SampleState, StepBatch
-from actors.scheduler.books import Books
-from actors.scheduler.errors import IllegalTransition
-from actors.scheduler.messages import FailureKind
+from actors.ledger import events as ev
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.books import Books
+from actors.ledger.errors import IllegalTransition
+from actors.protocol.failures import FailureKind
+from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 

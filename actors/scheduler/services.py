@@ -10,16 +10,16 @@ Invariants
 from __future__ import annotations
 
 from actors.core.watch import Down, Gone
-from actors.scheduler.batch import StepBatch
-from actors.scheduler.enrolment import Enrolment
-from actors.scheduler.job_scope import JobScope
+from actors.fleet.enrolment import Enrolment
+from actors.fleet.length_ranking import LengthRanking
+from actors.fleet.recovery import Recoveries
+from actors.fleet.scope import JobScope
+from actors.fleet.versions import Versions
+from actors.ledger.batch import StepBatch
+from actors.protocol.services import RegisterService
 from actors.scheduler.leases import Leases
-from actors.scheduler.length_ranking import LengthRanking
-from actors.scheduler.recovery import Recoveries
 from actors.scheduler.scoring import Scoring
-from actors.scheduler.service_messages import RegisterService
 from actors.scheduler.steps import Steps
-from actors.scheduler.versions import Versions
 from transport.address import ActorAddress
 
 

@@ -16,19 +16,20 @@ import asyncio
 
 import numpy as np
 
-from actors.scheduler import events as ev
-from actors.scheduler import messages as m
-from actors.scheduler.batch import StepBatch
-from actors.scheduler.errors import IllegalTransition, NotAccepted
-from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
-from actors.scheduler.job_scope import JobScope
-from actors.scheduler.journal import Journal
+from actors.fleet.length_ranking import LengthRanking
+from actors.fleet.recovery import Recoveries
+from actors.fleet.scope import JobScope
+from actors.fleet.seeding import Seeding
+from actors.fleet.versions import Versions
+from actors.ledger import events as ev
+from actors.ledger.batch import StepBatch
+from actors.ledger.errors import IllegalTransition, NotAccepted
+from actors.ledger.journal import Journal
+from actors.protocol.batches import IssueBatch
+from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
 from actors.scheduler.leases import Leases
-from actors.scheduler.length_ranking import LengthRanking
 from actors.scheduler.meter import StepMeter
-from actors.scheduler.recovery import Recoveries
-from actors.scheduler.seeding import Seeding
-from actors.scheduler.versions import Versions
 
 
 class Steps:
@@ -70,7 +71,7 @@ class Steps:
 
     # ------------------------------------------------------------ batches
 
-    def issue(self, batch: m.IssueBatch) -> bool:
+    def issue(self, batch: IssueBatch) -> bool:
         """Enter a batch; False if it has been entered before.
 
         Raises:
@@ -141,7 +142,7 @@ class Steps:
 
     # ------------------------------------------------------------ the trainer
 
-    async def open(self, order: m.OpenStep) -> None:
+    async def open(self, order: OpenStep) -> None:
         """Raises:
         NotAccepted: it cannot be opened now.
         """
@@ -157,7 +158,7 @@ class Steps:
             self._end_if_never()
             self._scope.flow.lease()
 
-    async def commit(self, commit: m.CommitStep) -> m.Committed:
+    async def commit(self, commit: CommitStep) -> Committed:
         """Apply, make durable, tell the job, answer.
 
         Raises:
@@ -204,7 +205,7 @@ class Steps:
         for loss in self._recoveries.committed(self._scope.ctx.now()):
             self._scope.event("progress_resumed", lost=loss.part, step=step, after_s=loss.after_s)
 
-    def _tell_committed(self, batch: StepBatch, commit: m.CommitStep, *, replay: bool) -> None:
+    def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
         if not replay:
             metrics |= self._ranking.committed(batch)
@@ -221,22 +222,22 @@ class Steps:
         else:
             self._untold.append(news)
 
-    def _tell_again(self, commit: m.CommitStep) -> None:
+    def _tell_again(self, commit: CommitStep) -> None:
         """A former life committed the step and died before it could answer, perhaps before the job had its row."""
         ledger = self._scope.ledger
         batch = ledger.batches.get(commit.step)
         if batch is not None and commit.step == ledger.trainer_step - 1 > self._told_step:
             self._tell_committed(batch, commit, replay=False)
 
-    def _verdict(self, step: int) -> m.Committed:
+    def _verdict(self, step: int) -> Committed:
         """What the trainer does after ``step``."""
         every = self._scope.job.checkpoint.every
         stop = self._scope.ledger.stopping or step + 1 >= self.count
         due = every > 0 and (step + 1) % every == 0
         asked = 0 <= self._checkpoint_requested <= step  # a replay has not come to it yet
-        return m.Committed(step=step, stop=stop, checkpoint=stop or due or asked)
+        return Committed(step=step, stop=stop, checkpoint=stop or due or asked)
 
-    async def checkpoint_taken(self, news: m.CheckpointTaken) -> None:
+    async def checkpoint_taken(self, news: CheckpointTaken) -> None:
         """Note it durably, then let go of what no checkpoint that is kept can replay.
 
         Raises:
@@ -266,7 +267,7 @@ class Steps:
             scope.tell(job, CheckpointStored(scope.name, step, path, final=final, stopped=ledger.stopping))
 
 
-def _batch_event(batch: m.IssueBatch) -> ev.BatchIssued:
+def _batch_event(batch: IssueBatch) -> ev.BatchIssued:
     lengths = np.array([len(p.token_ids) for p in batch.prompts], np.int32)
     ids = np.concatenate([np.asarray(p.token_ids, np.int32) for p in batch.prompts]) if batch.prompts else lengths
     return ev.BatchIssued(

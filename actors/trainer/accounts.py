@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from actors.scheduler.lease_messages import LeaseGroup
+from actors.protocol.groups import LeaseGroup
 from actors.trainer.advantages import is_degenerate
 from actors.trainer.algorithms import BatchShape
 from actors.trainer.backend import MicroBatchStats, StepResult

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from actors.weights.messages import Manifest
+from actors.protocol.weights import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

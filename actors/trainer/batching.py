@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.scheduler.lease_messages import LeaseGroup, LeaseGroups
+from actors.protocol.groups import LeaseGroup, LeaseGroups
 from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.consumption import Consumption

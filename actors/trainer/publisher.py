@@ -20,11 +20,11 @@ from typing import TypeVar
 from actors.core.context import Context
 from actors.core.leader import Leader
 from actors.core.message import Message
-from actors.scheduler.service_messages import LookupService, ServiceFound
+from actors.core.patience import ask_patiently
+from actors.protocol.services import LookupService, ServiceFound
+from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, Versions
 from actors.trainer.backend import TrainBackend
-from actors.trainer.patience import ask_patiently
 from actors.trainer.spans import SpanRecorder
-from actors.weights.messages import Manifest, Publish, Published, QueryVersions, Versions
 from actors.weights.segments import host_id, segment_path
 from transport.address import ActorAddress
 

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from actors.scheduler.lease_messages import EarlySamples
+from actors.protocol.groups import EarlySamples
 from actors.trainer.backend import MicroBatch
 from actors.trainer.batching import TrainSample, pad, portions
 from actors.trainer.errors import BadLease

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from actors.core.host_memory import keep_freed_memory
+from actors.host.host_memory import keep_freed_memory
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
 from configs.schema import JobConfig
@@ -26,7 +26,7 @@ def make_backend(kind: str) -> TrainBackend:
         # whoever shares them: on two busy cores a step with two spinning threads took five times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         keep_freed_memory(one_arena=True)
-        from actors.trainer.backends.torch_backend import TorchBackend
+        from actors.trainer.backends.torch.torch_backend import TorchBackend
 
         return TorchBackend()
     if kind == "simulated":

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from actors.core.clock import time_of_day_s
 from actors.core.context import Context
-from actors.metrics.messages import Span, Spans
+from actors.host.clock import time_of_day_s
+from actors.protocol.metrics import Span, Spans
 from transport.address import ActorAddress
 
 SPANS_HELD = 1024

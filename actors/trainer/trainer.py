@@ -38,19 +38,14 @@ from actors.core.actor import Actor, handles
 from actors.core.errors import RemoteError
 from actors.core.leader import Leader
 from actors.core.message import Message
+from actors.core.patience import ask_patiently
 from actors.core.tenure import RenewLease, Tenure
 from actors.core.watch import Down
+from actors.protocol.failures import Acknowledged
+from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
+from actors.protocol.services import RegisterService, ServiceChanged
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
 from actors.roles import RoleArgs
-from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
-from actors.scheduler.messages import (
-    Acknowledged,
-    CheckpointTaken,
-    CommitStep,
-    Committed,
-    OpenStep,
-    StepLeased,
-)
-from actors.scheduler.service_messages import RegisterService, ServiceChanged
 from actors.trainer import checkpoint
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
@@ -58,7 +53,6 @@ from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointCorrupt, LeaseChanged, TrainingDiverged
-from actors.trainer.patience import ask_patiently
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend

@@ -25,11 +25,7 @@ import numpy as np
 
 from actors.core.context import Context
 from actors.core.errors import AskError
-from actors.weights.errors import CorruptSegment, VersionNotHeld
-from actors.weights.holding import Holding, Shelf, mapped_holding, open_holding
-from actors.weights.manifest import check_manifest, same_layout, tensor_views
-from actors.weights.memory import SegmentWriter
-from actors.weights.messages import (
+from actors.protocol.weights import (
     Chunk,
     GetChunks,
     GetManifest,
@@ -39,6 +35,10 @@ from actors.weights.messages import (
     SegmentDamaged,
     SegmentReady,
 )
+from actors.weights.errors import CorruptSegment, VersionNotHeld
+from actors.weights.holding import Holding, Shelf, mapped_holding, open_holding
+from actors.weights.manifest import check_manifest, same_layout, tensor_views
+from actors.weights.memory import SegmentWriter
 from actors.weights.segments import held_path, host_id, own_site
 from transport.address import ActorAddress
 from transport.transport import Lane

@@ -10,10 +10,10 @@ from typing import Final
 
 import numpy as np
 
+from actors.protocol.weights import Manifest
 from actors.weights.delta import encode_delta, word_bytes
 from actors.weights.manifest import NUMPY_DTYPES, chunk_bounds
 from actors.weights.memory import on_all_cores, warm
-from actors.weights.messages import Manifest
 
 _TRIES: Final = 4
 """Chunks in a row without a delta after which there will be none."""

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.protocol.weights import Chunk, Manifest
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta, NoRoom
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
 from actors.weights.memory import SegmentWriter, copy, damaged_chunks, map_segment, partial_path
-from actors.weights.messages import Chunk, Manifest
 
 
 class Holding:

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import xxhash
 
+from actors.protocol.weights import Chunk, Manifest, TensorEntry
 from actors.weights.errors import MalformedManifest
-from actors.weights.messages import Chunk, Manifest, TensorEntry
 
 ALIGNMENT_BYTES: Final = 64
 

@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 import xxhash
 
+from actors.protocol.weights import Manifest
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
-from actors.weights.messages import Manifest
 from actors.weights.segments import hold
 
 PARALLEL_BYTES: Final = 32 << 20

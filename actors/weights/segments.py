@@ -20,7 +20,7 @@ from typing import IO, Final, NamedTuple
 
 import msgspec
 
-from actors.weights.messages import Manifest
+from actors.protocol.weights import Manifest
 
 SITE_VARIABLE: Final = "HEADRACE_SITE"
 """Set by ``headrace node --site`` for itself and its processes."""

@@ -27,15 +27,9 @@ import numpy as np
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.errors import AskError, ReplyError
 from actors.core.registered import RegisteredActor
-from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, VersionAvailable
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
-from actors.weights.delta_source import DeltaSource
-from actors.weights.errors import MalformedManifest
-from actors.weights.manifest import check_manifest, same_layout, whole_chunk, wrong_chunks
-from actors.weights.mapped import Mapped, MappedVersions
-from actors.weights.memory import PARALLEL_BYTES, STEP_BYTES, damaged_chunks, map_segment, warm, warm_chunks
-from actors.weights.messages import (
+from actors.protocol.failures import Acknowledged
+from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
+from actors.protocol.weights import (
     Chunk,
     GetChunks,
     GetManifest,
@@ -47,6 +41,13 @@ from actors.weights.messages import (
     SegmentDamaged,
     Versions,
 )
+from actors.protocol.weights_news import VersionAvailable
+from actors.roles import RoleArgs
+from actors.weights.delta_source import DeltaSource
+from actors.weights.errors import MalformedManifest
+from actors.weights.manifest import check_manifest, same_layout, whole_chunk, wrong_chunks
+from actors.weights.mapped import Mapped, MappedVersions
+from actors.weights.memory import PARALLEL_BYTES, STEP_BYTES, damaged_chunks, map_segment, warm, warm_chunks
 from actors.weights.pace import Pace
 from actors.weights.relay_tree import RelayTree
 from actors.weights.segments import host_id, own_site, read_manifests, remove_segment, write_manifest

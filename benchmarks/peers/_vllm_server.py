@@ -232,7 +232,7 @@ async def client(server: Server) -> AsyncIterator[Client]:
 def vllm_version(python: str) -> str | None:
     """The version of vLLM in that environment; None if it cannot be imported."""
     if python == sys.executable:
-        from actors.rollout.engines.vllm_setup import installed_version
+        from actors.rollout.engines.vllm.setup import installed_version
 
         return installed_version()
     asked = subprocess.run(

@@ -24,8 +24,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Final
 
-from actors.rewards.sources import open_source, stream_index
-from actors.rewards.tokenizer import TextCodec
+from actors.environments.prompts.sources import open_source, stream_index
+from actors.environments.prompts.tokenizer import TextCodec
 from benchmarks._command import Result
 from benchmarks._jobs import (
     hardware,

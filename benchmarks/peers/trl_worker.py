@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from actors.rewards.scorers import Example, make_scorer
+from actors.environments.scoring.scorers import Example, make_scorer
 from configs.schema import JobConfig
 
 

@@ -3,7 +3,7 @@
     configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
-    configs/paper_scenario.py, configs/studies ─▶ paper_scenario.md
+    benchmarks/papers/scenario.py, benchmarks/papers/setups ─▶ paper_scenario.md
 
 ``tests/docs/test_reference.py`` fails when a page is not what this file would write. Error classes are found in the
 syntax trees of the sources, so that nothing heavy is imported.
@@ -25,9 +25,9 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from benchmarks.papers.scenario import Claim, PaperScenario, Study
 from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
-from configs.paper_scenario import Claim, PaperScenario, Study
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
 from configs.schema import JobConfig, SpotConfig
 
@@ -256,7 +256,7 @@ def _kind(kind: type[FaultBase]) -> list[str]:
 
 def command_line() -> str:
     """Every command with its arguments and options."""
-    from supervisors.command_line import app
+    from supervisors.cli.command_line import app
 
     root: Any = typer.main.get_command(app)
     parts = [

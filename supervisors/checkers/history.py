@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from actors.scheduler import events as ev
-from actors.scheduler.committed import CommittedSample
+from actors.ledger import events as ev
+from actors.ledger.committed import CommittedSample
 from configs.schema import JobConfig
 
 Row = Mapping[str, Any]

@@ -1,6 +1,6 @@
 """The journal, folded a second time by other code than the ledger's: plain lists, a sample at a time.
 
-Each event is held against the rules of ``actors/scheduler/ledger.py`` as a reader of its docstring would apply them.
+Each event is held against the rules of ``actors/ledger/ledger.py`` as a reader of its docstring would apply them.
 What does not fit is noted as a Complaint and the fold goes on with what the event says, so that one wrong event is
 told of once and not a thousand times.
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from actors.scheduler import events as ev
-from actors.scheduler.messages import FinishReason
+from actors.ledger import events as ev
+from actors.protocol.tokens import FinishReason
 
 QUEUED, IN_FLIGHT, FINISHED, SCORED, LEASED = "queued", "in flight", "finished", "scored", "leased"
 COMMITTED, DROPPED = "committed", "dropped"

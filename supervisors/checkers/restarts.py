@@ -8,7 +8,7 @@ from typing import Final
 
 from supervisors.checkers.history import History, Row, Violation
 from supervisors.checkers.replay import Replay
-from supervisors.restart_budget import ExitCause, counts
+from supervisors.tree.restart_budget import ExitCause, counts
 
 RESTARTS: Final = "restarts"
 _CLOCK_SLACK_S: Final = 1.0

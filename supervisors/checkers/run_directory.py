@@ -18,9 +18,9 @@ from typing import Any, Final, cast
 import msgspec
 import psutil
 
-from actors.scheduler import events as ev
-from actors.scheduler.committed import CommittedSample
-from actors.scheduler.errors import JournalUnreadable
+from actors.ledger import events as ev
+from actors.ledger.committed import CommittedSample
+from actors.ledger.errors import JournalUnreadable
 from configs.errors import ConfigError, Problem
 from configs.loader import read_job
 from supervisors.checkers.history import History, Row, RunState

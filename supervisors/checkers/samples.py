@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import xxhash
 
-from actors.scheduler.committed import CommittedSample
+from actors.ledger.committed import CommittedSample
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import COMMITTED, DROPPED, SETTLED, Complaint, Name, Replay, Sample, Topic
 

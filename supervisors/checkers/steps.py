@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.scheduler import events as ev
+from actors.ledger import events as ev
 from supervisors.checkers.history import History, RunState, Violation
 from supervisors.checkers.replay import Replay, Topic
 from supervisors.checkers.samples import complaints

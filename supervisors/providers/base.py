@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from supervisors.errors import ProviderError
 from supervisors.providers.provider import How, OnEnd
+from supervisors.tree.errors import ProviderError
 
 log = structlog.get_logger("headrace.provider")
 

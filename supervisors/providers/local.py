@@ -2,7 +2,7 @@
 
 start ─▶ exec ─▶ the node joins the head        notice ─▶ SIGTERM ─▶ window ─▶ SIGKILL        kill ─▶ SIGKILL
 
-Role processes are the node process's children and share its fate (``actors/core/fate.py``): a killed node leaves
+Role processes are the node process's children and share its fate (``actors/host/fate.py``): a killed node leaves
 nothing behind, as a machine that was switched off.
 """
 
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from configs.limits import Limits
-from supervisors.errors import ProviderError
-from supervisors.machine import LOCAL, Machine
-from supervisors.process import Child, Launch, ProcessExit
+from supervisors.machine.machine import LOCAL, Machine
+from supervisors.machine.process import Child, Launch, ProcessExit
 from supervisors.providers.base import BookedProvider, log
+from supervisors.tree.errors import ProviderError
 
 
 class LocalProvider(BookedProvider):

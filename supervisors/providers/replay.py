@@ -16,14 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from actors.scheduler.policies.offload import Offload, to_start
+from actors.policies.offload import Offload, to_start
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import SpotConfig
-from supervisors.errors import ProviderError
 from supervisors.providers.base import log
 from supervisors.providers.provider import How, Provider
 from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import Trace, TraceEvent
+from supervisors.tree.errors import ProviderError
 
 
 def planned(spot: SpotConfig) -> Trace:

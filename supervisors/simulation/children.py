@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from actors.core.system import ActorSystem
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
-from supervisors.child import host
-from supervisors.head import Head
-from supervisors.head_messages import HeadOrder
-from supervisors.head_process import lead
-from supervisors.job_run import JobRun
-from supervisors.process import EXIT_CRASHED, EXIT_START_FAILED, Child
-from supervisors.process_spec import ProcessSpec
+from supervisors.head.head import Head
+from supervisors.head.head_messages import HeadOrder
+from supervisors.head.head_process import lead
+from supervisors.jobs.job_run import JobRun
+from supervisors.machine.child import host
+from supervisors.machine.process import EXIT_CRASHED, EXIT_START_FAILED, Child
+from supervisors.machine.process_spec import ProcessSpec
 from supervisors.simulation.body import Body
 from supervisors.simulation.roles import build_simulated_role
 from transport.errors import HeadraceError

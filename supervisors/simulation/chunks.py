@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-from actors.weights.messages import Chunk
+from actors.protocol.weights import Chunk
 from configs.fault_plan import ChunkTarget
 from transport.codec import decode_body, encode_body
 from transport.envelope import decode_envelope

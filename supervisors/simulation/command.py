@@ -39,7 +39,7 @@ def simulate(
     Of a published result (configs/papers): simulate it, print each claim beside our number; exit code 0.
     """
     try:
-        from configs.paper_scenario import is_paper_scenario
+        from benchmarks.papers.scenario import is_paper_scenario
 
         if is_paper_scenario(scenario):
             if seeds is not None or log or processes > 1:
@@ -110,8 +110,8 @@ def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
 
 
 def _paper(path: Path, seed: int | None, out: Path | None, *, json_: bool) -> int:
-    from configs.paper_scenario import load_paper_scenario
-    from supervisors.simulation.claims import run_paper, table
+    from benchmarks.papers.claims import run_paper, table
+    from benchmarks.papers.scenario import load_paper_scenario
 
     result = run_paper(load_paper_scenario(path), seed)
     if out is not None:

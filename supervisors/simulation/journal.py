@@ -14,11 +14,11 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from actors.scheduler import events as ev
-from actors.scheduler.batch import StepBatch
-from actors.scheduler.committed import CommittedSample, committed_rows
-from actors.scheduler.errors import JournalFailed, JournalUnreadable
-from actors.scheduler.journal import KEPT_KINDS, prune_step
+from actors.ledger import events as ev
+from actors.ledger.batch import StepBatch
+from actors.ledger.committed import CommittedSample, committed_rows
+from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.journal import KEPT_KINDS, prune_step
 from configs.limits import Limits
 
 Item = ev.Event | StepBatch | int

@@ -9,28 +9,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actors.core.actor import Actor
-from actors.scheduler.journal import Journal
+from actors.ledger.journal import Journal
 from actors.weights.segments import Host
 from configs.limits import Limits
 from configs.schema import JobConfig
-from supervisors.head_messages import HeadOrder
-from supervisors.machine import JOURNAL
-from supervisors.process import Launch, head_command
-from supervisors.process_spec import ProcessSpec
+from supervisors.head.head_messages import HeadOrder
+from supervisors.machine.machine import JOURNAL
+from supervisors.machine.process import Launch, head_command
+from supervisors.machine.process_spec import ProcessSpec
 from supervisors.simulation.children import SimulatedChild, SimulatedHead, SimulatedRole
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import RecordedMetrics
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
-from transport.security import NodeKeys
 from transport.sim.process import PROCESS
+from transport.zmq.security import NodeKeys
 
 if TYPE_CHECKING:
     from supervisors.simulation.world import World
 
 
 class SimulatedMachine:
-    """See the module's docstring and ``supervisors.machine.Machine``."""
+    """See the module's docstring and ``supervisors.machine.machine.Machine``."""
 
     def __init__(
         self, world: World, name: str, directory: Path, slots: int, kind: str = "reserved", notice_s: float = 0.0
@@ -83,7 +83,7 @@ class SimulatedMachine:
         self.children.pop(child.pid, None)
 
     def kill_children(self) -> None:
-        """Their parent is dead, and their fate is its own (``actors/core/fate.py``)."""
+        """Their parent is dead, and their fate is its own (``actors/host/fate.py``)."""
         for child in list(self.children.values()):
             child.kill()
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from configs.schema import JobConfig
-from supervisors.errors import HeadGaveUp, HeadLost
-from supervisors.head_messages import HeadOrder, HeadReady
-from supervisors.machine_process import PEER, MachineProcess, failed_summary
-from supervisors.node import NodeProcess
+from supervisors.head.head_messages import HeadOrder, HeadReady
+from supervisors.head.machine_process import PEER, MachineProcess, failed_summary
+from supervisors.machine.node import NodeProcess
 from supervisors.simulation.body import Body
 from supervisors.simulation.machine import SimulatedMachine
+from supervisors.tree.errors import HeadGaveUp, HeadLost
 from transport.address import ActorAddress, PeerId
 from transport.errors import LinkTimeout
 

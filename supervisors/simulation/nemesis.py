@@ -16,10 +16,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from actors.rollout.messages import Drain
+from actors.protocol.work import Drain
 from configs import fault_plan as fp
 from configs.limits import DEFAULT_LIMITS
-from supervisors.machine_process import PEER
+from supervisors.head.machine_process import PEER
 from supervisors.simulation.children import SimulatedRole
 from supervisors.simulation.chunks import Tampering, flip_segment
 from supervisors.simulation.main_process import MainProcess

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from actors.core.actor import handles
-from actors.core.clock import time_of_day_s
+from actors.host.clock import time_of_day_s
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.messages import Spans, StepRow
 from actors.metrics.recorder import Metrics
+from actors.protocol.metrics import Spans, StepRow
 from configs.schema import JobConfig
 
 

@@ -18,12 +18,13 @@ import numpy as np
 import xxhash
 
 from actors.core.actor import Actor
+from actors.environments.prompts.prompt_source import PromptSource
+from actors.environments.prompts.tokenizer import TextCodec
+from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.environments.worker import RewardWorker
+from actors.protocol.weights import Manifest
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
-from actors.rewards.prompt_source import PromptSource
-from actors.rewards.scorer_pool import PoolVerdict, ScorerPool
-from actors.rewards.tokenizer import TextCodec
-from actors.rewards.worker import RewardWorker
 from actors.roles import RoleArgs, build_role
 from actors.rollout.engine import StepOutput, WeightTensors
 from actors.rollout.engines.simulated_engine import SimulatedEngine
@@ -32,7 +33,6 @@ from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepRe
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
 from actors.weights.manifest import tensor_views
-from actors.weights.messages import Manifest
 from supervisors.simulation.published import PublishedWeights
 from transport.sim.process import SimProcess
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xxhash
 
+from actors.ledger.events import BatchIssued, decode_event
 from actors.rollout.engine import GenerationRequest
 from actors.rollout.engines.simulated_engine import whole_response
 from actors.rollout.worker_spec import engine_spec
-from actors.scheduler.events import BatchIssued, decode_event
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState

@@ -1,7 +1,8 @@
 """Watches a simulated run from outside: is it over, is it too late, does nothing move any more?
 
 Nothing moves when no ledger takes an event and no job changes its state while no fault is in force. Then the report
-says who waits for whom (``actors/core/stalls.py``), what each scheduler says it waits for, and where each task stands.
+says who waits for whom (``actors/core/kernel/stalls.py``), what each scheduler says it waits for, and where each task
+stands.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from actors.core.errors import AskError
-from actors.jobs.messages import JobReport, JobStatus
+from actors.protocol.jobs import JobReport, JobStatus
 from configs.limits import DEFAULT_LIMITS
 from supervisors.simulation.probes import Probes
 from transport.sim.loop import waiting

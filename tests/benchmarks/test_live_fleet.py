@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from actors.scheduler.policies.latency_table import StepShape
+from actors.policies.latency_table import StepShape
 from benchmarks._live_fleet import LiveFleet
 from benchmarks.fleet import LIVE, live
 

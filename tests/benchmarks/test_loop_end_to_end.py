@@ -14,7 +14,7 @@ from benchmarks import loop
 from benchmarks._processes import ROOT
 from benchmarks.bare_loop import BareLoop
 from configs.loader import load_job
-from supervisors.model_preparation import prepare_model
+from supervisors.jobs.model_preparation import prepare_model
 
 SMALL = [
     "model.hidden=32",

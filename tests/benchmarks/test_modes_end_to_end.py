@@ -11,9 +11,9 @@ import pytest
 from benchmarks import modes
 from benchmarks._processes import ROOT
 from configs.loader import load_job
-from supervisors.model_preparation import prepare_model
-from supervisors.plot.page import draw
-from supervisors.plot.run_data import read_run
+from supervisors.cli.plot.page import draw
+from supervisors.cli.plot.run_data import read_run
+from supervisors.jobs.model_preparation import prepare_model
 
 SMALL = [
     "model.hidden=32",

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import chaos, recovery
 from benchmarks._processes import ROOT
 from configs.loader import load_job
-from supervisors.model_preparation import prepare_model
+from supervisors.jobs.model_preparation import prepare_model
 
 SHORT = ["rollout.workers=2", "rollout.max_tokens=24", "model.hidden=32", "model.layers=1"]
 

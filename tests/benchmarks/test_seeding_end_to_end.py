@@ -12,7 +12,7 @@ import pytest
 from benchmarks import seeding
 from benchmarks._processes import ROOT
 from configs.loader import load_job
-from supervisors.model_preparation import prepare_model
+from supervisors.jobs.model_preparation import prepare_model
 from supervisors.providers.trace_files import read_trace
 
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks import spot
 from benchmarks._processes import ROOT
 from configs.loader import load_job
-from supervisors.model_preparation import prepare_model
+from supervisors.jobs.model_preparation import prepare_model
 from supervisors.providers.trace_files import read_trace
 
 

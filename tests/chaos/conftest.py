@@ -17,8 +17,8 @@ from headrace_run import SMALL_JOB, RunOfHeadrace
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model of SMALL_JOB, as ``headrace run`` would make it."""
-    from actors.rewards.tiny_model import make_tiny_model
     from configs.schema import JobConfig
+    from supervisors.jobs.tiny_model import make_tiny_model
 
     directory = tmp_path_factory.mktemp("model") / "small"
     make_tiny_model(JobConfig.model_validate(SMALL_JOB), directory)

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from headrace_run import SMALL_JOB, simulated_rollout
 
+from actors.ledger import events as ev
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import GenerationRequest
 from actors.rollout.engines.simulated_engine import whole_response
-from actors.rollout.messages import SamplingParams
 from actors.rollout.worker_spec import engine_spec
-from actors.scheduler import events as ev
 from supervisors.checkers.history import History
 from supervisors.checkers.replay import Name, Replay
 from supervisors.checkers.run_directory import read_history
-from supervisors.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun
 
 StartRun = Callable[..., HeadraceRun]
 

@@ -15,7 +15,7 @@ from headrace_run import SMALL_JOB
 from actors.control.errors import BadArgs, NotNow
 from configs.errors import ConfigError
 from supervisors.checkers.history import RunState
-from supervisors.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun
 
 StartRun = Callable[..., HeadraceRun]
 

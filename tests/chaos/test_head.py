@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
 
-from actors.scheduler.journal import committed_samples
+from actors.ledger.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
 from supervisors.checkers.checks import check
 from supervisors.checkers.run_directory import read_history

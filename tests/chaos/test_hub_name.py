@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
 
-from tests.supervisors.hub_server import HubServer, Repository, files_of
+from tests.supervisors.jobs.hub_server import HubServer, Repository, files_of
 
 NAME = "acme/small"
 

@@ -18,7 +18,7 @@ import yaml
 from headrace_run import SMALL_JOB
 
 from tests.free_ports import free_ports
-from transport.security import load_keys
+from transport.zmq.security import load_keys
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from headrace_run import RunOfHeadrace
 
-from actors.scheduler.journal import committed_samples
+from actors.ledger.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
 
 STEPS = 1000

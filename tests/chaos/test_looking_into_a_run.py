@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from headrace_run import SMALL_JOB
 
-from supervisors.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun
 
 StartRun = Callable[..., HeadraceRun]
 ROLES = ("trainer", "weights", "rewards", "rollout-0")

@@ -15,7 +15,7 @@ from headrace_run import SMALL_JOB
 from random_plans import STEPS, random_job, random_plan
 
 from configs.fault_plan import plan_from_mapping
-from supervisors.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceRun
 
 FIRST = int(os.environ.get("HEADRACE_CHAOS_FIRST", "0"))
 RUNS = int(os.environ.get("HEADRACE_CHAOS_RUNS", "10"))

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from headrace_run import RunOfHeadrace
 
-from actors.scheduler.journal import committed_samples
+from actors.ledger.journal import committed_samples
 
 STEPS = 12
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from headrace_run import SMALL_JOB
 
-from actors.scheduler.journal import committed_samples
-from supervisors.run_under_test import HeadraceRun
+from actors.ledger.journal import committed_samples
+from supervisors.testing.run_under_test import HeadraceRun
 
 
 @pytest.mark.slow

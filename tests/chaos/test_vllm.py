@@ -25,10 +25,10 @@ from headrace_run import SMALL_JOB
 
 from actors.control.client import ControlClient
 from actors.control.errors import ControlError
-from actors.rewards.tiny_model import make_tiny_model
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.run_directory import read_history
+from supervisors.jobs.tiny_model import make_tiny_model
 from tests.free_ports import free_ports
 
 T = TypeVar("T")

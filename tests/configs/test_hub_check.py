@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.model_checks import _hub_problem, is_hub_name
-from tests.supervisors.hub_server import HubServer, Repository
+from configs.checks.model_checks import _hub_problem, is_hub_name
+from tests.supervisors.jobs.hub_server import HubServer, Repository
 
 
 @pytest.fixture

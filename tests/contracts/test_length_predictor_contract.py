@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from actors.scheduler.policies.length_history import LengthHistory
-from actors.scheduler.policies.length_learned import LearnedLengths
-from actors.scheduler.policies.length_predictor import LengthPredictor, PromptsView, prompt_keys
-from actors.scheduler.policies.length_siblings import LengthOfSiblings
+from actors.policies.length_history import LengthHistory
+from actors.policies.length_learned import LearnedLengths
+from actors.policies.length_predictor import LengthPredictor, PromptsView, prompt_keys
+from actors.policies.length_siblings import LengthOfSiblings
 
 GROUP = 4
 

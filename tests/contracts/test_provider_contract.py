@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from configs.limits import Limits
-from supervisors.errors import ProviderError
-from supervisors.head import Head
-from supervisors.nodes import Nodes
+from supervisors.head.head import Head
+from supervisors.machine.nodes import Nodes
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.provider import Provider
 from supervisors.providers.simulated import SimulatedProvider
 from supervisors.simulation.grid import SpotGrid
 from supervisors.simulation.runner import _dismantle
 from supervisors.simulation.world import World
+from supervisors.tree.errors import ProviderError
 from tests.supervisors.simulation.scenarios import scenario
 from transport.sim.loop import SimulatedLoop
 

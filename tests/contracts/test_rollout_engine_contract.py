@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine, StepOutput
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, WeightsMismatch
-from actors.rollout.messages import SamplingParams
-from actors.scheduler.messages import FinishReason
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 CONTEXT_TOKENS = 96

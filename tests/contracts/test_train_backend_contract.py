@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.protocol.weights import Manifest
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, TrainBackend
 from actors.trainer.backends.simulated_backend import SimulatedBackend
-from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
-from actors.weights.messages import Manifest
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}

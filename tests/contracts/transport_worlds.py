@@ -19,11 +19,11 @@ from transport.address import PeerId, new_peer
 from transport.faults import FaultyTransport
 from transport.link_faults import FaultableTransport
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.security import NodeKeys, generate_keys
 from transport.sim.loop import run_simulated
 from transport.sim.network import SimNetwork
 from transport.transport import DownReason, Frame, Lane, Transport
-from transport.zmq_transport import ZmqTransport
+from transport.zmq.security import NodeKeys, generate_keys
+from transport.zmq.transport import ZmqTransport
 
 KINDS = [
     "memory",

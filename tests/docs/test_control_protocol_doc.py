@@ -22,7 +22,7 @@ from actors.control.server import ControlServer
 from actors.control.socket import for_this_machine, open_control_socket
 from configs.limits import DEFAULT_LIMITS
 from tests.actors.control.control_fakes import FakeBackend
-from transport.security import generate_keys, write_keys
+from transport.zmq.security import generate_keys, write_keys
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

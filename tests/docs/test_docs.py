@@ -12,16 +12,16 @@ import pytest
 import typer
 import yaml
 
-from actors.rewards.scorers import Example, make_scorer
-from actors.rewards.sources import open_source
+from actors.environments.prompts.sources import open_source
+from actors.environments.scoring.scorers import Example, make_scorer
 from actors.trainer.checkpoint import checkpoint_path
-from configs.data_checks import check_data
+from configs.checks.data_checks import check_data
 from configs.fault_plan import plan_from_mapping
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
 from configs.schema import JobConfig
 from configs.validation import validate
-from supervisors.command_line import app
+from supervisors.cli.command_line import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

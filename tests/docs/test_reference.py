@@ -11,19 +11,19 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from actors.fleet.length_ranking import FRACTIONS
+from actors.fleet.recovery import Recoveries
+from actors.fleet.seeding import COLUMNS as SEEDING_COLUMNS
+from actors.fleet.workers import WorkerTable
 from actors.jobs.summary import cost_of
-from actors.rollout.messages import SamplingParams
-from actors.scheduler import events as ev
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.length_ranking import FRACTIONS
+from actors.ledger import events as ev
+from actors.ledger.ledger import Ledger
+from actors.protocol.work import SamplingParams
 from actors.scheduler.meter import StepMeter
-from actors.scheduler.recovery import Recoveries
-from actors.scheduler.seeding import COLUMNS as SEEDING_COLUMNS
-from actors.scheduler.workers import WorkerTable
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
 from configs.loader import schema_keys
-from supervisors.fault_schedule import STARTED
+from supervisors.nemesis.fault_schedule import STARTED
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"

@@ -29,16 +29,16 @@ import supervisors
 from actors.control import protocol
 from actors.control.errors import ControlError
 from actors.core import message as messages
-from actors.rollout.messages import EngineStats, SamplingParams
-from actors.scheduler import events as ev
-from actors.scheduler.errors import IllegalTransition
-from actors.scheduler.inflow import joined
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.messages import ROW, TOKEN, TokenDelta
+from actors.fleet.inflow import joined
+from actors.ledger import events as ev
+from actors.ledger.errors import IllegalTransition
+from actors.ledger.ledger import Ledger
+from actors.protocol.tokens import ROW, TOKEN, TokenDelta
+from actors.protocol.weights import Manifest
+from actors.protocol.work import EngineStats, SamplingParams
 from actors.weights.delta import apply_delta, encode_delta
 from actors.weights.errors import MalformedDelta, MalformedManifest
 from actors.weights.manifest import check_manifest, hash_chunks, layout, tensor_views
-from actors.weights.messages import Manifest
 from actors.weights.segments import UNREADABLE
 from configs.errors import ConfigError
 from configs.fault_plan import load_fault_plan
@@ -48,12 +48,12 @@ from configs.scenario import load_scenario
 from configs.yaml_source import parse_value
 from supervisors.providers.trace_files import read_trace
 from tests.fuzz.examples import example
-from transport import handshake
 from transport.codec import decode_body, encode_body
 from transport.endpoints import split_key
 from transport.envelope import Envelope, Kind, decode_envelope, encode_envelope
 from transport.errors import HandshakeRefused, MalformedInput
-from transport.packing import pack, packed, unpack
+from transport.zmq import handshake
+from transport.zmq.packing import pack, packed, unpack
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 _SIZE: Final = struct.Struct(">H")

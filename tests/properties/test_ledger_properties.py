@@ -13,13 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from actors.rollout.messages import SamplingParams
-from actors.scheduler import events as ev
-from actors.scheduler.batch import SampleState
-from actors.scheduler.errors import IllegalTransition
-from actors.scheduler.ledger import Ledger
-from actors.scheduler.memory_journal import MemoryJournal
-from actors.scheduler.messages import FinishReason
+from actors.ledger import events as ev
+from actors.ledger.batch import SampleState
+from actors.ledger.errors import IllegalTransition
+from actors.ledger.ledger import Ledger
+from actors.ledger.memory_journal import MemoryJournal
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import SamplingParams
 
 PROMPTS, GROUP, BUDGET, STEPS = 2, 2, 4, 4
 ROWS = PROMPTS * GROUP

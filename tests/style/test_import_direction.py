@@ -24,7 +24,7 @@ OURS = {*PACKAGES, "main"}
 LAYERS = {"configs": 0, "transport": 1, "actors.core": 2, "actors": 3, "supervisors": 4, "main": 5}
 
 # What a file may do although the rule says no, each with its reason.
-ZMQ_FILES = {"transport.zmq_socket", "transport.security", "actors.control.socket", "actors.control.client"}
+ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.security", "actors.control.socket", "actors.control.client"}
 """The actors' own wire has one owner; keys are made by zmq; the control socket is for any language, not for peers."""
 CLIENT_SIDE = {
     f"actors.weights.{name}"
@@ -32,7 +32,7 @@ CLIENT_SIDE = {
 }
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""
-WALL_CLOCK = {"actors.core.clock"}
+WALL_CLOCK = {"actors.host.clock"}
 """Times of day for people and for joining the files of a run; nothing is decided by them."""
 HEAVY = {"torch", "vllm", "transformers", "kubernetes", "datasets"}
 BANNED_CALLS = {
@@ -213,8 +213,8 @@ tenth more is well under the second in which a process is to be there."""
 @pytest.mark.parametrize(
     "modules",
     [
-        "actors.core.system, transport.zmq_transport, transport.memory_transport",
-        "transport.zmq_transport, transport.faults, transport.sim.network, transport.codec, transport.envelope",
+        "actors.core.system, transport.zmq.transport, transport.memory_transport",
+        "transport.zmq.transport, transport.faults, transport.sim.network, transport.codec, transport.envelope",
     ],
 )
 def test_the_kernel_starts_with_few_modules_and_none_of_the_heavy_ones(modules: str) -> None:
@@ -231,7 +231,7 @@ def test_the_kernel_starts_with_few_modules_and_none_of_the_heavy_ones(modules: 
     [
         ("import zmq.asyncio", "zmq.asyncio"),
         ("def f():\n    from actors.trainer.losses import x", "actors.trainer.losses"),
-        ("from actors.weights import messages", "actors.weights.messages"),
+        ("from actors.weights import messages", "actors.protocol.weights"),
     ],
 )
 def test_this_test_sees_imports_wherever_they_stand(code: str, module: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from transport.codec import decode_body
 from transport.envelope import Envelope, Kind, decode_envelope, encode_envelope
 from transport.errors import MalformedBody, MalformedEnvelope, MalformedInput
-from transport.handshake import HEAD, Confirm, Mark, read_control
+from transport.zmq.handshake import HEAD, Confirm, Mark, read_control
 
 DEEP = b"\x91" * 100_000 + b"\xc0"
 

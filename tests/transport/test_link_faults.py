@@ -18,7 +18,7 @@ from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
 from transport.transport import DownReason, Frame, Lane, SendOutcome
-from transport.zmq_transport import ZmqTransport
+from transport.zmq.transport import ZmqTransport
 
 BREAKS_AFTER_S = DEFAULT_LIMITS.heartbeat_timeout_s
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.protocol.tokens import FinishReason
 from actors.rollout.engine import GenerationRequest
 from actors.rollout.errors import RequestRefused
-from actors.scheduler.messages import FinishReason
 
 
 def check_requests(requests: Sequence[GenerationRequest], *, vocab: int) -> None:

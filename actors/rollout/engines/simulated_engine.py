@@ -29,13 +29,13 @@ from typing import Literal
 import numpy as np
 import xxhash
 
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import EngineStats
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
 from actors.rollout.engines.requests import check_requests, ended_before_start
 from actors.rollout.engines.step_columns import StepColumns
 from actors.rollout.errors import EngineError, EngineUnavailable, WeightsMismatch
-from actors.rollout.messages import EngineStats
 from actors.rollout.sampling import stream_keys, uniforms
-from actors.scheduler.messages import FinishReason
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,

@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.protocol.tokens import FinishReason
 from actors.rollout.engine import StepOutput
-from actors.scheduler.messages import FinishReason
 
 
 class StepColumns:

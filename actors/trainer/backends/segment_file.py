@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from actors.protocol.weights import Manifest, TensorEntry
 from actors.weights.memory import SegmentWriter
-from actors.weights.messages import Manifest, TensorEntry
 
 
 def write_segment(

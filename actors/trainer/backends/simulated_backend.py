@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.protocol.weights import Manifest
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.weights.manifest import layout
-from actors.weights.messages import Manifest
 
 TENSORS = (("embed.weight", "float32", (32, 4)), ("norm.weight", "float32", (4,)))
 STATE_FILE = "backend.json"

@@ -19,7 +19,7 @@ from actors.control.socket import check_bind, for_others, for_this_machine, open
 from configs.limits import DEFAULT_LIMITS
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
-from transport.security import KeyFileError, NodeKeys, generate_keys, write_keys
+from transport.zmq.security import KeyFileError, NodeKeys, generate_keys, write_keys
 
 
 @pytest.fixture

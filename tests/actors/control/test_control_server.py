@@ -21,7 +21,7 @@ from actors.control.socket import default_endpoint, open_control_socket, read_en
 from configs.limits import Limits
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
-from transport.security import allow, generate_keys, write_keys
+from transport.zmq.security import allow, generate_keys, write_keys
 
 LIMITS = Limits(control_event_queue=16, malformed_max=8)
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from actors.core.actor import Actor, concurrent, handles, idempotent
-from actors.core.answers import Done
 from actors.core.epochs import EpochGuard
 from actors.core.errors import (
     DeadlineExceeded,
@@ -21,6 +20,7 @@ from actors.core.errors import (
     SentNoReply,
     WrongReply,
 )
+from actors.core.kernel.answers import Done
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS

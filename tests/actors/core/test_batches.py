@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from actors.core.actor import Actor, batched, concurrent, handles
-from actors.core.answers import Done
-from actors.core.delivery import Delivery
 from actors.core.errors import WrongHandler
+from actors.core.kernel.answers import Done
+from actors.core.kernel.delivery import Delivery
 from actors.core.message import Message, message
 
 

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import weakref
 
-from actors.core.blocking import BlockingThread
+from actors.core.kernel.blocking import BlockingThread
 
 
 class Large:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.answers import Done
-from actors.core.blocking import BlockingCallStuck
 from actors.core.errors import (
     CancellationSwallowed,
     HandlerCancelled,
@@ -23,6 +21,8 @@ from actors.core.errors import (
     UnknownActor,
     WrongHandler,
 )
+from actors.core.kernel.answers import Done
+from actors.core.kernel.blocking import BlockingCallStuck
 from actors.core.message import Message, message
 from configs.limits import DEFAULT_LIMITS
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.answers import Done
 from actors.core.errors import DeadlineExceeded, RefusalReason, Refused, SentNoReply
+from actors.core.kernel.answers import Done
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from actors.core.watch import Down

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from actors.core.links import Links
+from actors.core.kernel.links import Links
 from configs.limits import DEFAULT_LIMITS
 from transport.address import PeerId
 from transport.envelope import Envelope, Kind, decode_envelope

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from actors.core.actor import Handler
-from actors.core.answers import Caller, Done
-from actors.core.delivery import Delivery
 from actors.core.errors import RefusalReason
-from actors.core.mailbox import Mailbox
+from actors.core.kernel.answers import Caller, Done
+from actors.core.kernel.delivery import Delivery
+from actors.core.kernel.mailbox import Mailbox
 from transport.address import PeerId
 
 HANDLER = Handler(method="done", concurrent=False, idempotent=False, streams=False)

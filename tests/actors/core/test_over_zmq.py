@@ -15,7 +15,7 @@ from actors.core.system import ActorSystem
 from actors.core.watch import Down, Gone
 from configs.limits import DEFAULT_LIMITS
 from transport.address import PeerId
-from transport.zmq_transport import ZmqTransport
+from transport.zmq.transport import ZmqTransport
 
 
 @message("test_zmq.blocks")

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from actors.core.answers import Done
 from actors.core.errors import DeadlineExceeded
-from actors.core.requests import Requests, Waiter
+from actors.core.kernel.answers import Done
+from actors.core.kernel.requests import Requests, Waiter
 from transport.address import ActorAddress, PeerId
 
 TARGET = ActorAddress("a", PeerId("p", 1))

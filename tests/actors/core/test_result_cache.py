@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actors.core.answers import Caller
-from actors.core.requests import ResultCache
+from actors.core.kernel.answers import Caller
+from actors.core.kernel.requests import ResultCache
 from transport.address import PeerId
 
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.answers import Done
 from actors.core.context import named_rng
-from actors.core.delivery import current
 from actors.core.epochs import EpochGuard
 from actors.core.errors import NotSent, RefusalReason, Refused, StaleEpoch
-from actors.core.links import MessageTooLarge
+from actors.core.kernel.answers import Done
+from actors.core.kernel.delivery import current
+from actors.core.kernel.links import MessageTooLarge
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from actors.core.actor import Actor, handles
-from actors.core.answers import Done
 from actors.core.errors import WrongHandler
+from actors.core.kernel.answers import Done
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from actors.core.watch import Down, Gone

@@ -13,19 +13,20 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.core.errors import RemoteError
 from actors.core.system import ActorSystem
-from actors.jobs import messages as jm
 from actors.jobs.job import Job
 from actors.jobs.stop_tokens import BadStopToken, stop_token_ids
 from actors.jobs.summary import Summary, read_rows, row_of
-from actors.metrics.messages import Flush, Flushed
 from actors.metrics.recorder import Metrics
-from actors.rewards.messages import PromptsRead, ReadPrompts, SourcedPrompt
-from actors.scheduler import messages as m
-from actors.scheduler.job_messages import CheckpointStored, NeedBatch, StepCommitted
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceFound
+from actors.protocol import jobs as jm
+from actors.protocol.batches import BatchIssued, IssueBatch, Progress, QueryProgress, RequestCheckpoint, SetPaused
+from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
+from actors.protocol.metrics import Flush, Flushed
+from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
+from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from configs.limits import Limits
 from configs.schema import MetricsConfig
-from supervisors.cost_meter import CostMeter
+from supervisors.jobs.cost_meter import CostMeter
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -47,9 +48,9 @@ class ScriptedScheduler(Actor):
         self.ready = asyncio.Event()
 
     @handles(RegisterService)
-    async def register(self, offer: RegisterService) -> m.Acknowledged:
+    async def register(self, offer: RegisterService) -> Acknowledged:
         self.job = offer.address
-        return m.Acknowledged()
+        return Acknowledged()
 
     @handles(LookupService)
     async def lookup(self, question: LookupService) -> ServiceFound:
@@ -62,19 +63,19 @@ class ScriptedScheduler(Actor):
             prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False
         )
 
-    @handles(m.IssueBatch)
-    async def issue(self, batch: m.IssueBatch) -> m.BatchIssued:
+    @handles(IssueBatch)
+    async def issue(self, batch: IssueBatch) -> BatchIssued:
         self.heard.append(batch)
-        return m.BatchIssued(job="j", step=batch.step)
+        return BatchIssued(job="j", step=batch.step)
 
-    @handles(m.SetPaused, m.RequestCheckpoint)
-    async def order(self, order: m.SetPaused | m.RequestCheckpoint) -> m.Acknowledged:
+    @handles(SetPaused, RequestCheckpoint)
+    async def order(self, order: SetPaused | RequestCheckpoint) -> Acknowledged:
         self.heard.append(order)
-        return m.Acknowledged()
+        return Acknowledged()
 
-    @handles(m.QueryProgress)
-    async def progress(self, _: m.QueryProgress) -> m.Progress:
-        return m.Progress(
+    @handles(QueryProgress)
+    async def progress(self, _: QueryProgress) -> Progress:
+        return Progress(
             job="j", committed_steps=0, policy_version=0, states={}, workers={}, prompts_lost=0,
             samples_trained_twice=0, samples_migrated=0, waiting_for="the moon",
         )  # fmt: skip
@@ -131,7 +132,7 @@ async def test_a_batch_is_read_by_ordinal_and_issued_once_prompts_are_to_be_had(
     stage.scheduler.ready.set()
     await stage.until_heard(1)
     batch = stage.scheduler.heard[0]
-    assert isinstance(batch, m.IssueBatch) and [p.prompt for p in batch.prompts] == [6, 7, 8]
+    assert isinstance(batch, IssueBatch) and [p.prompt for p in batch.prompts] == [6, 7, 8]
     assert batch.group_size == 2 and batch.sampling.stop_token_ids == (7,) and batch.sampling.seed == 3
     assert batch.sampling.temperature == 0.5 and batch.sampling.max_tokens == 8
 
@@ -160,7 +161,7 @@ async def test_reading_prompts_may_take_as_long_as_the_limits_say(tmp_path: Path
     await stage.until_heard(1)
     await system.stop()
     batch = stage.scheduler.heard[0]
-    assert isinstance(batch, m.IssueBatch) and [p.prompt for p in batch.prompts] == [0, 1, 2]
+    assert isinstance(batch, IssueBatch) and [p.prompt for p in batch.prompts] == [0, 1, 2]
 
 
 async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
@@ -220,8 +221,8 @@ async def test_pause_resume_and_cancel_reach_the_scheduler(stage: Stage) -> None
     assert (await stage.order(jm.PauseJob(job="j"))).waiting_for == "the moon"
     assert (await stage.order(jm.CancelJob(job="j"))).state == "stopping"
     orders = stage.scheduler.heard
-    assert [o.paused for o in orders if isinstance(o, m.SetPaused)] == [True, False, True], "to stop ends a pause"
-    assert [o.stop for o in orders if isinstance(o, m.RequestCheckpoint)] == [True]
+    assert [o.paused for o in orders if isinstance(o, SetPaused)] == [True, False, True], "to stop ends a pause"
+    assert [o.stop for o in orders if isinstance(o, RequestCheckpoint)] == [True]
     stage.ref.tell(CheckpointStored(job="j", step=1, path="p", final=True))
     assert await stage.job.wait_over(10) == "interrupted"
     with pytest.raises(RemoteError, match="interrupted cannot resume"):

@@ -10,11 +10,11 @@ import pytest
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import DeadlineExceeded
+from actors.core.kernel.requests import Requests
 from actors.core.message import Message, message
-from actors.core.requests import Requests
 from actors.core.system import ActorSystem
-from actors.metrics.messages import Flush, Flushed
 from actors.metrics.recorder import Metrics
+from actors.protocol.metrics import Flush, Flushed
 from configs.schema import MetricsConfig
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport

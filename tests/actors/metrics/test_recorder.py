@@ -12,10 +12,10 @@ import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
-from actors.metrics.messages import Event, Flush, Flushed, ProcessHealth, Span, Spans, StepRow
 from actors.metrics.recorder import Metrics
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
 from actors.metrics.trace import TraceFile
+from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Span, Spans, StepRow
 from configs.schema import MetricsConfig
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport

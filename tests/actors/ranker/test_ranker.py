@@ -10,15 +10,15 @@ import numpy as np
 
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
-from actors.metrics.messages import Event
-from actors.ranker.messages import LengthScores, ObserveLengths, ScorePrompts
+from actors.policies.length_predictor import prompt_keys
+from actors.protocol.failures import Acknowledged
+from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
+from actors.protocol.metrics import Event
+from actors.protocol.services import RegisterService
 from actors.ranker.model import LengthPair
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged
-from actors.scheduler.policies.length_predictor import prompt_keys
-from actors.scheduler.service_messages import RegisterService
 from configs.limits import Limits
 from tests.smallest_job import smallest_job
 from transport.address import PeerId

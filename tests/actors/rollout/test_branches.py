@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.rollout.engines.branches import Arrangement, rearranged
+from actors.rollout.engines.torch.branches import Arrangement, rearranged
 
 
 def columns(*values: int) -> np.ndarray:

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.work import EngineStats
 from actors.rollout.delta_log import DeltaLog, Kept
-from actors.rollout.messages import EngineStats
-from actors.scheduler.messages import FinishReason, TokenDelta
 
 NUMBERS = (1, 2, 3)
 

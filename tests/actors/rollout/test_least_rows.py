@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-from actors.rollout.engines import least_rows as module
-from actors.rollout.engines.least_rows import FEWEST, MOST, least_rows
+from actors.rollout.engines.torch import least_rows as module
+from actors.rollout.engines.torch.least_rows import FEWEST, MOST, least_rows
 
 
 @pytest.mark.parametrize("shape", [(96, 96), (100, 96), (192, 96), (384, 96), (96, 192)])

@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.core.message import Message
+from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.work import EngineStats
+from actors.protocol.workers import WorkerVersion
 from actors.rollout.merging import going_on, merged
-from actors.rollout.messages import EngineStats
-from actors.scheduler.messages import FinishReason, TokenDelta, WorkerVersion
 
 Row = tuple[int, int, int, int]
 """Assignment, offset, tokens, how it ended."""

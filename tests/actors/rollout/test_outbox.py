@@ -8,9 +8,10 @@ import numpy as np
 
 from actors.core.message import Message
 from actors.core.ref import ActorRef
-from actors.rollout.messages import EngineStats
+from actors.protocol.tokens import TokenDelta
+from actors.protocol.work import EngineStats
+from actors.protocol.workers import Leaving
 from actors.rollout.outbox import Outbox
-from actors.scheduler.messages import Leaving, TokenDelta
 from configs.limits import DEFAULT_LIMITS
 from transport.transport import SendOutcome
 

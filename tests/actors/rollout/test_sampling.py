@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from actors.rollout.engines.token_sampler import RowSampling, draw
+from actors.rollout.engines.torch.token_sampler import RowSampling, draw
 from actors.rollout.sampling import stream_keys, uniforms
 
 PINNED_KEYS = ["0x238275bc38fcbe91", "0x2f32a78496c67c60", "0x44e5b98100c67fb0"]

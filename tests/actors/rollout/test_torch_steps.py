@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest
-from actors.rollout.engines.torch_engine import TorchEngine
-from actors.rollout.messages import SamplingParams
+from actors.rollout.engines.torch.torch_engine import TorchEngine
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 

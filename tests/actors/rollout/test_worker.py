@@ -16,12 +16,13 @@ import pytest
 from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
-from actors.metrics.messages import Event, Span, Spans
-from actors.roles import RoleArgs
-from actors.rollout.engine import EngineSpec, StepOutput
-from actors.rollout.engines.simulated_engine import SimulatedEngine
-from actors.rollout.errors import TooManyEarlyCommands
-from actors.rollout.messages import (
+from actors.ledger.errors import NotAccepted
+from actors.protocol.failures import FailureKind
+from actors.protocol.metrics import Event, Span, Spans
+from actors.protocol.services import LookupService, ServiceFound
+from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.weights import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, QueryVersions, Versions
+from actors.protocol.work import (
     Assign,
     DeltasTaken,
     Drain,
@@ -33,24 +34,22 @@ from actors.rollout.messages import (
     SamplingParams,
     SetAsleep,
 )
-from actors.rollout.reports import Reports
-from actors.rollout.worker import RolloutWorker
-from actors.scheduler.errors import NotAccepted
-from actors.scheduler.messages import (
+from actors.protocol.workers import (
     AssignmentsFailed,
     Draining,
-    FailureKind,
-    FinishReason,
     Leaving,
     Registered,
     RegisterWorker,
-    TokenDelta,
     WorkerAsleep,
     WorkerVersion,
 )
-from actors.scheduler.service_messages import LookupService, ServiceFound
+from actors.roles import RoleArgs
+from actors.rollout.engine import EngineSpec, StepOutput
+from actors.rollout.engines.simulated_engine import SimulatedEngine
+from actors.rollout.errors import TooManyEarlyCommands
+from actors.rollout.reports import Reports
+from actors.rollout.worker import RolloutWorker
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
-from actors.weights.messages import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, QueryVersions, Versions
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from actors.scheduler import events as ev
-from actors.scheduler import messages as m
+from actors.ledger import events as ev
+from actors.protocol.failures import Acknowledged
+from actors.protocol.steps import CheckpointTaken
 
 InWorld = Callable[..., None]
 
@@ -27,7 +28,7 @@ def test_a_checkpoint_is_on_the_disk_before_its_trainer_is_told_that_it_is_known
         await world.start()
         assert await world.job.wait_over(60.0) == "finished"
         scheduler = world.systems["head"].ref(world.scheduler_at)
-        await scheduler.ask(m.CheckpointTaken(job="j", step=1, path="step_000001"), m.Acknowledged)
+        await scheduler.ask(CheckpointTaken(job="j", step=1, path="step_000001"), Acknowledged)
         world.journal.crash()
         last = world.journal.read()[1][-1]
         assert isinstance(last, ev.Checkpointed) and last.path == "step_000001"

@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.core.actor import concurrent, handles
-from actors.jobs.messages import CancelJob, JobReport, PauseJob
-from actors.rewards.messages import PromptsRead, ReadPrompts
-from actors.scheduler import messages as m
-from tests.actors.scheduler.conftest import FakeRewards
+from actors.protocol.batches import RequestCheckpoint
+from actors.protocol.failures import Acknowledged
+from actors.protocol.jobs import CancelJob, JobReport, PauseJob
+from actors.protocol.rewards import PromptsRead, ReadPrompts
+from actors.protocol.steps import CheckpointTaken
+from tests.actors.scheduler_world import FakeRewards
 
 InWorld = Callable[..., None]
 LONG_S = 3600.0
-STOP = m.RequestCheckpoint(job="j", stop=True)
+STOP = RequestCheckpoint(job="j", stop=True)
 
 
 class SlowSource(FakeRewards):
@@ -99,8 +101,8 @@ def test_the_last_checkpoint_of_a_trainer_that_a_former_scheduler_has_stopped_en
         await world.start_head()
         committed = world.scheduler._ledger.committed_steps
         assert committed == len(world.trained) < 5
-        taken = m.CheckpointTaken(job="j", step=committed, path="step", final=True)
-        await world.systems["head"].ref(world.scheduler_at).ask(taken, m.Acknowledged)
+        taken = CheckpointTaken(job="j", step=committed, path="step", final=True)
+        await world.systems["head"].ref(world.scheduler_at).ask(taken, Acknowledged)
         assert await world.job.wait_over(LONG_S) == "interrupted"
 
     in_world(scenario, steps=50, checkpoint={"every": 0})
@@ -132,7 +134,7 @@ def test_a_paused_job_that_is_told_to_stop_goes_on_to_its_end_whoever_dies_in_be
         head = world.systems["head"]
         await head.ref(world.job_at).ask(PauseJob(job="j"), JobReport)
         await asyncio.sleep(5)
-        await head.ref(world.scheduler_at).ask(STOP, m.Acknowledged)
+        await head.ref(world.scheduler_at).ask(STOP, Acknowledged)
         for name in list(world.systems):
             world.kill(name)
         await world.start_head()
@@ -151,7 +153,7 @@ def test_a_job_that_was_not_there_when_it_ended_is_told_so_when_it_comes(in_worl
         await world.start()
         await world.until(lambda: 1 in world.trained)
         await world.systems["head"].stop_actor("job.j", "crashed")
-        await world.systems["head"].ref(world.scheduler_at).ask(STOP, m.Acknowledged)
+        await world.systems["head"].ref(world.scheduler_at).ask(STOP, Acknowledged)
         await world.until(lambda: world.scheduler._ledger.ended)
         for name in list(world.systems):
             world.kill(name)
@@ -169,8 +171,8 @@ def test_a_checkpoint_that_is_asked_for_during_a_replay_is_taken_once(in_world: 
         world.kill("trainer")
         await asyncio.sleep(1)
         committed = world.scheduler._ledger.committed_steps
-        order = m.RequestCheckpoint(job="j", stop=False)
-        await world.systems["head"].ref(world.scheduler_at).ask(order, m.Acknowledged)
+        order = RequestCheckpoint(job="j", stop=False)
+        await world.systems["head"].ref(world.scheduler_at).ask(order, Acknowledged)
         await world.start_trainer(step=0)
         await world.until(lambda: committed in world.trained)
         await asyncio.sleep(1)

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 
 from actors.core.errors import RemoteError
-from actors.jobs.messages import CheckpointJob, CheckpointReport
-from actors.rewards.messages import Verdict
-from actors.scheduler import messages as m
-from actors.scheduler.ledger import Ledger
+from actors.ledger.ledger import Ledger
+from actors.protocol.batches import SetPaused
+from actors.protocol.failures import Acknowledged
+from actors.protocol.jobs import CheckpointJob, CheckpointReport
+from actors.protocol.rewards import Verdict
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
+from actors.protocol.workers import WorkerVersion
 
 InWorld = Callable[..., None]
 
@@ -76,7 +79,7 @@ def test_the_start_up_of_whoever_delivers_prompts_is_no_part_of_the_first_step(i
 def test_nobody_speaks_for_a_worker_but_its_present_life(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start(workers=1)
-        news = m.WorkerVersion(job="j", worker="rollout-0", policy_version=99, pull_s=0.0, pull_bytes=0)
+        news = WorkerVersion(job="j", worker="rollout-0", policy_version=99, pull_s=0.0, pull_bytes=0)
         await world.until(lambda: "rollout-0" in world.scheduler._workers.by_name)
         world.systems["head"].ref(world.scheduler_at).tell(news)  # nobody is the sender
         world.systems["rewards"].ref(world.scheduler_at).tell(news)  # nor does its process
@@ -394,10 +397,10 @@ def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_on
             world.kill(name)
         world.events.clear()
         await world.start_head()
-        commit = m.CommitStep(job="j", step=1, trainer=world.job_at, prompts=np.arange(4, 8), policy_version=2,
+        commit = CommitStep(job="j", step=1, trainer=world.job_at, prompts=np.arange(4, 8), policy_version=2,
                               siblings=np.zeros(4, np.int32), metrics={"kl": 0.5})  # fmt: skip
         for _ in range(2):
-            await world.systems["head"].ref(world.scheduler_at).ask(commit, m.Committed)
+            await world.systems["head"].ref(world.scheduler_at).ask(commit, Committed)
         await asyncio.sleep(0.01)
         rows = [event.fields for event in world.events if event.kind == "step"]
         assert [(row["step"], row["kl"], row["samples"]) for row in rows] == [(1, 0.5, 16)]
@@ -407,7 +410,7 @@ def test_a_step_whose_commit_was_not_answered_any_more_still_gets_its_row_and_on
 
 def test_a_paused_job_stays_paused_over_the_death_of_its_head(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
-        from actors.jobs.messages import JobReport, PauseJob, ResumeJob
+        from actors.protocol.jobs import JobReport, PauseJob, ResumeJob
 
         await world.start()
         await world.until(lambda: 1 in world.trained)
@@ -431,7 +434,7 @@ def test_a_paused_job_stays_paused_over_the_death_of_its_head(in_world: InWorld)
 
 def test_a_stop_request_ends_the_job_after_a_checkpoint_of_the_step_under_way(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
-        from actors.jobs.messages import CancelJob, JobReport
+        from actors.protocol.jobs import CancelJob, JobReport
 
         await world.start()
         await world.until(lambda: 1 in world.trained)
@@ -452,8 +455,8 @@ def test_a_checkpoint_on_request_is_not_an_older_one_that_is_still_being_stored(
         await world.until(lambda: ledger.committed_steps == 2)
         asked = asyncio.create_task(head.ref(world.job_at).ask(CheckpointJob(job="j"), CheckpointReport))
         await asyncio.sleep(0.001)
-        older = m.CheckpointTaken(job="j", step=2, path="older")
-        await head.ref(world.scheduler_at).ask(older, m.Acknowledged)
+        older = CheckpointTaken(job="j", step=2, path="older")
+        await head.ref(world.scheduler_at).ask(older, Acknowledged)
         assert ledger.committed_steps == 2
         assert await asked == CheckpointReport(step=3, path="step_000003")
         assert [step for step, _ in ledger.checkpoints] == [2, 3]
@@ -483,12 +486,12 @@ def test_a_commit_that_names_other_samples_is_refused_and_changes_nothing(in_wor
         await world.start()
         await world.until(lambda: world.scheduler._ledger.committed_steps == 1)
         world.kill("trainer")
-        commit = m.CommitStep(
+        commit = CommitStep(
             job="j", step=1, trainer=world.job_at, prompts=np.array([0]), siblings=np.array([0], np.int32),
             policy_version=2, metrics={},
         )  # fmt: skip
         with pytest.raises(RemoteError, match="not of its batch"):
-            await world.systems["head"].ref(world.scheduler_at).ask(commit, m.Committed)
+            await world.systems["head"].ref(world.scheduler_at).ask(commit, Committed)
         await world.start_trainer(step=0)
         await finish(world)
         check(world)
@@ -541,7 +544,7 @@ def test_a_trainer_that_opens_its_step_again_is_told_ahead_again(in_world: InWor
         await world.until(lambda: bool(world.trainer.early))
         seen, step = set(world.trainer.early), world.trainer.step
         assert world.trainer.leased is None
-        opened = m.OpenStep(job="j", step=step, trainer=world.trainer.ctx.self_address)
+        opened = OpenStep(job="j", step=step, trainer=world.trainer.ctx.self_address)
         world.trainer.ctx.ref(world.scheduler_at).tell(opened)
         world.trainer.early.clear()
         await finish(world)
@@ -573,13 +576,13 @@ def test_a_paused_job_assigns_nothing_until_it_is_resumed(in_world: InWorld) -> 
     async def scenario(world: Any) -> None:
         await world.start_head()
         head = world.systems["head"]
-        await head.ref(world.scheduler_at).ask(m.SetPaused(job="j", paused=True), m.Acknowledged)
+        await head.ref(world.scheduler_at).ask(SetPaused(job="j", paused=True), Acknowledged)
         await world.start_rewards()
         worker = await world.start_worker("rollout-0")
         await world.start_trainer()
         await asyncio.sleep(5)
         assert worker.assigned == 0 and "paused" in (await world.progress()).waiting_for
-        await head.ref(world.scheduler_at).ask(m.SetPaused(job="j", paused=False), m.Acknowledged)
+        await head.ref(world.scheduler_at).ask(SetPaused(job="j", paused=False), Acknowledged)
         await finish(world)
 
     in_world(scenario)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler.lease_messages import LeaseGroup
+from actors.protocol.groups import LeaseGroup
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.batching import Inbox, TrainSample, cut, group_samples
 from actors.trainer.consumption import Consumption

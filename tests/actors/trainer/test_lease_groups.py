@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.scheduler.lease_messages import LeaseGroup, LeaseGroups
+from actors.protocol.groups import LeaseGroup, LeaseGroups
 from actors.trainer.batching import split
 from actors.trainer.errors import BadLease
 from tests.actors.trainer.trainer_world import lease, leases, prompts_of

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.scheduler.lease_messages import EarlySamples
+from actors.protocol.groups import EarlySamples
 from actors.trainer.backend import MicroBatch
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BadLease

@@ -14,9 +14,9 @@ from actors.core.actor import handles, idempotent
 from actors.core.errors import ReplyError
 from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
+from actors.ledger.errors import NotAccepted
+from actors.protocol.steps import CommitStep, Committed, OpenStep, StepLeased
 from actors.roles import RoleArgs
-from actors.scheduler.errors import NotAccepted
-from actors.scheduler.messages import CommitStep, Committed, OpenStep, StepLeased
 from actors.trainer import checkpoint
 from actors.trainer.backend import StepResult
 from actors.trainer.backends.simulated_backend import TrainCost

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 import numpy as np
 
 from actors.trainer.backend import BackendSpec, LossSpec
-from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

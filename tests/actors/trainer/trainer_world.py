@@ -19,22 +19,16 @@ from actors.core.actor import Actor, concurrent, handles, idempotent
 from actors.core.errors import ReplyError
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
-from actors.metrics.messages import Spans
+from actors.protocol.failures import Acknowledged
+from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
+from actors.protocol.metrics import Spans
+from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
+from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, Versions
 from actors.roles import RoleArgs
-from actors.scheduler.lease_messages import EarlySamples, LeaseGroup, LeaseGroups
-from actors.scheduler.messages import (
-    Acknowledged,
-    CheckpointTaken,
-    CommitStep,
-    Committed,
-    OpenStep,
-    StepLeased,
-)
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
-from actors.weights.messages import Manifest, Publish, Published, QueryVersions, Versions
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
 from tests.smallest_job import smallest_job

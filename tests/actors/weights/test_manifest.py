@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.protocol.weights import Manifest, TensorEntry
 from actors.weights.errors import MalformedManifest
 from actors.weights.manifest import ALIGNMENT_BYTES, check_manifest, chunk_is_intact, hash_chunks, layout, tensor_views
-from actors.weights.messages import Manifest, TensorEntry
 from actors.weights.segments import SIMULATED_HOST, Host, manifest_path, read_manifests, segment_path, write_manifest
 
 shapes = st.lists(

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import xxhash
 
+from actors.protocol.weights import Manifest
 from actors.weights import memory
 from actors.weights.holding import mapped_holding
 from actors.weights.memory import SegmentWriter
-from actors.weights.messages import Manifest
 
 NO_PID = 1 << 30
 """More than any kernel gives."""

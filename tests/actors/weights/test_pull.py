@@ -12,9 +12,11 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.system import ActorSystem
+from actors.protocol.failures import Acknowledged
+from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
+from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
+from actors.protocol.weights_news import VersionAvailable
 from actors.roles import RoleArgs
-from actors.scheduler.messages import Acknowledged, VersionAvailable
-from actors.scheduler.service_messages import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.weights import client as client_module
 from actors.weights import memory, segments
 from actors.weights import server as server_module
@@ -22,14 +24,13 @@ from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from actors.weights.manifest import hash_chunks, layout
 from actors.weights.memory import SegmentWriter
-from actors.weights.messages import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport, queue_bounds
 from transport.transport import Lane
-from transport.zmq_socket import lane_options
+from transport.zmq.socket import lane_options
 
 JOB = smallest_job()
 

@@ -14,15 +14,7 @@ import pytest
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
-from actors.roles import RoleArgs
-from actors.rollout.puller import VersionPuller
-from actors.weights import client, segments, server
-from actors.weights.client import PulledWeights, WeightClient
-from actors.weights.delta_source import DeltaSource
-from actors.weights.holding import Holding
-from actors.weights.manifest import hash_chunks, layout
-from actors.weights.memory import damaged_chunks
-from actors.weights.messages import (
+from actors.protocol.weights import (
     Chunk,
     GetChunks,
     GetSegment,
@@ -34,6 +26,14 @@ from actors.weights.messages import (
     SegmentReady,
     Versions,
 )
+from actors.roles import RoleArgs
+from actors.rollout.puller import VersionPuller
+from actors.weights import client, segments, server
+from actors.weights.client import PulledWeights, WeightClient
+from actors.weights.delta_source import DeltaSource
+from actors.weights.holding import Holding
+from actors.weights.manifest import hash_chunks, layout
+from actors.weights.memory import damaged_chunks
 from actors.weights.pace import Pace
 from actors.weights.segments import SIMULATED_HOST, Host
 from actors.weights.server import WeightServer

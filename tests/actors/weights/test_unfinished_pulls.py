@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.protocol.weights import ManifestReply
 from actors.weights.client import WeightClient
 from actors.weights.holding import Holding
-from actors.weights.messages import ManifestReply
 from actors.weights.segments import SIMULATED_HOST, Host
 from tests.actors.weights.test_pull import JOB
 from tests.actors.weights.test_spread import CHUNKS, Worker, World, words

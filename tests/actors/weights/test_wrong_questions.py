@@ -10,11 +10,11 @@ import pytest
 
 from actors.core.errors import RemoteError
 from actors.core.ref import ActorRef
+from actors.protocol.weights import Chunk, GetChunks, Manifest
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta
 from actors.weights.holding import Holding
 from actors.weights.manifest import hash_chunks
-from actors.weights.messages import Chunk, GetChunks, Manifest
 from tests.actors.weights.test_pull import JOB
 from tests.actors.weights.test_spread import CHUNKS, World, words
 

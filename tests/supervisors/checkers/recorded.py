@@ -10,14 +10,14 @@ from typing import Any
 
 from actors.core.actor import Actor, handles
 from actors.jobs.job import Job
+from actors.ledger.memory_journal import MemoryJournal
 from actors.metrics.ask_watch import AskWatch
-from actors.metrics.messages import Event, Flush, Flushed, StepRow
-from actors.rewards.messages import Verdict
-from actors.scheduler.memory_journal import MemoryJournal
-from actors.scheduler.messages import FailureKind
+from actors.protocol.failures import FailureKind
+from actors.protocol.metrics import Event, Flush, Flushed, StepRow
+from actors.protocol.rewards import Verdict
 from actors.scheduler.scheduler import Scheduler
 from supervisors.checkers.history import History, RunState
-from tests.actors.scheduler.conftest import STOP, FakeTrainer, World, config, reward
+from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, reward
 from transport.sim.loop import run_simulated
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.scheduler import events as ev
+from actors.ledger import events as ev
 from supervisors.checkers.checks import PROMISES, check
 from supervisors.checkers.history import History, StreamCredit
 from supervisors.checkers.replay import replay

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import settings
 
-from actors.scheduler.batch import IN_FLIGHT, SampleState
+from actors.ledger.batch import IN_FLIGHT, SampleState
 from supervisors.checkers import replay as r
 from supervisors.checkers.replay import replay
 from tests.properties.test_ledger_properties import GROUP, ROWS, LedgerMachine

@@ -14,12 +14,12 @@ import msgspec
 import pytest
 from typer.testing import CliRunner, Result
 
-from actors.scheduler.journal import SqliteJournal
+from actors.ledger.journal import SqliteJournal
 from configs.loader import dump_job
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
 from supervisors.checkers.run_directory import read_history
-from supervisors.command_line import app
+from supervisors.cli.command_line import app
 from tests.supervisors.checkers.recorded import still_running, with_faults
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.protocol.weights import Manifest
 from actors.weights import segments
 from actors.weights.holding import mapped_holding
 from actors.weights.manifest import hash_chunks, layout
-from actors.weights.messages import Manifest
 from configs.fault_plan import ChunkTarget
-from supervisors.chunk_faults import mend_all, mend_chunk, spoil_chunk
-from supervisors.errors import FaultNotPossible
+from supervisors.faults.chunk_faults import mend_all, mend_chunk, spoil_chunk
+from supervisors.tree.errors import FaultNotPossible
 
 CHUNK = 64
 
@@ -22,7 +22,7 @@ CHUNK = 64
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(segments, "segment_directory", lambda: tmp_path)
-    monkeypatch.setattr("supervisors.chunk_faults.segment_directory", lambda: tmp_path)
+    monkeypatch.setattr("supervisors.faults.chunk_faults.segment_directory", lambda: tmp_path)
     return tmp_path / "run"
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from actors.core.message import Message
 from configs.fault_plan import Drop, Target
-from supervisors.errors import FaultNotPossible
-from supervisors.fault_acts import ACTS
-from supervisors.fault_targets import HEAD, Victim
+from supervisors.nemesis.fault_acts import ACTS
+from supervisors.nemesis.fault_targets import HEAD, Victim
+from supervisors.tree.errors import FaultNotPossible
 from transport.address import ActorAddress, PeerId
 
 DROP = Drop(target=Target(link=("head", "weights")), probability=0.3)

@@ -13,9 +13,9 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.fault_plan import FaultBase, FaultPlan, plan_from_mapping
-from supervisors.errors import FaultNotPossible
-from supervisors.fault_schedule import FaultSchedule, check_plan
-from tests.actors.scheduler.conftest import config
+from supervisors.nemesis.fault_schedule import FaultSchedule, check_plan
+from supervisors.tree.errors import FaultNotPossible
+from tests.actors.scheduler_world import config
 from transport.sim.loop import run_simulated
 
 

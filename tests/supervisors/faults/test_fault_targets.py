@@ -7,8 +7,8 @@ import random
 import pytest
 
 from configs.fault_plan import Target
-from supervisors.errors import FaultNotPossible
-from supervisors.fault_targets import Roster, Victim, beside
+from supervisors.nemesis.fault_targets import Roster, Victim, beside
+from supervisors.tree.errors import FaultNotPossible
 from transport.address import ActorAddress, PeerId
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors.scheduler import events as ev
-from actors.scheduler.errors import JournalFailed, JournalUnreadable
+from actors.ledger import events as ev
+from actors.ledger.errors import JournalFailed, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS
-from supervisors.journal_faults import FaultableJournal
-from supervisors.machine import LocalMachine
-from tests.actors.scheduler.conftest import config
+from supervisors.faults.journal_faults import FaultableJournal
+from supervisors.machine.machine import LocalMachine
+from tests.actors.scheduler_world import config
 
 
 def journal(path: Path, full: set[Path]) -> FaultableJournal:

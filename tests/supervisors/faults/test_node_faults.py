@@ -17,11 +17,11 @@ import pytest
 from actors.core.errors import RemoteError
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
-from supervisors.fault_messages import ApplyFault, ClockOrder, FaultApplied, LinkOrder, SignalChild, SlowChild
-from supervisors.machine import LocalMachine
-from supervisors.node_faults import NAME, NodeFaults
-from supervisors.process import is_stopped_by_signal
-from supervisors.process_faults import ProcessFaults
+from supervisors.faults.fault_messages import ApplyFault, ClockOrder, FaultApplied, LinkOrder, SignalChild, SlowChild
+from supervisors.faults.node_faults import NAME, NodeFaults
+from supervisors.faults.process_faults import ProcessFaults
+from supervisors.machine.machine import LocalMachine
+from supervisors.machine.process import is_stopped_by_signal
 from transport.address import PeerId
 from transport.link_faults import LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -156,7 +156,7 @@ async def test_a_process_that_cannot_says_so(machine: LocalMachine) -> None:
 def test_the_sleeper_that_wakes_a_stopped_process_needs_nobody(
     child: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path
 ) -> None:
-    from supervisors.process_faults import signal_later
+    from supervisors.faults.process_faults import signal_later
 
     process = child(IDLE)
     process.send_signal(signal.SIGSTOP)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from supervisors.errors import ProviderError
 from supervisors.providers.base import BookedProvider
 from supervisors.providers.replay import Replay
 from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent, in_order
+from supervisors.tree.errors import ProviderError
 from transport.sim.loop import SimulatedLoop
 
 

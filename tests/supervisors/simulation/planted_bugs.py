@@ -14,23 +14,23 @@ import numpy as np
 
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
+from actors.environments import worker as rewards_worker
+from actors.fleet import dispatch
+from actors.fleet.reattachment import Reattachment
+from actors.fleet.returns import Returns
 from actors.jobs.job import Job
-from actors.rewards import worker as rewards_worker
+from actors.ledger import events as ev
+from actors.ledger.books import Books
+from actors.ledger.ledger import Ledger, Outcome
+from actors.ledger.slots import Slots
+from actors.policies import assign
+from actors.protocol.tokens import TokenDelta
 from actors.rollout.delta_log import DeltaLog
 from actors.rollout.generation import Generation
 from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
-from actors.scheduler import dispatch
-from actors.scheduler import events as ev
-from actors.scheduler.books import Books
 from actors.scheduler.leases import Leases
-from actors.scheduler.ledger import Ledger, Outcome
-from actors.scheduler.messages import TokenDelta
-from actors.scheduler.policies import assign
-from actors.scheduler.reattachment import Reattachment
-from actors.scheduler.returns import Returns
 from actors.scheduler.scoring import Scoring
-from actors.scheduler.slots import Slots
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.batching import Inbox
 from actors.trainer.publisher import Publisher
@@ -38,8 +38,8 @@ from actors.trainer.trainer import Trainer
 from actors.weights import holding, memory
 from actors.weights import server as weight_server
 from supervisors import restart_budget, strategies
-from supervisors.node_agent import NodeAgent
-from supervisors.supervisor import Supervisor
+from supervisors.machine.node_agent import NodeAgent
+from supervisors.tree.supervisor import Supervisor
 
 
 class Replace(Protocol):

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from actors.scheduler import events as ev
-from actors.scheduler.errors import JournalFailed, JournalUnreadable
+from actors.ledger import events as ev
+from actors.ledger.errors import JournalFailed, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from transport.sim.loop import SimulatedLoop, run_simulated

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from actors.fleet.scope import JobScope
 from actors.rollout.engine import StepOutput
 from actors.rollout.engines.simulated_engine import SimulatedEngine
-from actors.scheduler.job_scope import JobScope
 from configs.scenario import Scenario
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import scenario

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from actors.fleet.scope import JobScope
+from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.rollout.engine import StepOutput
-from actors.scheduler.job_scope import JobScope
-from actors.scheduler.seeding_estimate import SeedingEstimate
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats
 from configs.scenario import Scenario
-from supervisors.job_tree import JobTree
+from supervisors.jobs.job_tree import JobTree
 from supervisors.simulation.roles import PacedBackend, PacedEngine
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import scenario

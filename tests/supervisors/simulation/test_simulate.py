@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from actors.scheduler.returns import Returns
+from actors.fleet.returns import Returns
 from actors.scheduler.scheduler import Scheduler
 from configs.scenario import Scenario
-from supervisors.command_line import app
+from supervisors.cli.command_line import app
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import CHAOS_FILE, ROOT, calm, chaos, scenario
 

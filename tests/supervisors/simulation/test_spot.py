@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.scheduler.job_scope import JobScope
+from actors.fleet.scope import JobScope
 from configs.limits import DEFAULT_LIMITS
 from configs.scenario import Scenario, load_scenario
 from supervisors.simulation.runner import Outcome, simulate

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.scenario import Scenario
-from supervisors.job_tree import JobTree
+from supervisors.jobs.job_tree import JobTree
 from supervisors.simulation.runner import simulate
 from tests.supervisors.simulation.scenarios import scenario
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.engines.simulated_engine import SimulatedEngine, whole_response
-from actors.rollout.messages import SamplingParams
 from transport.sim.loop import run_simulated
 
 

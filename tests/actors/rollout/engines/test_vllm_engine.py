@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable, RequestRefused, WeightsMismatch
-from actors.rollout.messages import SamplingParams
-from actors.scheduler.messages import FinishReason
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
@@ -30,7 +30,7 @@ if importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE
         allow_module_level=True,
     )
 
-from actors.rollout.engines.vllm_engine import VllmEngine
+from actors.rollout.engines.vllm.engine import VllmEngine
 
 SHAPE: dict[str, Any] = {"hidden": 64, "heads": 2, "kv_heads": 1, "layers": 2}
 """Heads of 32: vLLM's attention on a CPU has no kernel for smaller ones."""
@@ -378,7 +378,7 @@ def test_a_load_that_fails_half_way_is_undone(
     served: Harness, checkpoint: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """VLLM leaves layers on the meta device when a reload breaks; the next step would kill it."""
-    from actors.rollout.engines import vllm_weights
+    from actors.rollout.engines.vllm import weights as vllm_weights
 
     old, new = hf_model(checkpoint), other_model(checkpoint, 16)
     served.add(request(1))

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput
-from actors.rollout.engines import vllm_engine
-from actors.rollout.engines.vllm_core import CoreRows, rows_of
-from actors.rollout.engines.vllm_engine import VllmEngine
-from actors.rollout.engines.vllm_setup import groups_without_threads
+from actors.rollout.engines.vllm import engine as vllm_engine
+from actors.rollout.engines.vllm.core import CoreRows, rows_of
+from actors.rollout.engines.vllm.engine import VllmEngine
+from actors.rollout.engines.vllm.setup import groups_without_threads
 from actors.rollout.errors import EngineError
-from actors.rollout.messages import SamplingParams
-from actors.scheduler.messages import FinishReason
 
 
 def output(core_id: str, tokens: list[int], logprobs: list[float], reason: str | None = None) -> Any:

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
-from actors.trainer.backends import packing
-from actors.trainer.backends.causal_lm import ResponseLogits, load_model, response_positions
-from actors.trainer.backends.packing import Row, choose, packed, padded, plan_blocks, plan_rows
-from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.backends.torch import packing
+from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
+from actors.trainer.backends.torch.packing import Row, choose, packed, padded, plan_blocks, plan_rows
+from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, pad
 from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint

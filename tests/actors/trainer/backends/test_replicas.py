@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
-from actors.trainer.backends.replicas import Replica, Replicas, shares
+from actors.trainer.backends.torch.replicas import Replica, Replicas, shares
 from actors.trainer.batching import pad
 from tests.actors.trainer.random_samples import random_samples
 from tests.tiny_checkpoint import make_tiny_checkpoint

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
-from actors.trainer.backends import torch_backend
-from actors.trainer.backends.torch_backend import TorchBackend
+from actors.trainer.backends.torch import torch_backend
+from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut, pad
 from actors.trainer.errors import BadMicroBatch, CheckpointCorrupt, ModelNotLoadable
 from actors.weights.manifest import tensor_views

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.scheduler.policies.generation_time import finish_times_s
-from configs.studies.hardware import DecodeCost, TrainCost
-from configs.studies.streamrl import H20, H800, MODELS
-from supervisors.simulation.cluster import costs
+from actors.policies.generation_time import finish_times_s
+from benchmarks.papers.cluster import costs
+from benchmarks.papers.setups.hardware import DecodeCost, TrainCost
+from benchmarks.papers.setups.streamrl import H20, H800, MODELS
 
 SEVEN, LARGE = MODELS["7B"].transformer, MODELS["72B"].transformer
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks._fleet_model import Fleet, FleetRules
 from benchmarks.fleet import hour
-from supervisors.simulation.cluster.fleet import Fleet, FleetRules
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from supervisors.simulation.cluster.pipeline import Batch, Stages, iteration_s, train_arrivals_s
+from benchmarks.papers.cluster.pipeline import Batch, Stages, iteration_s, train_arrivals_s
 
 STAGES = Stages(transfer_s=3.0, switch_s=5.0, step_s=1.0)
 

@@ -1,0 +1,352 @@
+"""The life of one actor: one task, one TaskGroup, one mailbox.
+
+    start ─▶ on_start ─▶ serve: take a message, run its handler, answer ─▶ … ─▶ end ─▶ on_stop ─▶ ActorExit
+                          ├─ @concurrent handlers and streams: tasks in the group
+                          └─ ctx.start_task: tasks in the group
+
+Invariants
+- Let it crash: an exception that leaves a handler (other than a ReplyError) or a task of the group ends the actor.
+- Whoever asked is told at once: who was being answered gets Down, who waited in the mailbox gets Refused.
+- Watchers are told last, after ``on_stop``: nothing that the actor says comes after its Down.
+- ``on_stop`` and the blocking thread have a deadline; nothing can keep an actor's name longer than that. An actor that
+  swallows its cancellation is cancelled again, and left behind after ``limits.cancellations_max`` times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import structlog
+
+from actors.core.actor import Actor
+from actors.core.errors import (
+    CancellationSwallowed,
+    HandlerCancelled,
+    RefusalReason,
+    ReplyError,
+    StaleEpoch,
+    StartFailed,
+)
+from actors.core.kernel.answers import Caller, Done, Refusal, TargetGone, failure_of
+from actors.core.kernel.blocking import BlockingThread
+from actors.core.kernel.delivery import Delivery, current
+from actors.core.kernel.mailbox import Mailbox
+from actors.core.message import Message, tag_of
+from actors.core.watch import Down, Gone
+from transport.address import ActorAddress
+from transport.envelope import Kind
+
+if TYPE_CHECKING:
+    from actors.core.kernel.router import Router
+
+log = structlog.get_logger("headrace.actors")
+
+
+class ActorExit(msgspec.Struct, frozen=True):
+    """How an actor ended. ``reason``: ``crashed``, ``stopped``, ``killed``, or what it gave to ``ctx.stop``."""
+
+    reason: str
+    error: BaseException | None = None
+
+    @property
+    def gone(self) -> Gone:
+        """The same for those who watch."""
+        return Gone.CRASHED if self.error is not None else Gone.STOPPED
+
+
+class _Stop(Exception):
+    """Leaves the TaskGroup in good order; never seen outside of this file."""
+
+
+class Cell:
+    """Runs one actor."""
+
+    def __init__(self, router: Router, name: str, actor: Actor, parent: Cell | None) -> None:
+        self.router = router
+        self.limits = router.limits
+        self.name = name
+        self.actor = actor
+        self.parent = parent
+        self.address = ActorAddress(name, router.own, router.endpoint)
+        self.mailbox = Mailbox(router.limits.mailbox_messages)
+        self.children: dict[str, Cell] = {}
+        self.watching: dict[ActorAddress, int] = {}
+        self.timers: dict[asyncio.TimerHandle, None] = {}
+        self.blocking = BlockingThread(name, self.limits.concurrent_handlers, self.limits.blocking_call_s)
+        self.working: dict[Delivery, asyncio.Task[None] | None] = {}
+        self.handled = 0
+        loop = asyncio.get_running_loop()
+        self.started: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[ActorExit] = loop.create_future()
+        self.exit: ActorExit | None = None
+        self._group: asyncio.TaskGroup | None = None
+        self._stop_reason = ""
+        self.task = loop.create_task(self._live(), name=f"actor {name}")
+
+    # from outside
+
+    def stop(self, reason: str = "stopped") -> None:
+        """End after the message that is being handled."""
+        self._stop_reason = self._stop_reason or reason
+        self.mailbox.wake()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the actor takes no further message."""
+        return bool(self._stop_reason) or self.mailbox.closed
+
+    def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
+        """A task in the actor's group: if it raises, the actor crashes; when the actor ends, it is cancelled."""
+        if self._group is None:
+            coroutine.close()
+            raise RuntimeError(f"{self.name} has ended: it cannot start the task {name!r}")
+        return self._group.create_task(coroutine, name=f"{self.name}: {name}")
+
+    def cancel_question(self, caller: Caller) -> None:
+        """Whoever asked has lost interest: forget the question, or interrupt its ``@concurrent`` handler."""
+        if self.mailbox.withdraw(caller):
+            self.router.results.abandon(caller)
+            return
+        for delivery, task in self.working.items():
+            if delivery.caller == caller and task is not None:
+                delivery.abandoned = True
+                task.cancel()
+
+    def put_own(self, message: Message, sender: ActorAddress, watch_id: int = 0) -> None:
+        """Put a message into the mailbox that the actor itself has set in motion."""
+        handler = self.actor.handlers[type(message)]
+        self.mailbox.put(Delivery(message, tag_of(type(message)), handler, sender, watch_id=watch_id), own=True)
+
+    # life
+
+    async def _live(self) -> None:
+        error: BaseException | None = None
+        reason = "stopped"
+        began = False
+        try:
+            async with asyncio.TaskGroup() as self._group:
+                await self.actor.on_start()
+                began = True
+                self.started.set_result(None)
+                await self._serve()
+                raise _Stop
+        except asyncio.CancelledError:
+            reason = "killed"
+            cast("asyncio.Task[None]", asyncio.current_task()).uncancel()
+        except BaseExceptionGroup as group:
+            error = _crash_of(group)
+            reason = "crashed" if error is not None else self._stop_reason
+        self._group = None
+        if not began:
+            error = error or StartFailed(f"{self.name}: on_start was cancelled")
+        self._close_mailbox(ActorExit(reason, error))
+        if began:
+            error = await self._run_on_stop() or error
+        await self._finish(ActorExit("crashed" if error is not None else reason, error))
+
+    async def _serve(self) -> None:
+        mailbox = self.mailbox
+        turn = self.limits.drain_max_messages
+        taken = 0
+        while not self._stop_reason:
+            delivery = mailbox.take()
+            if delivery is None or not (delivery.handler.occupies or self._has_slot_for(delivery)):
+                taken = 0
+                await mailbox.wait()
+                continue
+            batch = [delivery]
+            if delivery.handler.batched and delivery.caller is None:
+                batch += mailbox.take_more(delivery, turn - taken - 1)
+            if self._is_due(delivery):
+                self._note(delivery, len(batch))
+                if delivery.handler.occupies:
+                    self.working[delivery] = None
+                    await self._run(delivery, batch)
+                else:
+                    await self._run_beside(delivery, batch)
+            taken += len(batch)
+            if taken >= turn:  # a full mailbox must not keep the loop from everybody else
+                taken = 0
+                await asyncio.sleep(0)
+
+    def _has_slot_for(self, delivery: Delivery) -> bool:
+        """Whether one more may run beside the others; else it goes back, where it can be withdrawn and refused."""
+        if len(self.working) < self.limits.concurrent_handlers:
+            return True
+        self.mailbox.put_back(delivery)
+        return False
+
+    def _is_due(self, delivery: Delivery) -> bool:
+        """Whether somebody still wants it; else whoever asked is told."""
+        if delivery.watch_id and not self._still_watched(delivery):
+            return False
+        if delivery.deadline_at is not None and self.router.now() >= delivery.deadline_at:
+            self.router.count("expired_before_start")
+            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
+            return False
+        return True
+
+    def _note(self, delivery: Delivery, messages: int) -> None:
+        self.handled += messages
+        self.router.handled += messages
+        delivery.since = self.router.now()
+
+    async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
+        """As a task of its own; returns when the next message may be taken."""
+        assert self._group is not None
+        task = self._group.create_task(self._run(delivery, batch), name=f"{self.name}: {delivery.tag}")
+        self.working[delivery] = task
+        # A task that is cancelled before its first step never reaches the end of ``_run``.
+        task.add_done_callback(lambda _: self._done_with(delivery))
+        if not delivery.handler.concurrent:
+            while delivery in self.working and not self._stop_reason:
+                await self.mailbox.wait()
+
+    def _still_watched(self, delivery: Delivery) -> bool:
+        address = cast(Down, delivery.message).address
+        if self.watching.get(address) != delivery.watch_id:
+            return False
+        del self.watching[address]
+        return True
+
+    async def _run(self, delivery: Delivery, batch: list[Delivery]) -> None:
+        token = current.set(delivery)
+        answer = self.router.answer
+        method = getattr(self.actor, delivery.handler.method)
+        try:
+            if delivery.handler.streams:
+                await self.router.streams.produce(delivery, method(delivery.message))
+            else:
+                message = batch if delivery.handler.batched else delivery.message
+                result: Message | None = await method(message)
+                if delivery.caller is not None:
+                    answer(delivery, Kind.REPLY, Done() if result is None else result)
+        except StaleEpoch as error:
+            self.router.count("refused.stale_epoch")
+            refusal = Refusal(reason=RefusalReason.STALE_EPOCH, detail=str(error))
+            self._note_dead(delivery, refusal)
+            answer(delivery, Kind.REFUSED, refusal)
+        except ReplyError as error:
+            if delivery.caller is None:
+                self.router.count("tells_failed")
+                log.warning("a tell was answered with an error", actor=self.name, tag=delivery.tag, error=str(error))
+            answer(delivery, Kind.ERROR, failure_of(error, declared=True))
+        except asyncio.CancelledError as error:
+            if cast("asyncio.Task[None]", asyncio.current_task()).cancelling() > 0:
+                raise
+            escaped = HandlerCancelled(f"{delivery.tag}: the handler awaited something that somebody else cancelled")
+            answer(delivery, Kind.ERROR, failure_of(escaped, declared=False))
+            raise escaped from error
+        except Exception as error:
+            answer(delivery, Kind.ERROR, failure_of(error, declared=False))
+            raise
+        finally:
+            current.reset(token)
+            if delivery.handler.occupies:
+                self._done_with(delivery)
+
+    def _note_dead(self, delivery: Delivery, refusal: Refusal) -> None:
+        if delivery.watch_id or delivery.sender == self.address:
+            return  # a Down, or a message to itself: nobody else has sent it
+        self.router.note_refused(refusal, delivery.tag, str(delivery.sender or ""), self.name)
+
+    def _done_with(self, delivery: Delivery) -> None:
+        if delivery.abandoned and delivery.caller is not None:
+            self.router.results.abandon(delivery.caller)
+        if delivery.answered or delivery.abandoned or delivery.caller is None:
+            self.working.pop(delivery, None)
+        # What stays is being cancelled because the actor ends: its exit will be the answer.
+        self.mailbox.wake()
+
+    # end
+
+    def _close_mailbox(self, ended: ActorExit) -> None:
+        if not self.started.done():
+            failed = StartFailed(f"{self.name} did not start: {ended.error!r}")
+            failed.__cause__ = ended.error
+            self.started.set_exception(failed)
+            self.started.exception()  # spawn may have given up waiting; the exit says the same
+        gone = TargetGone(reason=ended.gone, detail=_detail(ended))
+        for delivery in self.working:
+            self.router.answer(delivery, Kind.DOWN, gone)
+        self.working.clear()
+        refusal = Refusal(reason=RefusalReason.STOPPING, detail=ended.reason)
+        for delivery in self.mailbox.close():
+            self._note_dead(delivery, refusal)
+            self.router.answer(delivery, Kind.REFUSED, refusal)
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+    async def _run_on_stop(self) -> BaseException | None:
+        try:
+            async with asyncio.timeout(self.limits.stop_timeout_s):
+                await self.actor.on_stop()
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any actor's code; its exit reports it
+            log.error("on_stop failed", actor=self.name, error=repr(error))
+            self.router.count("on_stop_failed")
+            return error
+        return None
+
+    async def _finish(self, ended: ActorExit) -> None:
+        if ended.error is not None:
+            log.error("an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
+        for child in reversed(list(self.children.values())):
+            await self.router.stop_cell(child, ended.reason)
+        if not await self.blocking.close(self.limits.stop_timeout_s):
+            self.router.count("threads_left_behind")
+            log.error("a blocking call did not end; its thread is left behind", actor=self.name,
+                      function=self.blocking.running)  # fmt: skip
+        if not self.ended.done():
+            self._tell_end(ended)
+
+    def _tell_end(self, ended: ActorExit) -> None:
+        for address in list(self.watching):
+            self.router.deaths.unwatch(self, address)
+        if self.parent is not None:
+            self.parent.children.pop(self.name, None)
+        self.exit = ended
+        self.router.cell_ended(self, _detail(ended))
+        self.ended.set_result(ended)
+
+    async def kill(self) -> None:
+        """Cancel whatever the actor does, and wait until it has ended."""
+        cancellations = 0
+        while not self.ended.done():
+            if not self.mailbox.closed:  # else it is ending, and each part of that has its deadline
+                if cancellations >= self.limits.cancellations_max:
+                    self._leave_behind()
+                    return
+                self.task.cancel()
+                cancellations += 1
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.limits.stop_timeout_s):
+                    await asyncio.shield(self.ended)
+
+    def _leave_behind(self) -> None:
+        """Its task goes on to swallow what it is told; to everybody else the actor has ended."""
+        self.router.count("actors_left_behind")
+        ended = ActorExit("crashed", CancellationSwallowed(f"{self.name} goes on although it was cancelled"))
+        log.error("an actor swallows its cancellation and is left behind", actor=self.name)
+        self._close_mailbox(ended)
+        self._tell_end(ended)
+
+
+def _detail(ended: ActorExit) -> str:
+    return ended.reason if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
+
+
+def _crash_of(group: BaseExceptionGroup[BaseException]) -> BaseException | None:
+    """The first real error of a group, None if it only holds the stop signal."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            nested = _crash_of(cast("BaseExceptionGroup[BaseException]", error))
+            if nested is not None:
+                return nested
+        elif not isinstance(error, _Stop):
+            return error
+    return None

@@ -1,0 +1,93 @@
+"""A bounded queue that one actor reads.
+
+Invariants
+- Nothing is dropped silently: ``put`` says no when the mailbox is full or closed, and the sender is told.
+- What the actor has set in motion itself (Down, timers) is always taken: watches and timers bound how much that is.
+- First in, first out. The future only signals; the deque stores, so a cancelled wait loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from actors.core.errors import RefusalReason
+from actors.core.kernel.answers import Caller
+from actors.core.kernel.delivery import Delivery
+
+
+class Mailbox:
+    """Where an actor's messages wait."""
+
+    def __init__(self, bound: int) -> None:
+        self._bound = bound
+        self._items: deque[Delivery] = deque()
+        self._signal: asyncio.Future[None] | None = None
+        self.closed = False
+        self.depth_max = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, delivery: Delivery, *, own: bool = False) -> RefusalReason | None:
+        """Append; returns why not. ``own`` is what the actor itself has set in motion."""
+        if self.closed:
+            return RefusalReason.STOPPING
+        depth = len(self._items)
+        if depth >= self._bound and not own:
+            return RefusalReason.MAILBOX_FULL
+        self._items.append(delivery)
+        if depth >= self.depth_max:
+            self.depth_max = depth + 1
+        if self._signal is not None:
+            self.wake()
+        return None
+
+    def room(self) -> RefusalReason | None:
+        """Why a message would be refused now; None if it would be taken."""
+        if self.closed:
+            return RefusalReason.STOPPING
+        return RefusalReason.MAILBOX_FULL if len(self._items) >= self._bound else None
+
+    def take(self) -> Delivery | None:
+        """The next message, None if there is none."""
+        return self._items.popleft() if self._items else None
+
+    def put_back(self, delivery: Delivery) -> None:
+        """What was taken is not begun yet: it is the next again."""
+        self._items.appendleft(delivery)
+
+    def take_more(self, like: Delivery, most: int) -> list[Delivery]:
+        """The next ones, at most so many, up to the first that is not a tell for the handler of ``like``."""
+        items, more = self._items, list[Delivery]()
+        while items and len(more) < most and items[0].handler is like.handler and items[0].caller is None:
+            more.append(items.popleft())
+        return more
+
+    def withdraw(self, caller: Caller) -> bool:
+        """Remove a question that has not been begun; True if it was there."""
+        for index, delivery in enumerate(self._items):
+            if delivery.caller == caller:
+                del self._items[index]
+                return True
+        return False
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        if self._signal is not None and not self._signal.done():
+            self._signal.set_result(None)
+
+    async def wait(self) -> None:
+        """Until ``wake`` is called; there is one reader, whose life is the deadline of this wait."""
+        self._signal = asyncio.get_running_loop().create_future()
+        try:
+            await self._signal
+        finally:
+            self._signal = None
+
+    def close(self) -> list[Delivery]:
+        """Take nothing more; returns what was never begun."""
+        self.closed = True
+        left = list(self._items)
+        self._items.clear()
+        return left

@@ -1,0 +1,346 @@
+"""Where messages go: out through the links, or straight into a mailbox of this process.
+
+    ref.tell / ask / stream ─▶ target here?  ─▶ admit ─▶ mailbox                       nothing is encoded
+                              └▶ elsewhere   ─▶ Links ─▶ Transport
+    Transport ─▶ inbound.py ─▶ admit ─▶ decode ─▶ mailbox
+
+Invariants
+- Here or elsewhere, the outcomes are the same.
+- An answer, a Down and the end of a stream are never lost on a living link: rather the link is broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from actors.core.actor import Actor, Handler
+from actors.core.context import Context
+from actors.core.errors import (
+    NameTaken,
+    NotSent,
+    RefusalReason,
+    StartFailed,
+    WrongReply,
+)
+from actors.core.kernel.answers import Caller, Failure, NoReply, Refusal, TargetGone, error_of
+from actors.core.kernel.cell import ActorExit, Cell
+from actors.core.kernel.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
+from actors.core.kernel.death_watch import DeathWatch
+from actors.core.kernel.delivery import Delivery, Window, current
+from actors.core.kernel.links import Links
+from actors.core.kernel.questions import Questions
+from actors.core.kernel.requests import Requests, ResultCache
+from actors.core.kernel.stalls import LoopLag
+from actors.core.kernel.stream_desk import StreamDesk
+from actors.core.kernel.streams import Stream
+from actors.core.message import Message, tag_of
+from actors.core.watch import Gone
+from configs.limits import Limits
+from transport.address import ActorAddress, PeerId
+from transport.codec import encode_body
+from transport.envelope import Envelope, Kind
+from transport.errors import TransportError
+from transport.transport import Frame, Lane, SendOutcome, Transport
+
+R = TypeVar("R", bound=Message)
+
+_ID_MASK: Final = (1 << 63) - 1
+_labels: dict[type[Message], tuple[str, bool, bool]] = {}
+
+
+def label(kind: type[Message]) -> tuple[str, bool, bool]:
+    """Tag, whether it names a job, whether it names an epoch."""
+    label = _labels.get(kind)
+    if label is None:
+        fields = kind.__struct_fields__
+        label = _labels[kind] = (tag_of(kind), "job" in fields, "epoch" in fields)
+    return label
+
+
+class Router:
+    """The actors of one process and all their open business."""
+
+    def __init__(self, transport: Transport, limits: Limits, seed: int) -> None:
+        self.transport = transport
+        self.limits = limits
+        self.seed = seed
+        self.own = transport.peer
+        self.loop = asyncio.get_running_loop()
+        self.cells: dict[str, Cell] = {}
+        self.exits: dict[str, ActorExit] = {}
+        self.requests = Requests(limits.pending_asks)
+        self.results = ResultCache(limits.result_cache_entries, limits.result_cache_s)
+        self.deaths = DeathWatch(self)
+        self.streams = StreamDesk(self)
+        self.questions = Questions(self)
+        self.counters: Counter[str] = Counter()
+        self.dead_letters = DeadLetters(limits.dead_letters_kept)
+        self.lag = LoopLag()
+        self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable, self._parcel_lost)
+        self.stopping = False
+        self.handled = 0
+        self._last_id = 0
+        self._trace_base = (self.own.incarnation << 20) & _ID_MASK
+
+    @property
+    def endpoint(self) -> str:
+        """Where this process listens."""
+        return self.transport.endpoint
+
+    def now(self) -> float:
+        """The loop's clock."""
+        return self.loop.time()
+
+    def next_id(self) -> int:
+        """Unique within this process; never 0."""
+        self._last_id += 1
+        return self._last_id
+
+    def count(self, what: str) -> None:
+        """One more of it, for ``stats``."""
+        self.counters[what] += 1
+
+    # actors
+
+    async def spawn(self, name: str, actor: Actor, parent: Cell | None = None) -> Cell:
+        """Start an actor; returns when ``on_start`` is done."""
+        if self.stopping:
+            raise StartFailed(f"{name}: the system is stopping")
+        if name in self.cells:
+            raise NameTaken(f"{name} lives here already: stop it first, or choose another name")
+        cell = Cell(self, name, actor, parent)
+        actor.ctx = Context(cell)
+        self.cells[name] = cell
+        if parent is not None:
+            parent.children[name] = cell
+        self.exits.pop(name, None)
+        try:
+            async with asyncio.timeout(self.limits.ready_timeout_s):
+                await asyncio.shield(cell.started)
+        except TimeoutError:
+            await cell.kill()
+            raise StartFailed(f"{name}: on_start took longer than {self.limits.ready_timeout_s:g} s") from None
+        except asyncio.CancelledError:
+            cell.task.cancel()
+            raise
+        except StartFailed:
+            await cell.kill()  # it is ending by itself: the name is free again when the caller hears of it
+            raise
+        return cell
+
+    async def stop_cell(self, cell: Cell, reason: str = "stopped") -> ActorExit:
+        """Stop in good order; after ``limits.stop_timeout_s`` by force."""
+        cell.stop(reason)
+        try:
+            async with asyncio.timeout(self.limits.stop_timeout_s):
+                return await asyncio.shield(cell.ended)
+        except TimeoutError:
+            self.count("actors_killed")
+            await cell.kill()
+            return cell.ended.result()
+
+    def cell_ended(self, cell: Cell, detail: str) -> None:
+        """Free the name and tell who watches."""
+        assert cell.exit is not None
+        del self.cells[cell.name]
+        self.exits[cell.name] = cell.exit
+        while len(self.exits) > self.limits.mailbox_messages:
+            del self.exits[next(iter(self.exits))]
+        self.deaths.actor_ended(cell.name, TargetGone(reason=cell.exit.gone, detail=detail))
+
+    # sending
+
+    def post(
+        self,
+        peer: PeerId,
+        endpoint: str,
+        lane: Lane,
+        kind: Kind,
+        message: Message | None,
+        *,
+        source: str = "",
+        target: str = "",
+        request_id: int = 0,
+        attempt: int = 0,
+        number: int = 0,
+        number_bytes: int = 0,
+        deadline_at: float | None = None,
+        surely: bool = False,
+    ) -> SendOutcome:
+        """Send one message to another process, in the trace that goes on here."""
+        tag, job, epoch = "", "", 0
+        body: list[Frame] = []
+        if message is not None:
+            tag, has_job, has_epoch = label(type(message))
+            if has_job:
+                job = cast(Any, message).job
+            if has_epoch:
+                epoch = cast(Any, message).epoch
+            body = encode_body(message)
+        trace_id, parent_id = self._trace()
+        envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
+                            request_id=request_id, attempt=attempt, epoch=epoch, job=job, trace_id=trace_id,
+                            parent_id=parent_id, tag=tag, number=number, number_bytes=number_bytes)  # fmt: skip
+        outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
+        if outcome is not SendOutcome.QUEUED:
+            self.counters[f"send_{outcome.value}"] += 1
+        if outcome is SendOutcome.NO_LINK:
+            self._note_dead(NO_LINK, peer, envelope)
+        return outcome
+
+    def _parcel_lost(self, peer: PeerId, envelope: Envelope) -> None:
+        """It was queued for a link that was never made, or that has been lost."""
+        self._note_dead(LINK_LOST, peer, envelope)
+
+    def _note_dead(self, reason: str, peer: PeerId, envelope: Envelope) -> None:
+        """Of what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
+        if envelope.tag:
+            target = f"{envelope.target or 'an asker'}@{peer}"
+            self.dead_letters.add(reason, envelope.tag, envelope.source, target, self.now())
+
+    def note_refused(self, refusal: Refusal, tag: str, source: str, target: str) -> None:
+        """A message is refused here; if that is because nobody is there for it, it is a dead letter."""
+        if refusal.reason in NO_RECEIVER:
+            self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
+
+    def _trace(self) -> tuple[int, int]:
+        """The trace that goes on with what is sent now, and its parent span; a new trace outside of any."""
+        delivery = current.get()
+        if delivery is not None and delivery.trace_id:
+            return delivery.trace_id, delivery.span_id
+        # an id that no other process draws: from the incarnation and a counter, so no randomness is used
+        self._last_id += 1
+        return self._trace_base ^ self._last_id, 0
+
+    # questions and tells, from refs
+
+    def tell(self, owner: ActorAddress | None, address: ActorAddress, message: Message, lane: Lane) -> SendOutcome:
+        """See ``ActorRef.tell``."""
+        if address.peer != self.own:
+            source = "" if owner is None else owner.name
+            return self.post(address.peer, address.endpoint, lane, Kind.TELL, message,
+                              source=source, target=address.name)  # fmt: skip
+        refusal = self.deliver_local(owner, address.name, message)
+        if refusal is None:
+            return SendOutcome.QUEUED
+        self.counters[f"tells_refused.{refusal.reason}"] += 1
+        return SendOutcome.FULL if refusal.reason is RefusalReason.MAILBOX_FULL else SendOutcome.NO_LINK
+
+    async def successor(self, address: ActorAddress) -> ActorAddress:
+        """See ``Context.successor``."""
+        if address.peer == self.own or not address.endpoint:
+            return address
+        try:
+            peer = await self.links.connect(address.endpoint)
+        except TransportError as error:
+            raise NotSent(f"no successor of {address}: {error}", target=address) from error
+        if peer.name != address.peer.name:
+            raise NotSent(f"no successor of {address}: at {address.endpoint} lives {peer}", target=address)
+        return ActorAddress(address.name, peer, address.endpoint)
+
+    def cancel(self, target: str, caller: Caller) -> None:
+        """Whoever asked has left. Best effort, idempotent."""
+        self.streams.cancel(caller)
+        if (cell := self.cells.get(target)) is not None:
+            cell.cancel_question(caller)
+
+    # into a mailbox
+
+    def admit(
+        self, target: str, kind: type[Message], *, stream: bool = False, attempt: int = 0
+    ) -> tuple[Cell, Handler] | Refusal:
+        """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
+        cell = self.cells.get(target)
+        if cell is None:
+            return Refusal(reason=RefusalReason.UNKNOWN_ACTOR, detail=f"no {target!r} at {self.own}")
+        handler = cell.actor.handlers.get(kind)
+        if handler is None or handler.streams != stream:
+            actor = type(cell.actor).__name__
+            how = "" if handler is None else "; it opens a stream" if handler.streams else "; it opens no stream"
+            return Refusal(reason=RefusalReason.NO_HANDLER, detail=f"{actor} does not handle {kind.__name__}{how}")
+        if attempt and not handler.idempotent:
+            return Refusal(reason=RefusalReason.NOT_IDEMPOTENT, detail="a repeat was asked of a handler that may not")
+        reason = RefusalReason.STOPPING if cell.stopping else cell.mailbox.room()
+        return (cell, handler) if reason is None else Refusal(reason=reason)
+
+    def put(self, cell: Cell, delivery: Delivery) -> None:
+        """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
+        handler, caller = delivery.handler, delivery.caller
+        repeatable = caller is not None and handler.idempotent and not handler.streams
+        if repeatable and not self.results.begin(cast(Caller, caller), self.now()):
+            return
+        self._last_id += 1
+        delivery.span_id = self._last_id
+        cell.mailbox.put(delivery)
+
+    def deliver_local(
+        self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
+        deadline_at: float | None = None, *, window: Window | None = None, attempt: int = 0,
+    ) -> Refusal | None:  # fmt: skip
+        """Deliver within this process; returns the refusal, if it is refused."""
+        admitted = self.admit(target, type(message), stream=window is not None, attempt=attempt)
+        if isinstance(admitted, Refusal):
+            self.note_refused(admitted, tag_of(type(message)), "" if sender is None else sender.name, target)
+            return admitted
+        cell, handler = admitted
+        delivery = Delivery(message, tag_of(type(message)), handler, sender, caller, deadline_at)
+        delivery.window, delivery.trace_id = window, self._trace()[0]
+        self.put(cell, delivery)
+        return None
+
+    # answers
+
+    def answer(self, delivery: Delivery, kind: Kind, message: Message | None, number: int = 0) -> None:
+        """Answer a question, once; a tell is not answered."""
+        caller = delivery.caller
+        if caller is None or delivery.answered:
+            return
+        self.send_answer(caller, kind, message, delivery.lane, number)
+        delivery.answered = True
+        if delivery.handler.idempotent and not delivery.handler.streams:
+            if kind is Kind.REPLY or (isinstance(message, Failure) and message.declared):
+                again = partial(self.send_answer, caller, kind, message, delivery.lane, number)
+                self.results.finish(caller, again, self.now())
+            else:
+                self.results.abandon(caller)
+
+    def send_answer(self, caller: Caller, kind: Kind, message: Message | None, lane: Lane, number: int = 0) -> None:
+        """Send an answer to wherever the question came from."""
+        if caller.peer == self.own:
+            self.settle(caller.request_id, kind, message, number)
+            return
+        outcome = self.post(caller.peer, "", lane, kind, message,
+                             request_id=caller.request_id, number=number, surely=True)  # fmt: skip
+        if outcome is not SendOutcome.QUEUED:
+            self.count("answers_undeliverable")
+
+    def settle(self, request_id: int, kind: Kind, message: Message | None, number: int) -> None:
+        """The answer to a question of this process has come."""
+        waiter = self.requests.take(request_id)
+        if waiter is None:
+            return
+        if kind is Kind.REPLY and isinstance(message, waiter.reply_kind) and not waiter.is_stream:
+            waiter.settle(message)
+        elif kind is Kind.STREAM_END and isinstance(waiter, Stream):
+            waiter.end(number)
+        elif kind in (Kind.ERROR, Kind.REFUSED, Kind.DOWN) and isinstance(message, NoReply):
+            waiter.fail(error_of(message, waiter.target, waiter.question, stream=waiter.is_stream))
+        else:
+            got = "nothing" if message is None else type(message).__name__
+            text = f"{waiter.question} to {waiter.target}: expected {waiter.reply_kind.__name__}, got {got}"
+            waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
+
+    # lost links
+
+    def _unreachable(self, peer: PeerId, why: str) -> None:
+        """No way to ``peer`` was found."""
+        self.peer_gone(peer, Gone.UNREACHABLE, why)
+
+    def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
+        """The link to ``peer`` is lost, or was never there: all business with it ends."""
+        self.requests.fail_peer(peer, why, reason)
+        self.deaths.peer_gone(peer, reason, why)
+        self.streams.cancel_peer(peer)

@@ -1,0 +1,253 @@
+"""Credit streams: an async generator at one actor, an async iterator at another.
+
+    consumer ──STREAM_OPEN (credit)──▶ producer            the handler is an async generator
+    consumer ◀──STREAM_ITEM 0, 1, 2…── producer            as long as items and bytes of credit are left
+    consumer ──CREDIT (items, bytes)─▶ producer            when half of the window has been consumed
+    consumer ◀──STREAM_END | ERROR | REFUSED | DOWN──      exactly one of them, on the lane of the items
+    consumer ──CANCEL────────────────▶ producer            the consumer left early
+
+Invariants
+- Never more than the window is under way: items that were granted = used + outstanding. Bytes may be overdrawn by
+  one item, so that an item larger than the window can pass.
+- Items come in order and without a gap, or the stream ends with StreamDown.
+- A consumer waits at most ``timeout_s`` for the next item; a producer waits that long for credit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+
+from actors.core.errors import AskError, ConsumerTooSlow, DeadlineExceeded, StreamDown
+from actors.core.kernel.answers import Caller
+from actors.core.kernel.delivery import Delivery, Window
+from actors.core.kernel.requests import Waiter
+from actors.core.message import Message
+from actors.core.watch import Gone
+from transport.address import ActorAddress
+from transport.transport import Lane
+
+T = TypeVar("T", bound=Message)
+
+ITEM_OVERHEAD_BYTES = 64
+
+
+def size_in_process(item: Message) -> int:
+    """Bytes that an item holds, roughly, where nothing is encoded: its arrays and byte strings."""
+    size = ITEM_OVERHEAD_BYTES
+    for name in item.__struct_fields__:
+        value = getattr(item, name)
+        if isinstance(value, np.ndarray):
+            size += cast("np.ndarray[Any, Any]", value).nbytes
+        elif isinstance(value, bytes | str):
+            size += len(value)
+    return size
+
+
+class Producer:
+    """The sending end's account of one stream."""
+
+    def __init__(self, delivery: Delivery, caller: Caller, window: Window) -> None:
+        self.delivery = delivery
+        self.caller = caller
+        self.credit_items = window.items
+        self.credit_bytes = window.bytes
+        self.timeout_s = window.timeout_s
+        self.sent_items = 0
+        self.starved_s = 0.0
+        """How long it has waited for credit, in total."""
+        self.starved_since = 0.0
+        self.task: asyncio.Task[None] | None = None
+        self._signal: asyncio.Future[None] | None = None
+
+    def grant(self, items: int, size: int) -> None:
+        """The consumer has room for more."""
+        self.credit_items += items
+        self.credit_bytes += size
+        if self._signal is not None and not self._signal.done():
+            self._signal.set_result(None)
+
+    def cancel(self) -> None:
+        """The consumer has left."""
+        self.delivery.abandoned = True
+        if self.task is not None:
+            self.task.cancel()
+
+    @property
+    def starved(self) -> bool:
+        """Whether nothing may be sent now."""
+        return self.credit_items <= 0 or self.credit_bytes <= 0
+
+    def spend(self, size: int) -> int:
+        """Account for one item; returns its offset."""
+        offset = self.sent_items
+        self.sent_items += 1
+        self.credit_items -= 1
+        self.credit_bytes -= size
+        return offset
+
+    async def wait_credit(self) -> None:
+        """Until something may be sent.
+
+        Raises:
+            ConsumerTooSlow: the consumer granted nothing within ``timeout_s``.
+        """
+        loop = asyncio.get_running_loop()
+        began = self.starved_since = loop.time()
+        try:
+            async with asyncio.timeout_at(began + self.timeout_s):
+                while self.starved:
+                    self._signal = loop.create_future()
+                    await self._signal
+        except TimeoutError:
+            text = f"item {self.sent_items} of {self.delivery.tag}: no credit within {self.timeout_s:g} s"
+            raise ConsumerTooSlow(text) from None
+        finally:
+            self._signal = None
+            self.starved_s += loop.time() - began
+
+
+class StreamHost(Protocol):
+    """What a consumer needs of the router."""
+
+    def open(self, stream: Stream[Any]) -> None: ...
+    def grant(self, stream: Stream[Any], items: int, size: int) -> None: ...
+    def leave(self, stream: Stream[Any]) -> None: ...
+
+
+class Stream(Waiter, Generic[T]):
+    """The consuming end. Enter it to open the stream, iterate, leave it to cancel what is left."""
+
+    def __init__(
+        self,
+        host: StreamHost,
+        message: Message,
+        request_id: int,
+        asker: str,
+        target: ActorAddress,
+        question: str,
+        item_kind: type[T],
+        *,
+        since: float,
+        owner: ActorAddress | None,
+        lane: Lane,
+        window: Window,
+    ) -> None:
+        super().__init__(request_id, asker, target, question, item_kind, since)
+        self.message = message
+        self.owner = owner
+        self.lane = lane
+        self.window = window
+        self.received = 0
+        self._host = host
+        self._items: deque[tuple[T, int]] = deque()
+        self._consumed_items = 0
+        self._consumed_bytes = 0
+        self._error: AskError | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Rings when an item may be overdue; not before the deadline of the wait that it was set in."""
+        self.ended = False
+
+    @property
+    def is_stream(self) -> bool:
+        return True
+
+    # called by the router
+
+    def item(self, item: Message, offset: int, size: int) -> bool:
+        """An item has come; False if one is missing before it, or it is of another type: then the stream is over."""
+        if self.ended:
+            return False
+        if offset != self.received or not isinstance(item, self.reply_kind):
+            why = f"item {self.received} of type {self.reply_kind.__name__} expected, got {offset}"
+            self.fail(StreamDown(f"{Gone.UNREACHABLE}: {why}", target=self.target, question=self.question))
+            return False
+        self.received += 1
+        self._items.append((cast(T, item), size))
+        self._wake()
+        return True
+
+    def end(self, sent_items: int) -> None:
+        """The producer has sent everything."""
+        if not self.ended and sent_items != self.received:
+            why = f"{sent_items} items were sent, {self.received} arrived"
+            self.fail(StreamDown(f"{Gone.UNREACHABLE}: {why}", target=self.target, question=self.question))
+        self.ended = True
+        self._wake()
+
+    def fail(self, error: AskError) -> None:
+        """The stream broke; what has arrived can still be read, then ``error`` is raised."""
+        if not self.ended:
+            self.ended = True
+            self._error = error
+            self._wake()
+
+    def lost(self, why: str, gone: str) -> AskError:
+        return StreamDown(gone, target=self.target, question=self.question)
+
+    def _wake(self) -> None:
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+
+    # called by the consumer
+
+    async def __aenter__(self) -> AsyncIterator[T]:
+        self._host.open(self)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self._host.leave(self)
+        self.ended = True
+        self._items.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._items:
+            if self.ended:
+                error, self._error = self._error, None
+                if error is not None:
+                    raise error
+                raise StopAsyncIteration
+            await self._wait()
+        item, size = self._items.popleft()
+        self._consumed_items += 1
+        self._consumed_bytes += size
+        if self._consumed_items * 2 >= self.window.items or self._consumed_bytes * 2 >= self.window.bytes:
+            self._host.grant(self, self._consumed_items, self._consumed_bytes)
+            self._consumed_items = self._consumed_bytes = 0
+        return item
+
+    async def _wait(self) -> None:
+        """Until something comes, or ``_look`` finds that nothing has for too long."""
+        loop = asyncio.get_running_loop()
+        self.future = loop.create_future()
+        self.since = loop.time()
+        if self._timer is None:
+            self._timer = loop.call_at(self.since + self.window.timeout_s, self._look)
+        try:
+            await self.future
+        finally:
+            self.future = None
+
+    def _look(self) -> None:
+        """One timer serves many waits: it is set anew when it rings, not with each item."""
+        self._timer, loop = None, asyncio.get_running_loop()
+        if self.future is None:
+            return
+        over_at = self.since + self.window.timeout_s
+        if loop.time() < over_at:
+            self._timer = loop.call_at(over_at, self._look)
+            return
+        text = f"{self.question} to {self.target}: no item {self.received} within {self.window.timeout_s:g} s"
+        self.fail(DeadlineExceeded(text, target=self.target, question=self.question))

@@ -1,0 +1,77 @@
+"""The reward worker: decodes finished responses and has them scored in processes of their own.
+
+    scheduler ──Score(prompts, responses)──▶ decode ──▶ scorer pool ──▶ Scored(verdicts) ──▶ scheduler
+
+Stateless: whatever it is asked, it can be asked again. A verifier that fails or runs out of time yields a typed
+failure (``no_result``), never a reward of 0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgpack
+
+from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.registered import RegisteredActor
+from actors.environments.prompts.prompt_source import PromptSource
+from actors.environments.prompts.tokenizer import TextCodec
+from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.protocol.failures import Acknowledged, FailureKind
+from actors.protocol.rewards import Score, Scored, Verdict
+from actors.protocol.services import RegisterService
+from actors.roles import RoleArgs
+
+
+class RewardWorker(RegisteredActor):
+    """Answers Score; several questions at once, as many in work as there are scorer processes."""
+
+    def __init__(self, args: RoleArgs, pool: ScorerPool, codec: TextCodec | None = None) -> None:
+        self._args = args
+        self._job = args.job_config
+        self._pool = pool
+        self._codec = codec
+
+    async def on_start(self) -> None:
+        self._codec = self._codec or TextCodec(Path(self._args.model_path), self._job.data)
+        await self._pool.start()
+        service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
+        await self.keep_registered(self._args.scheduler, service, Acknowledged)
+
+    async def on_stop(self) -> None:
+        await self._pool.close()
+
+    @handles(Score)
+    @concurrent
+    @idempotent
+    async def score(self, message: Score) -> Scored:
+        assert self._codec is not None
+        names: list[tuple[int, int]] = []
+        items: list[tuple[str, object, str, int, dict[str, object]]] = []
+        for item in message.items:
+            prompt, answer, index, extra = msgpack.unpackb(item.context)
+            for response in item.responses:
+                names.append((item.prompt, response.sibling))
+                items.append((self._codec.decode(response.token_ids), prompt, answer, index, extra))
+        verdicts = await self._pool.score(items)
+        return Scored(verdicts=[_verdict(*name, verdict) for name, verdict in zip(names, verdicts, strict=True)])
+
+
+def _verdict(prompt: int, sibling: int, verdict: PoolVerdict) -> Verdict:
+    if verdict.reward is not None:
+        return Verdict(prompt=prompt, sibling=sibling, reward=verdict.reward)
+    return Verdict(
+        prompt=prompt,
+        sibling=sibling,
+        reward=None,
+        failure_kind=FailureKind.NO_RESULT.value,
+        failure_message=verdict.reason,
+    )
+
+
+def build(args: RoleArgs) -> dict[str, Actor]:
+    """The process hosts the scorer and the prompt source: they share the processes that hold the data set."""
+    log = Path(args.run_dir) / "logs" / f"{args.name}-tasks.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    pool = ScorerPool(args.job_config, log, Path(args.model_path))
+    return {args.name: RewardWorker(args, pool), "prompts": PromptSource(args, pool)}

@@ -1,0 +1,75 @@
+"""Workers that were given notice: what becomes of their samples, and when.
+
+    Draining ─▶ no further work for it ─▶ policies.migrate.decide ─▶ Revoke what has not begun there
+             └─ ``hand_over_s`` before its end ─▶ policies.migrate.decide ─▶ Revoke what still runs ─▶ Leaving
+
+Invariants
+- What runs there goes on there until shortly before the end, and its tokens enter like any others. What is taken back
+  returns as in ``balancing``: behind its last token, which its worker has said.
+- Nothing depends on it that an order arrives: the worker hands back by itself before its end, and who is gone before
+  that is lost like any other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.core.message import Message, message
+from actors.fleet.scope import JobScope
+from actors.fleet.workers import Worker
+from actors.ledger.batch import SampleState
+from actors.policies import migrate
+from actors.policies.migrate import HeldSample
+from actors.protocol.work import Revoke
+from actors.protocol.workers import Draining
+from transport.address import ActorAddress
+
+
+@message("scheduler.end_of_notice")
+class EndOfNotice(Message):
+    """To oneself: that life of a worker is to hand over what it still runs."""
+
+    worker: ActorAddress
+
+
+class Departures:
+    """Of one life of the scheduler."""
+
+    def __init__(self, scope: JobScope) -> None:
+        self._scope = scope
+
+    def noticed(self, worker: Worker, news: Draining) -> None:
+        """A worker says that it will be gone. Of several notices the one counts that ends first."""
+        scope, now = self._scope, self._scope.ctx.now()
+        worker.leaves_s = min(worker.leaves_s, now + news.left_s)
+        held = len(scope.ledger.in_flight(worker.name))
+        scope.event("worker_draining", worker=worker.name, why=news.reason, left_s=round(news.left_s, 3), samples=held)
+        runs_s = worker.leaves_s - now - scope.limits.hand_over_s
+        if runs_s > 0:
+            scope.ctx.send_after(runs_s, EndOfNotice(worker=worker.address))
+        self._take_back(worker, worker.leaves_s - now)
+
+    def end_of_notice(self, about: EndOfNotice) -> None:
+        """Its time is over, if it is still there."""
+        if (worker := self._scope.workers.at(about.worker)) is not None:
+            self._take_back(worker, 0.0)
+
+    def _take_back(self, worker: Worker, left_s: float) -> None:
+        scope = self._scope
+        moves = migrate.decide(self._held(worker), left_s, margin_s=scope.limits.hand_over_s)
+        if moves:
+            numbers = np.array([move.sample for move in moves], np.int64)
+            scope.tell(worker.address, Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers))
+            left_s = round(worker.leaves_s - scope.ctx.now(), 3)
+            scope.record("samples_taken_back", worker=worker.name, samples=len(moves), left_s=left_s)
+
+    def _held(self, worker: Worker) -> list[HeldSample]:
+        """By assignment."""
+        ledger = self._scope.ledger
+        held: list[HeldSample] = []
+        for step, rows in ledger.located(worker.name, ledger.in_flight(worker.name)).items():
+            batch = ledger.batches[step]
+            columns = (batch.assignment[rows], batch.length[rows], batch.state[rows] == SampleState.STREAMING)
+            for number, tokens, running in zip(*(column.tolist() for column in columns), strict=True):
+                held.append(HeldSample(number, tokens, running, batch.sampling.max_tokens))
+        return held

@@ -1,0 +1,228 @@
+"""Queued samples to workers: asks the policy, sends Assign, writes Assigned.
+
+ledger's queued rows ─┬▶ GroupView ─┐
+length ranking ───────┘             │
+worker table ──────────▶ WorkerView ─┴▶ policies.assign.decide ──▶ an Assign a worker
+                                                             └──▶ an Assigned a step ─▶ ledger, journal
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from actors.core.message import Message
+from actors.fleet.length_ranking import LengthRanking
+from actors.fleet.long_lanes import LongLanes
+from actors.fleet.workers import WorkerTable
+from actors.ledger import events as ev
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.books import Books
+from actors.policies import assign
+from actors.policies.decisions import AssignSamples
+from actors.policies.view import AssignView, GroupView, WorkerView
+from actors.protocol.work import Assign, PromptWork, SampleWork
+from configs.limits import Limits
+from transport.address import ActorAddress
+from transport.transport import SendOutcome
+
+Tell = Callable[[ActorAddress, Message], SendOutcome]
+
+_NOTHING = np.empty(0, np.int32)
+
+
+class Dispatcher:
+    """Hands out as much as credit allows each time it is asked to."""
+
+    def __init__(
+        self,
+        job: str,
+        books: Books,
+        workers: WorkerTable,
+        max_staleness: int,
+        limits: Limits,
+        tell: Tell,
+        ranking: LengthRanking | None = None,
+        *,
+        one_step: bool = False,
+        lanes: LongLanes | None = None,
+        pending_max: int | None = None,
+    ) -> None:
+        """``one_step``: no sample of a step is handed out before all of the steps before it are generated.
+
+        ``pending_max``: as in ``Worker.view``.
+        """
+        self._job = job
+        self._books = books
+        self._workers = workers
+        self._max_staleness = max_staleness
+        self._limits = limits
+        self._tell = tell
+        self._ranking = ranking or LengthRanking(job, None)
+        self._one_step = one_step
+        self._lanes = lanes or LongLanes("none")
+        self._pending_max = pending_max
+        self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
+        """Step → rows that are queued and not to be handed out yet."""
+
+    def assign(self, now: float) -> int:
+        """Returns how many samples were handed out."""
+        suspects = self._books.ledger.workers_with_suspects()
+        workers = [
+            w.view(has_suspect=w.name in suspects, pending_max=self._pending_max)
+            for w in self._workers.by_name.values()
+            if w.may_get_work(now)
+        ]
+        if not any(w.slots > w.in_flight for w in workers):
+            return 0
+        newest = max(max(w.policy_version, w.pulling_version) for w in workers)
+        groups = [view for step in self._open_steps(newest) for view in self._in_lanes(step, workers)]
+        if not groups:
+            return 0
+        room = sum(max(0, w.slots - w.in_flight) for w in workers)
+        if self._ranking.probes and sum(len(g.rows) for g in groups) > room:
+            groups = self._with_probes(groups, room)
+        limits = self._limits
+        view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
+        decisions = assign.decide(view, now)
+        return sum(self._hand_out(step, list(of_step), now) for step, of_step in itertools.groupby(decisions, _step))
+
+    def overdue(self, now: float) -> dict[str, np.ndarray]:
+        """Worker → assignments that it got ahead of a version which it still has not loaded: others may be able to."""
+        late: dict[str, np.ndarray] = {}
+        for worker in self._workers.by_name.values():
+            if worker.pulling_version >= 0 and now - worker.pulling_since_s >= self._limits.pull_patience_s:
+                numbers = self._books.ledger.in_flight_from(
+                    worker.name, worker.policy_version + self._max_staleness + 1
+                )
+                if len(numbers):
+                    late[worker.name] = numbers
+        return late
+
+    def _open_steps(self, newest_version: int) -> list[int]:
+        """Steps that are not committed and that somebody's version is, or will be, new enough for."""
+        ledger = self._books.ledger
+        last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
+        steps = [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
+        if self._one_step:
+            return [step for step in steps if ledger.batches[step].generating][:1]
+        return steps
+
+    def _in_lanes(self, step: int, workers: list[WorkerView]) -> list[GroupView]:
+        """What is queued of ``step``, with whom it is kept for."""
+        groups = self._queued(step)
+        if not groups or not self._ranking.active:
+            return groups
+        batch = self._books.ledger.batches[step]
+        prompt_tokens = sum(map(len, batch.prompt_ids)) / len(batch.prompt_ids)
+        past, begun = tuple(self._ranking.past), bool(batch.attempts.any())
+        return self._lanes.mark(step, groups, workers, prompt_tokens, past, self._held, begun=begun)
+
+    def _held(self) -> dict[str, tuple[int, ...]]:
+        """Worker → what is left, as predicted, of each sample that it holds."""
+        ledger, held = self._books.ledger, dict[str, tuple[int, ...]]()
+        for name in self._workers.by_name:
+            rows = ledger.located(name, ledger.in_flight(name))
+            parts = [self._ranking.left(ledger.batches[step], of_step) for step, of_step in rows.items()]
+            held[name] = tuple(np.concatenate(parts).tolist()) if parts else ()
+        return held
+
+    def _with_probes(self, groups: list[GroupView], room: int) -> list[GroupView]:
+        """Groups that nobody has begun, in two: those that go before everybody else, and the rest.
+
+        No more of them than there is room for their first ones: what stands behind those is not handed out now.
+        """
+        n, parts = self._ranking.probes, list[GroupView]()
+        for group in groups:
+            whole = self._books.ledger.batches[group.step].group_size
+            if room <= 0 or len(group.rows) < whole or whole <= n or group.moved:
+                parts.append(group)
+            else:
+                parts += [group.part(group.rows[:n], math.inf), group.part(group.rows[n:])]
+                room -= n
+        return parts
+
+    def _queued(self, step: int) -> list[GroupView]:
+        batch = self._books.ledger.batches[step]
+        rows = np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32)
+        if len(kept := self.kept_back(step)):
+            rows = np.setdiff1d(rows, kept)
+        if not len(rows):
+            return []
+        index = rows // batch.group_size
+        bounds = [0, *(np.nonzero(np.diff(index))[0] + 1).tolist(), len(rows)]
+        parts = [rows[start:end] for start, end in itertools.pairwise(bounds)]  # np.split takes ten times as long
+        moved = batch.attempts[rows] > 0
+        with_moved = set(index[moved].tolist()) if moved.any() else set[int]()
+        crashed = batch.crashes[rows] > 0
+        suspects = set(index[crashed].tolist()) if crashed.any() else set[int]()
+        expected = self._ranking.expected(batch, index[bounds[:-1]])
+        return [
+            GroupView(
+                step,
+                int(batch.prompts[i]),
+                part,
+                moved=i in with_moved,
+                suspect=i in suspects,
+                version=batch.newest_version(part) if i in with_moved else -1,
+                expected_tokens=tokens,
+            )
+            for i, part, tokens in zip(index[bounds[:-1]].tolist(), parts, expected.tolist(), strict=True)
+        ]
+
+    def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
+        """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
+        ledger, batch = self._books.ledger, self._books.ledger.batches[step]
+        first = ledger.next_assignment
+        sent: list[AssignSamples] = []
+        handed_out = 0
+        for decision in decisions:
+            if self._send(decision, batch, first + handed_out, now):
+                sent.append(decision)
+                handed_out += len(decision.rows)
+        if not sent:
+            return 0
+        rows = np.concatenate([decision.rows for decision in sent])
+        counts = np.array([len(decision.rows) for decision in sent], np.int32)
+        self._ranking.note(batch, rows)
+        self._books.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
+        return handed_out
+
+    def _send(self, decision: AssignSamples, batch: StepBatch, first: int, now: float) -> bool:
+        """Its rows to its worker, numbered from ``first`` on."""
+        worker = self._workers.by_name[decision.worker]
+        message = Assign(
+            job=self._job,
+            epoch=self._books.ledger.epoch,
+            min_policy_version=max(batch.step - self._max_staleness, 0),
+            sampling=batch.sampling,
+            work=_work(batch, decision.rows, first),
+        )
+        if self._tell(worker.address, message) is not SendOutcome.QUEUED:
+            worker.rest(now, self._limits.backoff_first_s, self._limits.backoff_max_s)
+            return False
+        if not worker.in_flight:
+            worker.heard_s = now
+        worker.in_flight += len(decision.rows)
+        return True
+
+
+def _step(decision: AssignSamples) -> int:
+    return decision.step
+
+
+def _work(batch: StepBatch, rows: np.ndarray, first: int) -> list[PromptWork]:
+    """Rows as work, siblings under their prompt; ``rows[i]`` has assignment ``first + i``."""
+    work: dict[int, PromptWork] = {}
+    indices, siblings = (part.tolist() for part in np.divmod(rows, batch.group_size))
+    begun = batch.length[rows].astype(bool).tolist()
+    columns = zip(rows.tolist(), indices, siblings, begun, strict=True)
+    for number, (row, index, sibling, has_begun) in enumerate(columns, first):
+        if index not in work:
+            work[index] = PromptWork(batch.step, int(batch.prompts[index]), batch.prompt_ids[index], [])
+        held = batch.held(row) if has_begun else _NOTHING
+        work[index].samples.append(SampleWork(number, sibling, held))
+    return list(work.values())

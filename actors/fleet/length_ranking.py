@@ -1,0 +1,172 @@
+"""The scheduler's side of length ranking: whom the predictor is told of, and how right it was.
+
+    batch issued ──▶ keys of its prompts ──▶ (learned) ScorePrompts ──▶ ranker
+    dispatch     ──▶ ``expected`` of what is queued ──▶ longest first
+    handed out   ──▶ what was expected then is noted
+    committed    ──▶ predictor and ranker observe; the notes against the lengths are the step's recall, and the past
+                     by which ``long_lanes`` dedicates workers
+
+Invariants
+- All of it can be lost: a restarted head rebuilds what the journal still holds and goes on with medians for the rest.
+- Recall is of the prediction with which a sample was first handed out: what came later has ordered nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.ledger import Ledger
+from actors.policies.dispatch_long import Past
+from actors.policies.length_history import LengthHistory
+from actors.policies.length_learned import LearnedLengths
+from actors.policies.length_predictor import LengthPredictor, PromptsView, mean_lengths, prompt_keys
+from actors.policies.length_recall import recall_of_longest
+from actors.policies.length_siblings import LengthOfSiblings
+from actors.protocol.lengths import LengthScores, ObserveLengths, ScorePrompts
+from configs.limits import Limits
+
+FRACTIONS = {"length_recall_20": 0.20, "length_recall_10": 0.10, "length_recall_5": 0.05}
+"""Metric → part of the samples that counts as longest (StreamRL Table 4)."""
+
+
+def make_predictor(kind: str, limits: Limits) -> LengthPredictor | None:
+    """The predictor that ``rollout.length_ranking`` names; None for ``none``."""
+    match kind:
+        case "none":
+            return None
+        case "history":
+            return LengthHistory(limits.length_prompts)
+        case "siblings":
+            return LengthOfSiblings()
+        case "learned":
+            return LearnedLengths(limits.length_prompts)
+        case _:
+            raise ValueError(f"rollout.length_ranking: {kind!r}, expected none, history, siblings or learned")
+
+
+REMEMBERED = 3
+"""Steps whose lengths are kept beside what was expected of them: one alone is too much chance."""
+
+
+class LengthRanking:
+    """One job's. Without a predictor every answer is empty, and nothing is kept."""
+
+    def __init__(self, job: str, predictor: LengthPredictor | None) -> None:
+        self._job = job
+        self._predictor = predictor
+        self._keys: dict[int, np.ndarray] = {}
+        self._noted: dict[int, np.ndarray] = {}
+        self.past: deque[Past] = deque(maxlen=REMEMBERED)
+        """The newest committed steps."""
+
+    @property
+    def active(self) -> bool:
+        """There is a predictor."""
+        return self._predictor is not None
+
+    @property
+    def probes(self) -> int:
+        return self._predictor.probes if self._predictor is not None else 0
+
+    def restore(self, ledger: Ledger) -> None:
+        """Observe what a former life of the head has committed, as far as the journal still holds it."""
+        for step in sorted(ledger.batches):
+            if ledger.batches[step].committed:
+                self.committed(ledger.batches[step])
+
+    # ------------------------------------------------------------ what is expected
+
+    def expected(self, batch: StepBatch, indices: np.ndarray) -> np.ndarray:
+        """float64[n] expected tokens of a sample of each of these prompts of ``batch``; NaN where nothing is known."""
+        if self._predictor is None:
+            return np.full(len(indices), np.nan)
+        return self._predictor.expected(self._view(batch, indices))
+
+    def left(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
+        """int64[n] tokens that samples which have begun probably still need.
+
+        One that has outlived its prediction, or has none, is taken to need as many again, as in a heavy tail.
+        """
+        has = batch.length[rows].astype(np.float64)
+        left = np.nan_to_num(self.expected(batch, rows // batch.group_size)) - has
+        most = np.maximum(1.0, batch.sampling.max_tokens - has)
+        return np.clip(np.where(left > 0, left, has), 1.0, most).astype(np.int64)
+
+    def note(self, batch: StepBatch, rows: np.ndarray) -> None:
+        """``rows`` are being handed out: keep what is expected of those that have not been handed out before."""
+        if self._predictor is not None:
+            noted = self._noted.setdefault(batch.step, np.full(len(batch), np.nan))
+            fresh = rows[batch.attempts[rows] == 0]
+            noted[fresh] = self.expected(batch, fresh // batch.group_size)
+
+    def _view(self, batch: StepBatch, indices: np.ndarray) -> PromptsView:
+        shape = (-1, batch.group_size)
+        states = batch.state.reshape(shape)[indices]  # before anything is computed: few are asked about, of very many
+        finished = (states >= SampleState.FINISHED) & (states != SampleState.DROPPED)
+        keys = self._keys.get(batch.step)
+        if keys is None:
+            keys = prompt_keys(batch.prompt_ids)
+            if not batch.committed:  # nothing is kept of a step that is over
+                self._keys[batch.step] = keys
+        return PromptsView(keys[indices], batch.length.reshape(shape)[indices], finished)
+
+    # ------------------------------------------------------------ what came of it
+
+    def committed(self, batch: StepBatch) -> dict[str, float]:
+        """Learn from a committed batch, forget its notes; the step's metrics."""
+        if self._predictor is None:
+            return {}
+        self._predictor.observe(self._whole(batch))
+        self._keys.pop(batch.step, None)
+        return self._recall(batch, self._noted.pop(batch.step, None))
+
+    def _whole(self, batch: StepBatch) -> PromptsView:
+        return self._view(batch, np.arange(len(batch.prompts)))
+
+    def _recall(self, batch: StepBatch, noted: np.ndarray | None) -> dict[str, float]:
+        used = batch.state == SampleState.COMMITTED
+        if noted is None or not used.any():
+            return {}
+        predicted, actual = noted[used], batch.length[used].astype(np.float64)
+        known = ~np.isnan(predicted)
+        median = float(np.median(predicted[known])) if known.any() else 0.0
+        filled = np.where(known, predicted, median)
+        if known.any():
+            self.past.append(Past(filled, actual))
+        recall = {name: recall_of_longest(filled, actual, part) for name, part in FRACTIONS.items()}
+        return recall | {"length_known_fraction": float(known.mean())}
+
+    # ------------------------------------------------------------ the ranker
+
+    def scored(self, news: LengthScores) -> None:
+        """Scores have come; a predictor of another kind has no use for them."""
+        if isinstance(self._predictor, LearnedLengths):
+            self._predictor.learn(news.keys, news.scores)
+
+    def question(self, batch: StepBatch) -> ScorePrompts | None:
+        """What the ranker is asked when ``batch`` is issued; None if there is no ranker."""
+        if not isinstance(self._predictor, LearnedLengths):
+            return None
+        keys, lengths, ids = self._prompts(batch)
+        return ScorePrompts(job=self._job, step=batch.step, keys=keys, prompt_lengths=lengths, prompt_ids=ids)
+
+    def lesson(self, batch: StepBatch) -> ObserveLengths | None:
+        """What the ranker learns from a committed batch."""
+        if not isinstance(self._predictor, LearnedLengths):
+            return None
+        means = mean_lengths(self._whole(batch))
+        keys, lengths, ids = self._prompts(batch, ~np.isnan(means))
+        return ObserveLengths(
+            job=self._job, step=batch.step, keys=keys, prompt_lengths=lengths, prompt_ids=ids,
+            response_tokens=means[~np.isnan(means)],
+        )  # fmt: skip
+
+    def _prompts(self, batch: StepBatch, which: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(keys uint64[p], lengths int32[p], ids int32[sum]) of the prompts of ``batch``, or of those in the mask."""
+        indices = np.arange(len(batch.prompts)) if which is None else np.flatnonzero(which)
+        chosen = [batch.prompt_ids[i] for i in indices.tolist()]
+        lengths = np.array([len(ids) for ids in chosen], np.int32)
+        return self._view(batch, indices).keys, lengths, np.concatenate([np.empty(0, np.int32), *chosen])

@@ -1,0 +1,100 @@
+"""How long a loss is felt: from the news of it to the moment when work goes on.
+
+    a worker is lost    ─▶ its samples are queued ─▶ the last of them is with another worker    reassign_s
+    the trainer is lost ─▶ its next life ─▶ the next step that nobody has committed before      trainer_to_progress_s
+    the head is lost    ─▶ the next scheduler opens ─▶ the next such step                       head_to_progress_s
+
+Invariants
+- It only looks on: nothing that the scheduler does depends on it.
+- Times are of the scheduler's clock, so they begin with the news. What came before, the time that nobody knew, is
+  ``detect_s`` of a worker: from its last word to the news. That is an upper bound, since between two engine steps a
+  worker that is well has nothing to say either.
+- A loss that cost nothing (an idle worker, a trainer after the last step) is no recovery and leaves no time behind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.ledger.batch import SampleState
+from actors.ledger.ledger import Ledger
+
+
+@dataclass(slots=True)
+class _Loss:
+    """A worker that was lost, and what of it still waits."""
+
+    worker: str
+    at_s: float
+    samples: int
+    rows: dict[int, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """A loss that is made good; what an event tells of it."""
+
+    part: str
+    """The worker's name, ``trainer`` or ``head``."""
+    after_s: float
+    samples: int = 0
+    """How many had to move."""
+
+
+class Recoveries:
+    """The newest recovery of each kind, and the longest of those that come by the dozen."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._losses: list[_Loss] = []
+        self._stopped_s: dict[str, float] = {}
+        """``trainer`` and ``head``: when the job stood still for want of it."""
+        self._times: dict[str, float] = dict.fromkeys(
+            ("detect_s", "detect_max_s", "reassign_s", "reassign_max_s", "trainer_to_progress_s", "head_to_progress_s"),
+            0.0,
+        )
+
+    def lost_worker(self, worker: str, queued: dict[int, np.ndarray], *, silent_s: float, now: float) -> None:
+        """``queued``: step → rows that it leaves to others."""
+        samples = sum(len(rows) for rows in queued.values())
+        if samples:
+            self._losses.append(_Loss(worker, now, samples, dict(queued)))
+            self._note("detect", silent_s)
+
+    def lost(self, part: str, now: float) -> None:
+        """``trainer`` or ``head`` is gone; only the first loss before the next progress counts."""
+        self._stopped_s.setdefault(part, now)
+
+    def assigned(self, now: float) -> list[Recovered]:
+        """Something has been handed out: the losses that are made good by it."""
+        done: list[Recovered] = []
+        for loss in list(self._losses):
+            waiting = {step: self._waiting(step, rows) for step, rows in loss.rows.items()}
+            loss.rows = {step: rows for step, rows in waiting.items() if len(rows)}
+            if not loss.rows:
+                self._losses.remove(loss)
+                self._note("reassign", now - loss.at_s)
+                done.append(Recovered(loss.worker, now - loss.at_s, loss.samples))
+        return done
+
+    def _waiting(self, step: int, rows: np.ndarray) -> np.ndarray:
+        batch = self._ledger.batches.get(step)
+        return rows[batch.state[rows] == SampleState.QUEUED] if batch is not None else rows[:0]
+
+    def _note(self, kind: str, seconds: float) -> None:
+        self._times[f"{kind}_s"] = seconds
+        self._times[f"{kind}_max_s"] = max(self._times[f"{kind}_max_s"], seconds)
+
+    def committed(self, now: float) -> list[Recovered]:
+        """A step has been committed for the first time."""
+        done = [Recovered(part, now - at_s) for part, at_s in self._stopped_s.items()]
+        self._stopped_s.clear()
+        for recovered in done:
+            self._times[f"{recovered.part}_to_progress_s"] = recovered.after_s
+        return done
+
+    def metrics(self) -> dict[str, float]:
+        """Columns of metrics.jsonl: 0 before the first loss."""
+        return dict(self._times)

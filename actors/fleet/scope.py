@@ -1,0 +1,95 @@
+"""What all parts of one job's scheduler share: the books, the workers, who serves, and how to say something.
+
+Invariants
+- Parts change the ledger through ``books`` and speak through ``tell``; neither is done behind the other parts' backs.
+- Three turns of the flow belong to no part, since each is taken after many things: ``Flow``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from actors.core.context import Context
+from actors.core.message import Message
+from actors.fleet.workers import Worker, WorkerTable
+from actors.ledger.books import Books
+from actors.ledger.errors import NotAccepted
+from actors.ledger.ledger import Ledger
+from actors.protocol.metrics import Event
+from configs.limits import Limits
+from configs.schema import JobConfig
+from transport.address import ActorAddress
+from transport.transport import SendOutcome
+
+
+class Flow(Protocol):
+    """What may go on after something has happened. Each is cheap where there is nothing to do."""
+
+    def assign(self) -> None:
+        """Hand out what is queued, as credit allows."""
+        ...
+
+    def lease(self) -> None:
+        """Send the trainer what is complete."""
+        ...
+
+    def need_batch(self) -> None:
+        """Ask the job for the next batch, if one may be issued."""
+        ...
+
+
+class JobScope:
+    """Of one life of the scheduler. ``services``: role → who serves in it, of those that have registered."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        job: JobConfig,
+        books: Books,
+        workers: WorkerTable,
+        services: dict[str, ActorAddress],
+        metrics: ActorAddress | None,
+        flow: Flow,
+    ) -> None:
+        self.ctx = ctx
+        self.job = job
+        self.books = books
+        self.workers = workers
+        self.services = services
+        self.flow = flow
+        self._metrics = metrics
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+        return self.job.name
+
+    @property
+    def limits(self) -> Limits:
+        return self.job.limits
+
+    @property
+    def ledger(self) -> Ledger:
+        return self.books.ledger
+
+    def tell(self, address: ActorAddress, what: Message) -> SendOutcome:
+        return self.ctx.ref(address).tell(what)
+
+    def event(self, name: str, **fields: float | str) -> None:
+        """Into the log and events.jsonl."""
+        self.ctx.log.info(name, **fields)
+        self.record(name, **fields)
+
+    def record(self, name: str, **fields: float | str) -> None:
+        """An event for checkers alone: it is in events.jsonl and not in the log."""
+        if self._metrics is not None:
+            self.tell(self._metrics, Event(job=self.name, name=name, fields=dict(fields)))
+
+    def check_job(self, job: str) -> None:
+        if job != self.name:
+            raise NotAccepted(f"this scheduler serves job {self.name!r}, not {job!r}")
+
+    def speaker(self, name: str, sender: ActorAddress | None = None) -> Worker | None:
+        """The worker of that name, if it is who speaks, in its present life; ``sender``: of one of a batch."""
+        worker, sender = self.workers.by_name.get(name), sender or self.ctx.sender
+        return worker if worker is not None and sender is not None and sender.peer == worker.address.peer else None

@@ -1,0 +1,102 @@
+"""Which version of the weights workers are told of.
+
+    trainer publishes ─▶ VersionAvailable: offered ─┐
+    samples of step s are on disk: secured ─────────┴─▶ newest = min(offered, secured + 1) ─PullVersion─▶ workers
+
+Invariants
+- Workers are never told of a version that was made of samples which a crash could still take: those would otherwise be
+  generated anew by their own successor.
+- What workers are told never goes back. A weight server that restarted may have lost its newest version (a damaged
+  segment): the trainer gives it that again, and workers ask until it is there.
+- Whoever has not loaded what it was told to is told again, after ``pull_timeout_s``.
+"""
+
+from __future__ import annotations
+
+from actors.fleet.scope import JobScope
+from actors.fleet.workers import Worker
+from actors.ledger.batch import StepBatch
+from actors.ledger.journal import Journal
+from actors.protocol.services import ServiceChanged
+from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.work import PullVersion
+from actors.scheduler.leases import newest_whole_step, whole
+from transport.address import ActorAddress
+
+
+class Versions:
+    """Of one life of the scheduler."""
+
+    def __init__(self, scope: JobScope, journal: Journal) -> None:
+        self._scope = scope
+        self._journal = journal
+        self.newest = -1
+        """That workers are told of: the newest that is offered, but never one of samples that a crash could take."""
+        self.offered = -1
+        self.weights: ActorAddress | None = None
+        self.secured_step = newest_whole_step(scope.ledger)
+        """All samples of this step and those before it are on disk; version s + 1 is made of those of step s."""
+        self._securing_step = -1
+
+    def offer(self, news: VersionAvailable) -> None:
+        if news.policy_version < self.offered and news.weights == self.weights:
+            return
+        moved = news.weights != self.weights
+        self.offered, self.weights = news.policy_version, news.weights
+        self._announce(moved=moved)
+
+    def secure(self, step: int) -> None:
+        """Have the step's samples on disk while the trainer trains on them."""
+        if step > max(self.secured_step, self._securing_step):
+            self._securing_step = step
+            self._scope.ctx.start_task(self._secure(step), f"secure step {step}")
+
+    async def _secure(self, step: int) -> None:
+        await self._journal.durable()
+        self.secured(step)
+
+    def secured(self, step: int) -> None:
+        """The samples of ``step`` are on disk."""
+        self.secured_step = max(self.secured_step, step)
+        self._announce()
+
+    def _announce(self, *, moved: bool = False) -> None:
+        """Tell the workers of the newest version that they may serve, if that is news to them."""
+        version = max(self.newest, min(self.offered, self.secured_step + 1))
+        if version == self.newest and not moved:
+            return
+        self.newest = version
+        self._scope.record("version_available", version=version)
+        for worker in self._scope.workers.by_name.values():
+            self._tell_to_pull(worker)
+        self._scope.flow.assign()  # ahead: each worker has been told to pull what it needs
+
+    def tell_again(self, now: float) -> None:
+        """Those that have not loaded for long what they were told to."""
+        for worker in self._scope.workers.by_name.values():
+            if now - worker.told_at_s > self._scope.limits.pull_timeout_s:
+                self._tell_to_pull(worker)
+
+    def _tell_to_pull(self, worker: Worker) -> None:
+        if self.weights is not None and worker.policy_version < self.newest:
+            worker.pulls(self.newest, self._scope.ctx.now())
+            epoch = self._scope.ledger.epoch
+            order = PullVersion(job=self._scope.name, epoch=epoch, policy_version=self.newest, weights=self.weights)
+            self._scope.tell(worker.address, order)
+
+    def may_begin(self, batch: StepBatch) -> bool:
+        """With a barrier, training waits for all of its step, and for every worker to have loaded what was trained."""
+        if self._scope.job.sync.mode != "one_step_barrier" or batch.committed:
+            return True
+        patience_s, now = self._scope.limits.pull_patience_s, self._scope.ctx.now()
+        loaded = (
+            worker.policy_version >= batch.step or now - worker.pulling_since_s >= patience_s
+            for worker in self._scope.workers.by_name.values()
+        )
+        return self.newest >= batch.step and whole(batch) and all(loaded)
+
+    def introduce_weights(self) -> None:
+        """To the trainer, whichever of the two came last: it may still be offering a version to a former server."""
+        weights, trainer = self._scope.services.get("weights"), self._scope.services.get("trainer")
+        if weights is not None and trainer is not None:
+            self._scope.tell(trainer, ServiceChanged(job=self._scope.name, role="weights", address=weights))

@@ -1,0 +1,271 @@
+"""What can happen to samples: the events that the ledger folds and the journal keeps.
+
+Invariants
+- An event is immutable and complete: folding the same events in the same order gives the same ledger.
+- Rows name samples inside one step: ``row = (index of the prompt in its batch) * group_size + sibling``.
+- An encoded event is plain MessagePack; an array is Ext 2 with ``[dtype, shape, bytes]``, as on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from actors.protocol.work import SamplingParams
+
+_ARRAY_EXT = 2
+_DTYPES = frozenset({"|u1", "<i4", "<i8", "<f4", "<f8"})
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """A scheduler started under a new epoch: what was assigned is queued again, what was leased is scored again."""
+
+    epoch: int
+
+
+class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
+    """The prompts of a step; prompt ids are ragged: prompt i owns the next ``prompt_lengths[i]`` ids."""
+
+    step: int
+    group_size: int
+    sampling: SamplingParams
+    prompts: np.ndarray  # int64[P], strictly increasing
+    prompt_lengths: np.ndarray  # int32[P]
+    prompt_ids: np.ndarray  # int32[sum(prompt_lengths)]
+    contexts: list[bytes]
+
+
+class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
+    """``rows[i]`` of ``step`` is handed out under assignment number ``first + i``.
+
+    ``workers[w]`` gets the next ``counts[w]`` of them.
+    """
+
+    step: int
+    first: int
+    workers: list[str]
+    counts: np.ndarray  # int32[w]
+    rows: np.ndarray  # int32[sum(counts)]
+    again: bool = False
+    """They have them already, from a former life of the scheduler, and go on."""
+
+    @classmethod
+    def to_one(cls, worker: str, step: int, first: int, rows: np.ndarray, *, again: bool = False) -> Assigned:
+        """All rows to one worker."""
+        return cls(step, first, [worker], np.array([len(rows)], np.int32), rows, again)
+
+
+class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
+    """Deltas end to end, in the order in which they came; columns as in ``messages.TokenDelta``.
+
+    Delta i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows, and row r the next
+    ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each delta had come alone.
+    """
+
+    workers: list[str]
+    versions: np.ndarray  # int32[d]
+    row_counts: np.ndarray  # int32[d]
+    assignments: np.ndarray  # int64[n]
+    offsets: np.ndarray  # int32[n]
+    counts: np.ndarray  # int32[n]
+    finished: np.ndarray  # uint8[n]
+    tokens: np.ndarray  # int32[sum(counts)]
+    logprobs: np.ndarray  # float32[sum(counts)]
+
+    @classmethod
+    def one(
+        cls, worker: str, policy_version: int, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray,
+        finished: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray,
+    ) -> TokensAppended:  # fmt: skip
+        """A single delta."""
+        versions, row_counts = np.array([policy_version], np.int32), np.array([len(assignments)], np.int32)
+        return cls([worker], versions, row_counts, assignments, offsets, counts, finished, tokens, logprobs)
+
+    def split(self) -> list[TokensAppended]:
+        """One event for each delta."""
+        if len(self.workers) == 1:
+            return [self]
+        parts: list[TokensAppended] = []
+        first = at = 0
+        for worker, version, n in zip(self.workers, self.versions.tolist(), self.row_counts.tolist(), strict=True):
+            rows = slice(first, first + n)
+            total = int(self.counts[rows].sum())
+            entries = slice(at, at + total)
+            parts.append(
+                TokensAppended.one(
+                    worker, version, self.assignments[rows], self.offsets[rows], self.counts[rows],
+                    self.finished[rows], self.tokens[entries], self.logprobs[entries],
+                )
+            )  # fmt: skip
+            first, at = first + n, at + total
+        return parts
+
+
+class Returned(msgspec.Struct, frozen=True, tag="returned"):
+    """These hand-outs are over (worker lost, drained, revoked). A sample whose tokens already end it is finished."""
+
+    worker: str
+    assignments: np.ndarray  # int64[n]
+    reason: str
+    blame: bool = False
+    """The sample itself may be at fault: its failures are counted."""
+    crashed: bool = False
+    """The worker crashed while it held these: one of them may be what kills engines (``Ledger.suspects``)."""
+
+
+class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
+    """Of these samples, which have been returned already, it is known by now that an engine crashed while it held them.
+
+    ``rows[i]`` is one of step ``steps[i]``.
+    """
+
+    worker: str
+    steps: np.ndarray  # int32[n]
+    rows: np.ndarray  # int32[n]
+
+
+class Scored(msgspec.Struct, frozen=True, tag="scored"):
+    step: int
+    rows: np.ndarray  # int32[n]
+    rewards: np.ndarray  # float64[n]
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    step: int
+    rows: np.ndarray  # int32[n]
+    reason: str
+
+
+class Leased(msgspec.Struct, frozen=True, tag="leased"):
+    """Sent to the trainer. ``replay``: the rows were committed before and stay so."""
+
+    step: int
+    rows: np.ndarray  # int32[n]
+    replay: bool = False
+
+
+class Committed(msgspec.Struct, frozen=True, tag="committed"):
+    """The optimizer has stepped on exactly these samples."""
+
+    step: int
+    prompts: np.ndarray  # int64[n]
+    siblings: np.ndarray  # int32[n]
+    policy_version: int
+
+
+class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
+    """Training can go on at ``step`` from the checkpoint at ``path``."""
+
+    step: int
+    path: str
+    counters: dict[str, int] = {}
+    """The ledger's counters by now, by name."""
+    final: bool = False
+    """The trainer has been told to stop, and has."""
+
+
+class Paused(msgspec.Struct, frozen=True, tag="paused"):
+    """The operator has stopped the hand-outs, or lets them go on."""
+
+    paused: bool
+
+
+class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
+    """The operator wants the step under way to be the last; False: a run that was resumed goes on after its end."""
+
+    stopping: bool
+
+
+class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
+    """What ``policies.offload`` has learned by the end of a step; the newest counts."""
+
+    step: int
+    seed_s: float
+    target: int
+    memory: dict[int, float]
+
+
+class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
+    """The trainer goes on at ``step``: leases are void, and committed steps from there on will be replayed."""
+
+    step: int
+
+
+Event = (
+    Opened
+    | BatchIssued
+    | Assigned
+    | TokensAppended
+    | Returned
+    | Suspected
+    | Scored
+    | Dropped
+    | Leased
+    | Committed
+    | Checkpointed
+    | Paused
+    | Stopping
+    | WindowLearned
+    | Rewound
+)
+
+
+class _InlineArray(msgspec.Struct, array_like=True):
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
+_plain = msgspec.msgpack.Encoder()
+_inline = msgspec.msgpack.Decoder(_InlineArray)
+
+
+def _encode_array(item: object) -> msgspec.msgpack.Ext:
+    if not isinstance(item, np.ndarray):
+        raise TypeError(f"an event holds a {type(item).__name__}: only plain values and numpy arrays are kept")
+    array = cast("np.ndarray[Any, Any]", item)
+    return msgspec.msgpack.Ext(
+        _ARRAY_EXT, _plain.encode(_InlineArray(array.dtype.str, list(array.shape), array.tobytes()))
+    )
+
+
+def _decode_array(code: int, data: memoryview) -> object:
+    if code != _ARRAY_EXT:
+        raise ValueError(f"unknown extension {code}")
+    inline = _inline.decode(data)
+    if inline.dtype not in _DTYPES or math.prod(inline.shape) * np.dtype(inline.dtype).itemsize != len(inline.data):
+        raise ValueError(f"an array of {inline.dtype} {inline.shape} does not fit {len(inline.data)} bytes")
+    return np.frombuffer(inline.data, dtype=inline.dtype).reshape(inline.shape)
+
+
+def _check_array(kind: type, value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return cast("np.ndarray[Any, Any]", value)
+    raise ValueError(f"expected {kind.__name__}, got {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoder: msgspec.msgpack.Decoder[Event] = msgspec.msgpack.Decoder(
+    Event, ext_hook=_decode_array, dec_hook=cast("Callable[[type, Any], Any]", _check_array)
+)
+
+
+def encode_event(event: Event) -> bytes:
+    return _encoder.encode(event)
+
+
+def decode_event(body: bytes) -> Event:
+    """Raises msgspec.DecodeError or ValueError for bytes that are no event."""
+    try:
+        return _decoder.decode(body)
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply for an event: {error}") from error
+
+
+def kind_of(event: Event) -> str:
+    """The event's tag, such as ``tokens_appended``."""
+    return cast("str", event.__struct_config__.tag)

@@ -1,0 +1,290 @@
+"""The ledger: no token lost, no sample twice.
+
+Invariants
+- The ledger is a fold over events: ``apply`` reads no clock, does no I/O, and equal events give equal ledgers.
+- ``apply`` refuses an illegal event with IllegalTransition *before* it changes anything.
+- A delta's rows enter only if their assignment is live with that worker and they go on exactly where the sample ends;
+  every other row is counted (unknown, duplicate, gap) and ignored.
+- A step is committed with the samples that it names; a replay must name the same ones.
+
+            BatchIssued        Assigned        TokensAppended      Scored        Leased         Committed
+    (none) ────────────▶ queued ──────▶ assigned ───────▶ streaming ─▶ finished ─▶ scored ─▶ leased ─▶ committed
+                           ▲                 │  Returned       │                     ▲  Rewound  │
+                           └─────────────────┴─────────────────┘                     └───────────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from actors.ledger import events as ev
+from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch, one_of
+from actors.ledger.errors import IllegalTransition
+from actors.ledger.ledger_state import LedgerState, distinct
+from actors.ledger.outcome import Counters, Outcome, give_back
+from actors.ledger.token_entry import TokenEntry
+from actors.ledger.trained import TrainedPrompts
+
+__all__ = ["Counters", "Ledger", "Outcome"]
+
+S = SampleState
+_UNSETTLED = (S.QUEUED, S.ASSIGNED, S.STREAMING, S.FINISHED, S.SCORED)
+
+
+class Ledger(LedgerState):
+    """The state, and the one way to change it."""
+
+    def __init__(self, floor: int = 0) -> None:
+        super().__init__(floor)
+        self._restoring = False
+        self._trained = TrainedPrompts()
+        self._next_prompt = 0
+        tokens = TokenEntry(self.batches, self._slots, self._workers, self.counters)
+        self._handlers: dict[type, Callable[[Any], Outcome]] = {
+            ev.Opened: self._opened,
+            ev.BatchIssued: self._issued,
+            ev.Assigned: self._assigned,
+            ev.TokensAppended: tokens.enter,
+            ev.Returned: self._returned,
+            ev.Suspected: self._suspected,
+            ev.Scored: self._scored,
+            ev.Dropped: self._dropped,
+            ev.Leased: self._leased,
+            ev.Committed: self._committed,
+            ev.Checkpointed: self._checkpointed,
+            ev.Paused: self._pause,
+            ev.Stopping: self._stop,
+            ev.WindowLearned: self._learned,
+            ev.Rewound: self._rewound,
+        }
+
+    def apply(self, event: ev.Event) -> Outcome:
+        """Fold one event.
+
+        Raises:
+            IllegalTransition: the event does not fit; the ledger is unchanged.
+        """
+        return self._handlers[type(event)](event)
+
+    def restore(self, events: Iterable[ev.Event]) -> None:
+        """Fold a journal, of which everything but commits may have been pruned below ``floor``."""
+        self._restoring = True
+        try:
+            for event in events:
+                self.apply(event)
+        finally:
+            self._restoring = False
+
+    def _opened(self, event: ev.Opened) -> Outcome:
+        if event.epoch <= self.epoch:
+            raise IllegalTransition(f"epoch {event.epoch} is not above {self.epoch}")
+        outcome = Outcome()
+        self.epoch = event.epoch
+        for batch in self.batches.values():
+            rows = np.nonzero(one_of(*IN_FLIGHT)[batch.state])[0].astype(np.int32)
+            batch.former[rows] = batch.assignment[rows]
+            batch.holder[rows] = self._slots.workers_of(batch.assignment[rows])
+            give_back(batch, rows, outcome)
+            batch.state[batch.state == S.LEASED] = S.SCORED
+        self._slots.reset(event.epoch)
+        return outcome
+
+    def _issued(self, event: ev.BatchIssued) -> Outcome:
+        if event.step in self.batches or (event.step < self.committed_steps and not self._restoring):
+            raise IllegalTransition(f"step {event.step}: its batch has been issued already")
+        batch = StepBatch(event)
+        first = int(batch.prompts[0])
+        if first < self._next_prompt:
+            raise IllegalTransition(f"step {event.step}: prompt {first} belongs to an earlier step")
+        if not (self._restoring and event.step <= self.floor):  # the batch before it may have been pruned
+            self.counters.prompts_lost += int(batch.prompts[-1]) + 1 - self._next_prompt - len(batch.prompts)
+        self._next_prompt = int(batch.prompts[-1]) + 1
+        self.batches[event.step] = batch
+        return Outcome()
+
+    def _assigned(self, event: ev.Assigned) -> Outcome:
+        if self._pruned(event.step):
+            return Outcome()
+        batch = self._batch(event.step)
+        batch.require(event.rows, (S.QUEUED,), "assign")
+        if len(event.workers) != len(event.counts) or (event.counts < 0).any() or event.counts.sum() != len(event.rows):
+            told = f"{len(event.workers)} workers with the counts {event.counts.tolist()}"
+            raise IllegalTransition(f"{len(event.rows)} rows are handed to {told}")
+        if event.first < self._slots.next:
+            raise IllegalTransition(f"assignment {event.first} has been given: the next one is {self._slots.next}")
+        self._slots.skip_to(event.first)
+        workers = [self._workers.setdefault(name, len(self._workers)) for name in event.workers]
+        batch.assignment[event.rows] = event.first + np.arange(len(event.rows))
+        self._slots.give(event.step, event.rows, np.repeat(np.array(workers, np.int32), event.counts))
+        batch.state[event.rows] = S.ASSIGNED
+        batch.former[event.rows] = -1
+        if not event.again:
+            self.counters.samples_migrated += int(np.count_nonzero(batch.attempts[event.rows]))
+            batch.attempts[event.rows] += 1
+        return Outcome()
+
+    def _returned(self, event: ev.Returned) -> Outcome:
+        outcome = Outcome()
+        located = self.located(event.worker, event.assignments)
+        live = self.live(event.worker, event.assignments)
+        self._slots.end(live)
+        outcome.count_ended(event.worker, len(live))
+        for step, rows in located.items():
+            batch = self._batch(step)
+            batch.failures[rows] += event.blame
+        if event.crashed:
+            self._suspect(located)
+        for step, rows in located.items():
+            give_back(self._batch(step), rows, outcome)
+        return outcome
+
+    def _suspected(self, event: ev.Suspected) -> Outcome:
+        if len(event.steps) != len(event.rows):
+            raise IllegalTransition(f"{len(event.rows)} suspects have {len(event.steps)} steps")
+        located = {step: event.rows[event.steps == step] for step in distinct(event.steps)}
+        located = {step: rows for step, rows in located.items() if not self._pruned(step)}
+        for step, rows in located.items():
+            self._batch(step).require(rows, tuple(SampleState), "suspect")
+        self._suspect(located)
+        return Outcome()
+
+    def _suspect(self, located: dict[int, np.ndarray]) -> None:
+        """Blame the prompt that was suspected before and sat among innocent ones; else suspect all that was held."""
+        known = {step: rows[self._batch(step).crashes[rows] > 0] for step, rows in located.items()}
+        blamed = known if any(len(rows) for rows in known.values()) else located
+        for step, rows in blamed.items():
+            self._batch(step).crashes[rows] += 1
+
+    def _scored(self, event: ev.Scored) -> Outcome:
+        if self._pruned(event.step):
+            return Outcome()
+        batch = self._batch(event.step)
+        batch.require(event.rows, (S.FINISHED,), "score")
+        if len(event.rewards) != len(event.rows) or not np.isfinite(event.rewards).all():
+            raise IllegalTransition(f"step {event.step}: a reward must be a finite number for each sample")
+        batch.reward[event.rows] = event.rewards
+        batch.state[event.rows] = S.SCORED
+        return Outcome()
+
+    def _dropped(self, event: ev.Dropped) -> Outcome:
+        if self._pruned(event.step):
+            return Outcome()
+        batch = self._batch(event.step)
+        batch.require(event.rows, _UNSETTLED, "drop")
+        running = batch.assignment[event.rows]
+        self._slots.end(running[running >= 0])
+        batch.assignment[event.rows] = -1
+        batch.state[event.rows] = S.DROPPED
+        for row in event.rows.tolist():
+            batch.drop_reasons[row] = event.reason
+        self.counters.dropped += len(event.rows)
+        return Outcome()
+
+    def _leased(self, event: ev.Leased) -> Outcome:
+        if self._pruned(event.step):
+            return Outcome()
+        batch = self._batch(event.step)
+        if event.step != self.trainer_step:
+            raise IllegalTransition(f"step {event.step}: cannot lease, the trainer is at step {self.trainer_step}")
+        if event.replay != batch.committed:
+            raise IllegalTransition(f"step {event.step}: a lease is a replay if and only if the step is committed")
+        batch.require(event.rows, (S.COMMITTED,) if event.replay else (S.SCORED,), "lease")
+        if not event.replay:
+            batch.state[event.rows] = S.LEASED
+        return Outcome()
+
+    def _committed(self, event: ev.Committed) -> Outcome:
+        if self._pruned(event.step):
+            self._mark_trained(event.prompts, event.step)
+            self.trainer_step = event.step + 1
+            self.committed_steps = max(self.committed_steps, self.trainer_step)
+            return Outcome()
+        batch = self._batch(event.step)
+        rows = batch.rows_of(event.prompts, event.siblings)
+        if event.step != self.trainer_step:
+            raise IllegalTransition(f"step {event.step}: cannot commit, the trainer is at step {self.trainer_step}")
+        if batch.committed:
+            self._check_replay(batch, rows)
+        else:
+            self._commit_first(batch, rows)
+        self.trainer_step += 1
+        self.committed_steps = max(self.committed_steps, self.trainer_step)
+        self._slots.compact()
+        return Outcome()
+
+    def _check_replay(self, batch: StepBatch, rows: np.ndarray) -> None:
+        before = np.nonzero(batch.state == S.COMMITTED)[0]
+        if not np.array_equal(np.sort(rows), before):
+            raise IllegalTransition(
+                f"step {batch.step}: a replay must train on the {len(before)} samples that the step was committed"
+                f" with; this one names {len(rows)}, of which {len(np.intersect1d(rows, before))} are the same"
+            )
+
+    def _commit_first(self, batch: StepBatch, rows: np.ndarray) -> None:
+        batch.require(rows, (S.LEASED,), "commit")
+        open_rows = np.nonzero(one_of(*_UNSETTLED)[batch.state])[0].astype(np.int32)
+        if len(open_rows):
+            batch.require(open_rows, (S.LEASED, S.DROPPED), "commit the step before it is settled:")
+        batch.state[rows] = S.COMMITTED
+        forgotten = np.nonzero(batch.state == S.LEASED)[0].astype(np.int32)
+        if len(forgotten):
+            batch.state[forgotten] = S.DROPPED
+            batch.drop_reasons.update(dict.fromkeys(forgotten.tolist(), "not named by the trainer's commit"))
+            named = np.unique(rows // batch.group_size)
+            self.counters.prompts_lost += len(np.setdiff1d(forgotten // batch.group_size, named))
+        self.counters.samples_trained_twice += self._mark_trained(batch.prompts_of(rows), batch.step)
+        batch.archive()
+
+    def _mark_trained(self, prompts: np.ndarray, step: int) -> int:
+        """How many of these samples another step had trained before."""
+        self._next_prompt = max(self._next_prompt, int(prompts.max(initial=-1)) + 1)
+        return self._trained.mark(prompts, step)
+
+    def _checkpointed(self, event: ev.Checkpointed) -> Outcome:
+        if event.step > self.committed_steps:
+            raise IllegalTransition(
+                f"a checkpoint at step {event.step} is ahead of the {self.committed_steps} committed"
+            )
+        # Exactly what it was by then: a recount of a pruned journal lacks some, and has more where tokens outlive their
+        # hand-out.
+        for name, value in event.counters.items():
+            setattr(self.counters, name, value)
+        self.checkpoints = [c for c in self.checkpoints if c[0] < event.step] + [(event.step, event.path)]
+        self.ended = event.final
+        return Outcome()
+
+    def _learned(self, event: ev.WindowLearned) -> Outcome:
+        self.window = event
+        return Outcome()
+
+    def _pause(self, event: ev.Paused) -> Outcome:
+        self.paused = event.paused
+        return Outcome()
+
+    def _stop(self, event: ev.Stopping) -> Outcome:
+        self.stopping = event.stopping
+        self.ended = self.ended and event.stopping
+        return Outcome()
+
+    def _rewound(self, event: ev.Rewound) -> Outcome:
+        if not 0 <= event.step <= self.committed_steps:
+            raise IllegalTransition(f"cannot go on at step {event.step}: {self.committed_steps} steps are committed")
+        missing = [s for s in range(max(event.step, self.floor), self.committed_steps) if s not in self.batches]
+        if not self._restoring and (event.step < self.floor or missing):
+            raise IllegalTransition(
+                f"cannot replay from step {event.step}: steps below {self.floor or missing[0]} have been pruned"
+            )
+        self.trainer_step = event.step
+        for batch in self.batches.values():
+            batch.state[batch.state == S.LEASED] = S.SCORED
+        return Outcome()
+
+    def forget(self, below: int) -> None:
+        """Give back the memory of committed steps before ``below``, which will not be replayed."""
+        below = min(below, self.committed_steps)
+        self.floor = max(self.floor, below)
+        for step in [s for s in self.batches if s < below]:
+            del self.batches[step]

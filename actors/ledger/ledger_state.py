@@ -1,0 +1,139 @@
+"""What the ledger knows, and what can be asked of it. Nothing here changes anything; that is ``ledger.py``.
+
+Invariants
+- A worker has a number from its first hand-out on; hand-outs are told apart by ``Slots``.
+- Of a hand-out that is over nothing is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.errors import IllegalTransition
+from actors.ledger.events import WindowLearned
+from actors.ledger.outcome import Counters
+from actors.ledger.slots import Slots
+
+S = SampleState
+
+
+class LedgerState:
+    """``floor``: events of steps below it have been pruned from the journal, and what refers to them is passed over."""
+
+    def __init__(self, floor: int = 0) -> None:
+        self.floor = floor
+        self.epoch = 0
+        self.batches: dict[int, StepBatch] = {}
+        self.committed_steps = 0
+        """Steps 0..committed_steps-1 are committed."""
+        self.trainer_step = 0
+        """The step that the trainer commits next; below ``committed_steps`` while it replays."""
+        self.checkpoints: list[tuple[int, str]] = []
+        self.paused = False
+        """Nothing is to be handed out."""
+        self.stopping = False
+        """The next commit is the last one."""
+        self.ended = False
+        """The newest checkpoint is the last one."""
+        self.window: WindowLearned | None = None
+        """What the seeding window has learned, in a job that has one."""
+        self.counters = Counters()
+        self._slots = Slots()
+        self._workers: dict[str, int] = {}
+
+    @property
+    def next_assignment(self) -> int:
+        return self._slots.next
+
+    @property
+    def issued_steps(self) -> int:
+        """One past the newest step whose batch has been issued."""
+        return max(max(self.batches, default=-1) + 1, self.committed_steps)
+
+    def in_flight(self, worker: str) -> np.ndarray:
+        """int64[n] live assignments of ``worker``."""
+        return self._slots.of_worker(self._workers.get(worker, -1))
+
+    def in_flight_from(self, worker: str, step: int) -> np.ndarray:
+        """int64[n] live assignments of ``worker`` for ``step`` and later ones."""
+        numbers = self.in_flight(worker)
+        steps, _ = self._slots.find(numbers, self._workers.get(worker, -1))
+        return numbers[steps >= step]
+
+    def workers_with_suspects(self) -> set[str]:
+        """Workers that hold a sample which may be what kills engines."""
+        held: set[int] = set()
+        for batch in self.batches.values():
+            if batch.crashes.any():
+                numbers = batch.assignment[(batch.crashes > 0) & (batch.assignment >= 0)]
+                held.update(self._slots.workers_of(numbers).tolist())
+        return {name for name, index in self._workers.items() if index in held}
+
+    def live(self, worker: str, assignments: np.ndarray) -> np.ndarray:
+        """Those of ``assignments`` that are live with ``worker``."""
+        _, rows = self._slots.find(assignments, self._workers.get(worker, -1))
+        return assignments[rows >= 0]
+
+    def located(self, worker: str, assignments: np.ndarray) -> dict[int, np.ndarray]:
+        """Step → rows of those of ``assignments`` that are live with ``worker``."""
+        steps, rows = self._slots.find(assignments, self._workers.get(worker, -1))
+        steps, rows = steps[rows >= 0], rows[rows >= 0]
+        return {step: rows[steps == step] for step in distinct(steps)}
+
+    def live_among(self, worker: str, rows: dict[int, np.ndarray]) -> np.ndarray:
+        """int64[n] live assignments of ``worker`` that are of ``rows``, by step."""
+        numbers = self.in_flight(worker)
+        steps, held = self._slots.find(numbers, self._workers.get(worker, -1))
+        among = np.zeros(len(numbers), np.bool_)
+        for step, wanted in rows.items():
+            among |= (steps == step) & np.isin(held, wanted)
+        return numbers[among]
+
+    def held_by(self, workers: Sequence[str], assignments: np.ndarray) -> np.ndarray:
+        """int32[n] who of ``workers`` holds each of these, all of them live: its position; -1: somebody else."""
+        positions = np.full(len(self._workers), -1, np.int32)
+        for position, name in enumerate(workers):
+            if (index := self._workers.get(name)) is not None:
+                positions[index] = position
+        return positions[self._slots.workers_of(assignments)]
+
+    def former_holders(self) -> set[str]:
+        """Workers whose samples a former life of the scheduler gave them, and nobody since."""
+        held = {int(i) for step, batch in self.batches.items() for i in np.unique(batch.holder[self._former(step)])}
+        return {name for name, index in self._workers.items() if index in held}
+
+    def formerly_with(self, workers: set[str], step: int) -> np.ndarray:
+        """int32[n] queued rows of ``step`` that a former life of the scheduler gave to one of ``workers``."""
+        rows = self._former(step)
+        return rows[np.isin(self.batches[step].holder[rows], [self._workers.get(name, -2) for name in workers])]
+
+    def _former(self, step: int) -> np.ndarray:
+        batch = self.batches[step]
+        return np.nonzero((batch.state == S.QUEUED) & (batch.former >= 0))[0].astype(np.int32)
+
+    def count_states(self) -> dict[str, int]:
+        counts = np.zeros(len(SampleState), np.int64)
+        for batch in self.batches.values():
+            counts += np.bincount(batch.state, minlength=len(SampleState))
+        return {state.name.lower(): int(counts[state]) for state in SampleState}
+
+    def _batch(self, step: int) -> StepBatch:
+        batch = self.batches.get(step)
+        if batch is None:
+            raise IllegalTransition(f"step {step}: no batch has been issued, or it has been pruned")
+        return batch
+
+    def _pruned(self, step: int) -> bool:
+        return step < self.floor and step not in self.batches
+
+
+def distinct(steps: np.ndarray) -> list[int]:
+    """Ascending. Nearly always there is one, so that case is quick."""
+    if not len(steps):
+        return []
+    if (steps == steps[0]).all():
+        return [int(steps[0])]
+    return np.unique(steps).tolist()

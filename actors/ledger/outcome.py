@@ -1,0 +1,85 @@
+"""What an event did to the ledger, for the scheduler to go on from; and the two ways in which a hand-out ends.
+
+Invariants
+- An Outcome is no state: equal events give equal ledgers whoever looks at it.
+- A sample is settled once a hand-out: finished, or back in the queue from where the ledger has it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from actors.ledger.batch import SampleState, StepBatch
+from actors.protocol.tokens import FinishReason
+
+K = TypeVar("K", int, str)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Of one event. Rows are int32[n] by step, assignments int64[n] by worker."""
+
+    tokens: int = 0
+    finished: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    """Rows that became finished."""
+    queued: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    """Rows that went back to the queue."""
+    ended: dict[str, int] = field(default_factory=dict[str, int])
+    """Worker → how many of its hand-outs are over, finished ones included."""
+    broken: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
+    """Assignments that run on their worker though the ledger disagrees (gap, overlap, not live): revoke them."""
+
+    def count_ended(self, worker: str, hand_outs: int) -> None:
+        """Some more of ``worker`` are over."""
+        if hand_outs:
+            self.ended[worker] = self.ended.get(worker, 0) + hand_outs
+
+    def note_broken(self, worker: str, assignments: np.ndarray) -> None:
+        """Some more of ``worker`` run on though they should not."""
+        if len(assignments):
+            _join(self.broken, worker, assignments)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Grow only. ``prompts_lost`` and ``samples_trained_twice`` are 0 in a right system."""
+
+    tokens: int = 0
+    unknown_rows: int = 0
+    duplicate_rows: int = 0
+    gap_rows: int = 0
+    samples_migrated: int = 0
+    prompts_lost: int = 0
+    samples_trained_twice: int = 0
+    dropped: int = 0
+
+
+def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:
+    """``rows`` have ended for good, for ``reasons``: FinishReason of each or of all."""
+    if len(rows):
+        batch.state[rows] = SampleState.FINISHED
+        batch.finish[rows] = reasons
+        batch.assignment[rows] = -1
+        _join(outcome.finished, batch.step, rows)
+
+
+def give_back(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
+    """Back to the queue, unless the tokens already end the sample."""
+    if not len(rows):
+        return
+    stopped, spent = batch.ended(rows)
+    finish(batch, rows[stopped], FinishReason.STOP, outcome)
+    finish(batch, rows[spent], FinishReason.LENGTH, outcome)
+    rows = rows[~stopped & ~spent]
+    batch.state[rows] = SampleState.QUEUED
+    batch.assignment[rows] = -1
+    if len(rows):
+        _join(outcome.queued, batch.step, rows)
+
+
+def _join(parts: dict[K, np.ndarray], key: K, more: np.ndarray) -> None:
+    before = parts.get(key)
+    parts[key] = more if before is None else np.concatenate([before, more])

@@ -1,0 +1,198 @@
+"""How tokens enter the ledger: all deltas that came together, in columns.
+
+    deltas ─▶ which sample is each row, and does it go on where that one ends?
+                 │ of workers of whom every row does            │ of the others
+                 ▼                                              ▼
+              _enter: all at once                            _judge: one delta after the other, row by row
+
+Invariants
+- A row enters only if its assignment is live with that worker and it goes on exactly where the sample ends; every other
+  row is counted (unknown, duplicate, gap) and ignored.
+- It makes no difference which way a delta takes, nor what it comes together with: workers share no sample.
+- Nothing is done for a single token, and for a single row only where something is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from actors.ledger.batch import SampleState, StepBatch
+from actors.ledger.errors import IllegalTransition
+from actors.ledger.events import TokensAppended
+from actors.ledger.ledger_state import distinct
+from actors.ledger.outcome import Counters, Outcome, finish, give_back
+from actors.ledger.slots import Slots
+from actors.protocol.tokens import FinishReason
+
+
+class TokenEntry:
+    """Works on the ledger's own columns: ``batches`` by step, ``workers`` by name."""
+
+    def __init__(
+        self, batches: dict[int, StepBatch], slots: Slots, workers: dict[str, int], counters: Counters
+    ) -> None:
+        self._batches, self._slots, self._workers, self._counters = batches, slots, workers, counters
+
+    def enter(self, event: TokensAppended) -> Outcome:
+        """Take what goes on where a sample ends, and count the rest.
+
+        Raises:
+            IllegalTransition: columns do not fit each other; nothing has changed.
+        """
+        _check_columns(event)
+        outcome = Outcome()
+        workers = np.array([self._workers.get(name, -1) for name in event.workers], np.int32)
+        of_row = np.repeat(workers, event.row_counts)
+        steps, rows = self._slots.find(event.assignments, of_row)
+        wrong = ~self._follow_on(event, steps, rows)
+        if not wrong.any():
+            self._enter(event, steps, rows, None, outcome)
+            return outcome
+        odd = np.unique(of_row[wrong])
+        self._enter(event, steps, rows, ~np.isin(of_row, odd), outcome)
+        for delta, is_odd in zip(event.split(), np.isin(workers, odd).tolist(), strict=True):
+            if is_odd:
+                self._judge(delta, outcome)
+        return outcome
+
+    def _follow_on(self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """bool[n] which rows go on exactly where their sample ends, given that those before them are entered."""
+        right = (rows >= 0) & (event.finished <= FinishReason.ABORTED)
+        ends, budget = self._ends(steps, rows, right)
+        order = np.argsort(event.assignments, kind="stable")
+        numbers, counts = event.assignments[order], event.counts[order]
+        again = numbers[1:] == numbers[:-1]
+        if again.any():
+            before = np.cumsum(counts) - counts
+            first = np.append(True, ~again)
+            ends[order] += before - before[first][np.cumsum(first) - 1]
+            right[order[1:]] &= ~again | (event.finished[order[:-1]] == FinishReason.RUNNING)
+        return right & (event.offsets == ends) & (event.offsets + event.counts <= budget)
+
+    def _ends(self, steps: np.ndarray, rows: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray | int]:
+        """Where the samples of the ``right`` rows end, and may end: int32[n] each, or one budget for all."""
+        present = distinct(steps[right])
+        if len(present) == 1 and right.all():
+            batch = self._batches[present[0]]
+            return batch.length[rows], batch.sampling.max_tokens
+        ends, budget = np.zeros((2, len(rows)), np.int32)
+        for step in present:
+            of_step = right & (steps == step)
+            ends[of_step] = self._batches[step].length[rows[of_step]]
+            budget[of_step] = self._batches[step].sampling.max_tokens
+        return ends, budget
+
+    def _enter(
+        self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray, pick: np.ndarray | None, outcome: Outcome
+    ) -> None:
+        """Take the rows of ``pick``, all of which go on where their samples end; None: every row."""
+        for step in distinct(steps if pick is None else steps[pick]):
+            of_step = steps == step if pick is None else pick & (steps == step)
+            whole = bool(of_step.all())
+            at = slice(None) if whole else of_step
+            flat = slice(None) if whole else np.repeat(of_step, event.counts)
+            versions = _version_of_rows(event)
+            self._write(
+                self._batches[step], rows[at], event.offsets[at], event.counts[at],
+                versions if isinstance(versions, int) else versions[at],
+                event.tokens[flat], event.logprobs[flat], outcome,
+            )  # fmt: skip
+            if event.finished[at].any():
+                of_row = np.repeat(np.arange(len(event.workers)), event.row_counts)[at]
+                ended = event.finished[at] != FinishReason.RUNNING
+                for delta in np.unique(of_row[ended]).tolist():
+                    over = ended & (of_row == delta)
+                    self._end(
+                        self._batches[step], event.workers[delta], rows[at][over], event.finished[at][over],
+                        event.assignments[at][over], outcome,
+                    )  # fmt: skip
+
+    def _write(
+        self, batch: StepBatch, rows: np.ndarray, offsets: np.ndarray, counts: np.ndarray, versions: np.ndarray | int,
+        tokens: np.ndarray, logprobs: np.ndarray, outcome: Outcome,
+    ) -> None:  # fmt: skip
+        batch.put(rows, offsets, counts, tokens, logprobs, versions)
+        batch.length[rows] = offsets + counts  # of rows that are there twice the last one stays
+        batch.state[rows[counts > 0]] = SampleState.STREAMING
+        outcome.tokens += len(tokens)
+        self._counters.tokens += len(tokens)
+
+    def _end(
+        self, batch: StepBatch, worker: str, rows: np.ndarray, finished: np.ndarray, assignments: np.ndarray,
+        outcome: Outcome,
+    ) -> None:  # fmt: skip
+        """These hand-outs are over, each for the reason in ``finished``."""
+        self._slots.end(assignments)
+        done = finished != FinishReason.ABORTED
+        finish(batch, rows[done], finished[done], outcome)
+        give_back(batch, rows[~done], outcome)
+        outcome.count_ended(worker, len(rows))
+
+    # ------------------------------------------------------------ where something is wrong
+
+    def _judge(self, delta: TokensAppended, outcome: Outcome) -> None:
+        """Enter of a single delta what fits."""
+        [worker] = delta.workers
+        for pick in _passes(delta.assignments):
+            steps, rows = self._slots.find(delta.assignments, self._workers.get(worker, -1))
+            known = pick & (rows >= 0)
+            unknown = pick & (rows < 0)
+            self._counters.unknown_rows += int(np.count_nonzero(unknown))
+            outcome.note_broken(worker, delta.assignments[unknown & (delta.finished == FinishReason.RUNNING)])
+            for step in distinct(steps[known]):
+                good = self._good(delta, step, rows, known & (steps == step), outcome)
+                self._enter(delta, steps, rows, good, outcome)
+
+    def _good(
+        self, delta: TokensAppended, step: int, rows: np.ndarray, pick: np.ndarray, outcome: Outcome
+    ) -> np.ndarray:
+        """bool[n] which rows of ``pick``, all of them of ``step``, enter; the others are counted."""
+        batch = self._batches[step]
+        ends = batch.length[np.where(pick, rows, 0)]
+        duplicate = pick & (delta.offsets < ends)
+        fits = delta.offsets + delta.counts <= batch.sampling.max_tokens
+        gap = pick & ~duplicate & ((delta.offsets > ends) | ~fits | (delta.finished > FinishReason.ABORTED))
+        self._counters.duplicate_rows += int(np.count_nonzero(duplicate))
+        self._counters.gap_rows += int(np.count_nonzero(gap))
+        overlap = duplicate & (delta.offsets + delta.counts > ends)
+        outcome.note_broken(delta.workers[0], delta.assignments[gap | overlap])
+        return pick & ~duplicate & ~gap
+
+
+def _check_columns(event: TokensAppended) -> None:
+    n, total = len(event.assignments), len(event.tokens)
+    deltas_fit = len(event.workers) == len(event.versions) == len(event.row_counts)
+    if not deltas_fit or event.row_counts.sum() != n or (event.row_counts < 0).any():
+        raise IllegalTransition(f"deltas of {_who(event)} have {n} rows, not those that they are said to have")
+    columns = (event.offsets, event.counts, event.finished)
+    if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
+        raise IllegalTransition(f"a delta of {_who(event)} has columns that do not fit each other")
+    if len(event.logprobs) != total:
+        raise IllegalTransition(f"a delta of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
+
+
+def _who(event: TokensAppended) -> str:
+    return ", ".join(sorted(set(event.workers)))
+
+
+def _version_of_rows(event: TokensAppended) -> np.ndarray | int:
+    """int32[n], or one for all, which is the usual case."""
+    versions = event.versions
+    if (versions == versions[0]).all():
+        return int(versions[0])
+    return np.repeat(versions, event.row_counts)
+
+
+def _passes(assignments: np.ndarray) -> Iterator[np.ndarray]:
+    """Masks of the rows to judge together: all, or one by one if an assignment comes twice in a delta."""
+    n = len(assignments)
+    ordered = np.sort(assignments)
+    if (ordered[1:] == ordered[:-1]).any():
+        for row in range(n):
+            mask = np.zeros(n, np.bool_)
+            mask[row] = True
+            yield mask
+    else:
+        yield np.ones(n, np.bool_)

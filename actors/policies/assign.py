@@ -1,0 +1,227 @@
+"""Who generates what: join the shortest queue, by credit.
+
+Invariants
+- A worker never holds more samples than it has slots, nor generates a sample of step s with a version < s - k.
+- A sample never goes on with an older version than its tokens are of.
+- Moved samples go first, then older steps, then the longest as predicted, then prompts in order: what others wait for
+  comes before what can wait.
+- A suspect, a prompt that an engine held when it crashed, is given whole to a worker that holds no other suspect: when
+  that one crashes too, it is known why.
+- Groups that are kept for certain workers (``dispatch_long``) go to those, and to others only when those are gone or
+  when the others have nothing else to do: when they have room, and none of the step's other groups is left. Those other
+  groups go to a dedicated worker only when all but such workers are gone, or when it holds nothing at all and no
+  group of another step is kept for it. A step is issued whole, so what is kept for it has been handed out by then.
+- What holds tokens, and a suspect, goes to any worker that serves its version when its own workers have no room.
+- Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
+- The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
+  wait at a worker at all is the view's business: ``slots`` is the cap.
+
+A worker that is loading the version that a step needs gets its share ahead, for ``pull_patience_s``: it holds the work
+and begins as soon as it has loaded, without a message back and forth in between. What has moved goes to a worker that
+serves already, where there is one.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.policies.decisions import AssignSamples, Decision
+from actors.policies.longest_first import longest_first
+from actors.policies.view import AssignView, GroupView, WorkerView
+
+
+def decide(view: AssignView, now: float) -> list[Decision]:
+    """Assign as many queued samples as credit allows."""
+    hands = _Hands(view)
+    for step in _steps(view):
+        groups = [g for g in view.groups if g.step == step]
+        ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
+        there = _There(ready, ready + _soon_ready(view, step, now))
+        if there.able:
+            long, others = (_place_lane(lane, there, hands) for lane in _lanes(groups))
+            if others:
+                _place(others, _idle_of_the_dedicated(others, view, hands, there), hands)
+            else:
+                _place(long, there.but(long[0].kept_for if long else frozenset()), hands)
+    return _cut(hands.picks, view.message_samples)
+
+
+@dataclass(frozen=True, slots=True)
+class _There:
+    """Workers that may generate samples of a step."""
+
+    ready: list[WorkerView]
+    """They serve a version that is new enough."""
+    able: list[WorkerView]
+    """Those, then the ones that are loading it."""
+
+    def among(self, names: frozenset[str]) -> _There:
+        return _There([w for w in self.ready if w.name in names], [w for w in self.able if w.name in names])
+
+    def but(self, names: frozenset[str]) -> _There:
+        return _There([w for w in self.ready if w.name not in names], [w for w in self.able if w.name not in names])
+
+
+class _Hands:
+    """What has been given so far."""
+
+    def __init__(self, view: AssignView) -> None:
+        self.room = {w.name: w.slots - w.in_flight for w in view.workers}
+        self.load = {w.name: w.in_flight for w in view.workers}
+        self.picks: dict[tuple[str, int], list[np.ndarray]] = {}
+        self.taken = {w.name for w in view.workers if w.has_suspect}
+
+    def give(self, worker: str, step: int, rows: np.ndarray) -> None:
+        self.picks.setdefault((worker, step), []).append(rows)
+        self.room[worker] -= len(rows)
+        self.load[worker] += len(rows)
+
+
+def _lanes(groups: list[GroupView]) -> list[list[GroupView]]:
+    """Groups that are kept for certain workers, then the others, each in the order in which they are placed."""
+    kept = [g for g in groups if g.kept_for]
+    return [_in_order(lane) for lane in (kept, [g for g in groups if not g.kept_for])]
+
+
+def _in_order(groups: list[GroupView]) -> list[GroupView]:
+    """Moved ones, then the longest; what nobody knows counts as the median. Ties keep the order of prompts."""
+    expected = np.array([g.expected_tokens for g in groups])
+    known = expected[np.isfinite(expected)]
+    filled = np.where(np.isnan(expected), np.median(known) if len(known) else 0.0, expected)
+    return sorted((groups[i] for i in longest_first(filled)), key=lambda g: not g.moved)
+
+
+def _place_lane(groups: list[GroupView], there: _There, hands: _Hands) -> list[GroupView]:
+    """Place what may be placed among the lane's own workers; returns what is left of groups that nobody has begun."""
+    if not groups:
+        return []
+    kept_for, not_for = groups[0].kept_for, groups[0].not_for
+    own = there.among(kept_for) if kept_for else there.but(not_for)
+    if not own.able:  # all of them are gone: anybody may
+        return _place(groups, there, hands)
+    return _place(groups, own, hands, (there.but(kept_for) if kept_for else there.among(not_for)).ready)
+
+
+def _place(groups: list[GroupView], there: _There, hands: _Hands, beyond: Sequence[WorkerView] = ()) -> list[GroupView]:
+    """Place groups among these workers, what is begun among those ``beyond`` too; returns what is left of the rest."""
+    ready, able = there.ready, there.able
+    if not groups or not able:
+        return groups
+    share = _share(groups, hands.load, able)
+    anybody, at_once = _Shortest(able, share, hands), _Shortest(ready or able, share, hands)
+    left: list[GroupView] = []
+    for group in groups:
+        if group.suspect or group.version >= 0:
+            _place_begun(group, (ready, beyond), hands)
+            continue
+        rows = (at_once if group.moved else anybody).place(group)
+        if len(rows):
+            left.append(group if len(rows) == len(group.rows) else group.part(rows))
+    return left
+
+
+def _place_begun(group: GroupView, pools: tuple[Sequence[WorkerView], ...], hands: _Hands) -> None:
+    """Give what holds tokens, or a suspect, to those that serve its version; to a later pool what the first cannot."""
+    for pool in pools:
+        serving = [w for w in pool if w.policy_version >= group.version]
+        if group.suspect:
+            if _place_alone(group, serving, hands):
+                return
+        elif serving and len(group.rows):
+            level = _share([group], hands.load, serving)  # among those alone who may have it
+            group = group.part(_Shortest(serving, level, hands).place(group))
+
+
+def _idle_of_the_dedicated(left: list[GroupView], view: AssignView, hands: _Hands, there: _There) -> _There:
+    """Dedicated workers that hold nothing, and for which nothing is kept of another step either."""
+    dedicated = there.among(left[0].not_for)
+    idle = frozenset(w.name for w in dedicated.able if not hands.load[w.name])
+    kept = {g.kept_for for g in view.groups if g.step != left[0].step} if idle else set[frozenset[str]]()
+    return dedicated.among(idle.difference(*kept))
+
+
+def _steps(view: AssignView) -> list[int]:
+    """Steps in order, those with moved samples first."""
+    moved = {g.step for g in view.groups if g.moved}
+    return sorted({g.step for g in view.groups}, key=lambda step: (step not in moved, step))
+
+
+def _soon_ready(view: AssignView, step: int, now: float) -> list[WorkerView]:
+    need = step - view.max_staleness
+    return [
+        w
+        for w in view.workers
+        if w.policy_version < need <= w.pulling_version and now - w.pulling_since_s < view.pull_patience_s
+    ]
+
+
+def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerView]) -> int:
+    """The level to which workers are filled: the lowest that holds all the work, like water in a row of vessels."""
+    total = sum(len(g.rows) for g in groups) + sum(load[w.name] for w in workers)
+    low, high = 1, max(1, *(w.slots for w in workers))
+    while low < high:
+        level = (low + high) // 2
+        if sum(max(load[w.name], min(level, w.slots)) for w in workers) >= total:
+            high = level
+        else:
+            low = level + 1
+    return low
+
+
+class _Shortest:
+    """Workers with room below a level, the least loaded first. Made once for many groups: a group costs O(log workers).
+
+    Loads only rise while a decision is made, so an entry that is out of date stands too far in front, and is put back
+    where it belongs when it gets to the top.
+    """
+
+    def __init__(self, workers: list[WorkerView], share: int, hands: _Hands) -> None:
+        self._share, self._hands = share, hands
+        with_room = [w for w in workers if hands.room[w.name] > 0]  # one may have no slot at all
+        self._queue = [(_length(w, hands.load[w.name]), i, w) for i, w in enumerate(with_room)]
+        heapq.heapify(self._queue)
+
+    def place(self, group: GroupView) -> np.ndarray:
+        """Give the group to the first, and what exceeds its share to the next; returns the rest."""
+        rows, queue, room, load = group.rows, self._queue, self._hands.room, self._hands.load
+        while len(rows) and queue:
+            length, i, worker = queue[0]
+            n = min(len(rows), room[worker.name], self._share - load[worker.name])
+            if n <= 0:
+                heapq.heappop(queue)
+            elif (now := _length(worker, load[worker.name])) > length:
+                heapq.heapreplace(queue, (now, i, worker))
+            else:
+                self._hands.give(worker.name, group.step, rows[:n])
+                rows = rows[n:]
+        return rows
+
+
+def _length(worker: WorkerView, held: int) -> tuple[int, float]:
+    """Of its queue, with ``held`` samples."""
+    return worker.pending(held), held / worker.slots
+
+
+def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> bool:
+    """Give a suspect to the least loaded worker that has none, or to nobody yet. Whether somebody got it."""
+    n, room = len(group.rows), hands.room
+    able = [w for w in workers if w.name not in hands.taken and room[w.name] > 0]
+    fitting = [w for w in able if room[w.name] >= n or hands.load[w.name] == 0]
+    if fitting:
+        name = min(fitting, key=lambda w: hands.load[w.name] / w.slots).name
+        hands.give(name, group.step, group.rows[: min(n, room[name])])
+        hands.taken.add(name)
+    return bool(fitting)
+
+
+def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:
+    whole = {key: np.concatenate(parts) for key, parts in picks.items()}
+    return [
+        AssignSamples(worker, step, rows[start : start + message_samples])
+        for (worker, step), rows in whole.items()
+        for start in range(0, len(rows), message_samples)
+    ]

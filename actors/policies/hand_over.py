@@ -1,0 +1,163 @@
+"""When machines that both generate and train stop generating: as soon as the trainer would not have to wait.
+
+Goes beyond RLBoost's window (``offload``), which is learned from step to step and therefore late whenever machines come
+or go or lengths drift. In words:
+
+- The trainer works through whole groups as they are finished; of a sample whose siblings are not, it does meanwhile
+  what needs no advantage (log-probabilities, StreamRL 1.3). If it began now, and all the other workers generated what
+  is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
+- Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
+  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. A negative
+  ``slack_s`` is what the change itself takes: the trainer begins only after it. With enough other workers that is when
+  the first groups are finished; with none it is when everything is: plain colocation.
+- The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
+  difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
+  the last three counts: a step in which all came much sooner than expected says nothing of the next.
+- A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating for a wait that
+  is longer than changing over and back takes, with a margin. Where samples of later steps wait for a place its engines
+  are of use for all of that time. Where none do the wait counts as far as they would shorten it: they would take what
+  waits, and their share of what runs, whose steps are shorter with fewer beside it (``relieve``).
+
+``wait_s`` comes from a short event simulation over the workers' own pace: all that run get a token a step, a step takes
+what the batch says, what waits takes the places that become free, in order. Ranked lengths are enough; a wrong estimate
+costs a wait, never a sample.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import NamedTuple
+
+from actors.policies.generation_time import StepTime
+
+MARGIN = 3.0
+"""A dry trainer goes back for what takes as long as so many changes there and back."""
+LEARNED_STEPS = 3
+OUTLIVED = 0.1
+"""Who has more tokens than were expected needs that part of them again."""
+
+
+class Left(NamedTuple):
+    """One unfinished sample."""
+
+    tokens: float
+    """That it still needs, as expected."""
+    group: int
+    """A negative one: of another step."""
+    cache_tokens: float
+    """That it takes of a worker's cache meanwhile, on average."""
+    early_s: float = 0.0
+    """Of its training, what need not wait for its group."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverView:
+    """What is left of the step that is trained next."""
+
+    ready_s: float
+    """Training that has arrived, and what can be done of samples that wait for their group."""
+    running: Sequence[Left]
+    """Samples that other workers run, those of other steps too: they take room all the same."""
+    queued: Sequence[Left]
+    """All others of the step in the order in which they would begin: the trainer's own go first."""
+    train_s: dict[int, float]
+    """Group → its training, of the groups that are not complete, beyond what is done or can be done without them."""
+    workers: float
+    """Other ones; a fraction where a part of a large fleet stands for all of it."""
+    places: float
+    """Of one of them, on average."""
+    cache_tokens: float
+    """Of one of them."""
+    pace: StepTime
+    begin_s: float = 0.0
+    """Until the other workers, or the first of them, begin."""
+    more_waits: bool = False
+    """Samples of later steps wait for a place."""
+    helpers: float = 0.0
+    """Workers that there would be beside them if the trainer's own engines generated."""
+
+
+def left_tokens(expected: float, has: float, longest: float) -> float:
+    """That a sample with ``has`` tokens still needs, as far as anybody knows; none becomes longer than ``longest``."""
+    return max(min(max(expected - has, OUTLIVED * max(expected, has)), longest - has), 1.0)
+
+
+def wait_s(view: HandOverView) -> float:
+    """How long the trainer would stand still if it began now, less than nothing if it has time to spare.
+
+    ``inf``: somebody has to generate, and nobody else is there.
+    """
+    if not view.train_s:
+        return -math.inf
+    if not view.workers:
+        return math.inf
+    return waited_s(view.ready_s, _comes(view))
+
+
+def waited_s(ready_s: float, comes: Iterable[tuple[float, float]]) -> float:
+    """The same of (when it comes, training), in seconds since it began; ``ready_s`` was there then."""
+    waited_s, trained_s = -math.inf, ready_s
+    for at_s, train_s in sorted(comes):
+        waited_s = max(waited_s, at_s - trained_s)
+        trained_s += train_s
+    return waited_s
+
+
+def _comes(view: HandOverView) -> list[tuple[float, float]]:
+    """(When, training) that comes with a sample, or with the last one of a group.
+
+    Workers count as one large one whose samples are evenly shared.
+    """
+    workers = view.workers
+    complete_s, early = dict.fromkeys(view.train_s, 0.0), list[tuple[float, float]]()
+    active = list(view.running)  # by the token at which they end
+    heapq.heapify(active)
+    cached = sum(one.cache_tokens for one in active)
+    waiting = iter(view.queued)
+    upcoming = next(waiting, None)
+    now_s, token = view.begin_s, 0.0
+    while active or upcoming:
+        while upcoming and (
+            not active
+            or (len(active) < workers * view.places and cached + upcoming.cache_tokens <= workers * view.cache_tokens)
+        ):
+            heapq.heappush(active, upcoming._replace(tokens=token + upcoming.tokens))
+            cached += upcoming.cache_tokens
+            upcoming = next(waiting, None)
+        batch = len(active)
+        done = heapq.heappop(active)
+        now_s += (done.tokens - token) * view.pace.step_s(max(1.0, batch / workers), cached / batch)
+        token, cached = done.tokens, cached - done.cache_tokens
+        if done.group in complete_s:
+            complete_s[done.group] = now_s
+            if done.early_s:
+                early.append((now_s, done.early_s))
+    return early + [(end_s, view.train_s[group]) for group, end_s in complete_s.items()]
+
+
+def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]) -> list[int]:
+    """Groups in the order in which a trainer that waits is fed best: most training for the tokens still to generate."""
+    return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
+
+
+def lean_s(too_high_s: Sequence[float]) -> float:
+    """What the estimate leans by; ``too_high_s``: by how much it was too high in the steps before, the newest last."""
+    return median(too_high_s[-LEARNED_STEPS:]) if too_high_s else 0.0
+
+
+def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> bool:
+    """Whether the trainer's engines are to hand over now."""
+    return wait_s(view) - lean_s <= -slack_s
+
+
+def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
+    """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
+    alone_s, least_s = wait_s(view) - lean_s, MARGIN * 2 * switch_s
+    if view.more_waits and view.helpers:
+        return alone_s > least_s
+    helped = replace(view, workers=view.workers + view.helpers, begin_s=0.0 if view.helpers else view.begin_s)
+    return alone_s - max(0.0, wait_s(helped) - lean_s) > least_s

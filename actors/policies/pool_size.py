@@ -1,0 +1,123 @@
+"""How many rollout workers a job should have, after each step.
+
+StreamRL (arXiv 2504.15930), stage balancing, "dynamic adjustment", and what a running system needs beside it. In words:
+
+- After a step the time in which workers generated, T_gen, is held against that in which the trainer trained, T_train.
+  Once the gap is as large as what one more worker would take off T_gen, there should be one more. The paper stops
+  here; once generation would be the faster stage with one worker fewer too, by ``margin``, there should be one fewer.
+- What a worker more or less changes is not profiled beforehand: it is taken as its share of the work, T_gen/(n + 1).
+- **Dead band**: between both rules lies a factor of at least (1 + 1/n)/(1 - margin), so a worker that was just added is
+  not what the other rule wants to be rid of.
+- **Patience**: both times are means over the last ``patience`` steps, all of one number of workers; a step that began
+  with another number than it ended with is not judged. One worker at a time, and then the count begins anew.
+- **No swinging**: each time it turns round, from adding to removing or back, its patience doubles, up to 32-fold. So
+  whatever the figures are, n steps see no more than about log2(n) turns before that, and few after it.
+- **A worker has to pay.** One that took off less than half of its share, as where a few long samples are all that is
+  left, is the last one until T_gen has risen by a further worker's share. With prices it has to make steps
+  cheaper: its price, as part of what everything costs with it, is what it has to take off at least.
+- Workers that were asked for and have not come are asked for until the figures no longer want more than there are, and
+  no further ones: machines take their time to come.
+- **Bounds**: never fewer than ``least``, nor more than ``most``; outside them, it is brought inside at once.
+
+Pure: a step's figures in, a number out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actors.policies.stage_balance import resize
+
+_TURNS_MAX = 5
+"""Patience doubles no further than this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """What does not change from step to step."""
+
+    least: int
+    most: int
+    patience: int = 3
+    """Steps that are looked at together."""
+    margin: float = 0.15
+    """Generation must be faster than training by this part, with a worker fewer, for one to go."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What a step has measured."""
+
+    gen_s: float
+    """In which a worker generated, as a mean over the workers."""
+    train_s: float
+    """In which the trainer trained."""
+    workers: int
+    """Rollout workers at its end."""
+    price_share: float | None = None
+    """Price of one worker, as part of what all machines and one more worker would cost; None: nothing has a price."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """What is wanted, and why no other number is."""
+
+    wanted: int
+    workers: int = 0
+    """At the end of the step before; 0: there was none."""
+    seen: tuple[StageReport, ...] = ()
+    """Steps since the last change, the newest last, no more than are looked at."""
+    went: int = 0
+    """Up (1) or down (-1), the last time that anything changed."""
+    turns: int = 0
+    """How often that was another way than the time before."""
+    grown_from: StageReport | None = None
+    """The mean before the newest worker, until it is known whether that one pays."""
+    futile_s: float = 0.0
+    """The last worker did not pay, at this T_gen."""
+
+
+def decide(rules: PoolRules, now: PoolSize, report: StageReport) -> PoolSize:
+    """After a step."""
+    n, inside = report.workers, min(max(now.wanted, rules.least), rules.most)
+    if inside != now.wanted or n != now.workers or not rules.least <= n <= rules.most:
+        return replace(now, wanted=inside, workers=n, seen=())  # a step of two sizes tells of neither
+    patience = rules.patience << now.turns
+    now = replace(now, seen=(*now.seen, report)[-patience:])
+    if len(now.seen) < patience:
+        return now
+    mean = _mean(now.seen)
+    now = _judged(now, mean)
+    gen_s = mean.gen_s
+    asked = resize(
+        gen_s, mean.train_s, rollout=n, unit=1, gen_s=lambda k: gen_s * n / k, most=rules.most, margin=rules.margin
+    )
+    if asked > n and gen_s < now.futile_s * (n + 1) / n:
+        asked = n
+    if n < asked < now.wanted:
+        asked = now.wanted  # they are on their way
+    return _changed(now, max(asked, rules.least), mean)
+
+
+def _judged(now: PoolSize, mean: StageReport) -> PoolSize:
+    """Whether the newest worker pays, if there is one of which that is not known yet."""
+    before = now.grown_from
+    if before is None or mean.workers <= before.workers:
+        return now
+    share = 0.5 / mean.workers if mean.price_share is None else mean.price_share
+    pays = mean.gen_s <= before.gen_s * (1 - share)
+    return replace(now, grown_from=None, futile_s=0.0 if pays else mean.gen_s)
+
+
+def _changed(now: PoolSize, asked: int, mean: StageReport) -> PoolSize:
+    if asked == now.wanted:
+        return now
+    way = 1 if asked > now.wanted else -1
+    turns = min(now.turns + (way == -now.went), _TURNS_MAX)
+    grown_from = mean if asked > mean.workers else None
+    return replace(now, wanted=asked, seen=(), went=way, turns=turns, grown_from=grown_from)
+
+
+def _mean(seen: tuple[StageReport, ...]) -> StageReport:
+    gen_s, train_s = (sum(getattr(report, name) for report in seen) / len(seen) for name in ("gen_s", "train_s"))
+    return replace(seen[-1], gen_s=gen_s, train_s=train_s)

@@ -1,0 +1,123 @@
+"""How a rollout worker and its scheduler meet, what the worker tells of itself, and how they part.
+
+worker ──RegisterWorker──▶ scheduler ──Registered──▶ worker     and then, at any time, from the worker:
+WorkerVersion, WorkerAsleep, AssignmentsFailed, Draining, Leaving; WorkerEnded comes from its supervisor
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from actors.core.message import Message, message
+from actors.protocol.failures import Failure
+from transport.address import ActorAddress
+
+
+@message("scheduler.register_worker")
+class RegisterWorker(Message):
+    """A worker offers itself. Reply: Registered. A worker that lost its lease registers anew."""
+
+    job: str
+    worker: ActorAddress
+    node: str
+    engine: str
+    slots: int
+    """Credit: how many samples it will hold at once."""
+    policy_version: int
+    """-1 before the first pull."""
+    again: bool = False
+    """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
+    engine_start_s: float = 0.0
+    """How long its engine took to start."""
+    beside_trainer: bool = False
+    """It is on the trainer's machine."""
+    holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """Assignments of which it has something to tell: those that it generates, and those that have ended lately."""
+
+
+@message("scheduler.registered")
+class Registered(Message):
+    epoch: int
+    lease_s: float
+    """The term of its lease: see actors/core/tenure.py."""
+    lease: int
+    """The lease's own epoch; RenewLease names it."""
+    policy_version: int
+    """The newest published version, -1 if none yet."""
+    weights: ActorAddress | None
+    """Who serves it."""
+    kept: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """Those of ``RegisterWorker.holds`` with which it is to go on; all others are void."""
+    numbers: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
+    """What they are called from now on."""
+    lengths: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
+    """Response tokens that the ledger has of each: the first that it lacks is to come next."""
+
+
+@message("scheduler.worker_version")
+class WorkerVersion(Message):
+    """The worker has verified and loaded all of this version, and serves it from now on."""
+
+    job: str
+    worker: str
+    policy_version: int
+    pull_s: float
+    """Beside generation."""
+    pull_bytes: int
+    """Of the version."""
+    load_s: float = 0.0
+    """For which generation stood still."""
+    wire_bytes: int = 0
+    """What came over the network: nothing if the version was mapped, less than its bytes if as deltas."""
+
+
+@message("scheduler.worker_asleep")
+class WorkerAsleep(Message):
+    """The answer to SetAsleep, when the engine is as it was told to be."""
+
+    job: str
+    worker: str
+    asleep: bool
+
+
+@message("scheduler.assignments_failed")
+class AssignmentsFailed(Message):
+    """The engine could not process these; the typed failure says whose fault it was."""
+
+    job: str
+    worker: str
+    assignments: np.ndarray  # int64[n]
+    failure: Failure
+
+
+@message("scheduler.draining")
+class Draining(Message):
+    """The worker has been given notice: it begins nothing, goes on with what runs, and ends in ``left_s``."""
+
+    job: str
+    worker: str
+    left_s: float
+    reason: str
+
+
+@message("scheduler.leaving")
+class Leaving(Message):
+    """The worker has handed everything back and goes (drained or preempted)."""
+
+    job: str
+    worker: str
+    reason: str
+
+
+@message("scheduler.worker_ended")
+class WorkerEnded(Message):
+    """How the process of a worker ended, from its machine: a link that is lost does not tell a crash from a cut."""
+
+    job: str
+    worker: str
+    incarnation: int
+    """Of its peer."""
+    crashed: bool
+    """By its own doing: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
+    detail: str

@@ -1,0 +1,249 @@
+"""The fast decoder: Llama, Mistral, Qwen2 and Qwen3 as plain tensor code on the module's own weights.
+
+    ids ─▶ embed ─▶ ┌ norm ─▶ q,k,v in one matmul ─▶ (q/k norm) ─▶ rotate ─▶ cache ─▶ attend ─▶ o ─┐ × layers
+                    └ norm ─▶ gate,up in one matmul ─▶ silu(gate) · up ─▶ down ────────────────────┘
+                    ─▶ norm ─▶ head ─▶ logits
+
+Invariants
+- Fused matrices own the storage and the module's parameters are views of them, so a weight load in place needs no
+  second copy. Only the stacked q/k norms are derived, and ``weights_changed`` renews them.
+- On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch: matmuls
+  have at least ``least_rows`` rows (BLAS takes another kernel below that), prefill widths are multiples of
+  ``LENGTH_BUCKET`` (so does attention for a ragged last block), decoding looks at ``SHORTEST_SPAN`` tokens at least (so
+  does BLAS for fewer columns), and masked positions contribute exact zeros.
+
+The reason for its existence: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  torch's own name for it
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.rollout.engines.torch.decoder import prefill_chunks
+from actors.rollout.engines.torch.kv_cache import KvCache
+from actors.rollout.engines.torch.least_rows import least_rows
+
+_MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
+_ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
+LENGTH_BUCKET: Final = 16
+SHORTEST_SPAN: Final = 32
+
+
+def _bucket(length: int) -> int:
+    return -(-length // LENGTH_BUCKET) * LENGTH_BUCKET
+
+
+def why_not_fused(model: Any, max_tokens: int) -> str:
+    """Why ``FusedDecoder`` cannot run ``model``; empty if it can."""
+    config = model.config
+    if config.model_type not in _MODEL_TYPES:
+        return f"model_type {config.model_type!r} is none of {', '.join(_MODEL_TYPES)}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"hidden_act {config.hidden_act!r} is not silu"
+    windowed = getattr(config, "use_sliding_window", config.model_type == "mistral")
+    window = getattr(config, "sliding_window", None) if windowed else None
+    if window is not None and window < max_tokens:
+        return f"its sliding window of {window} is shorter than {max_tokens} tokens"
+    if (rope := model.model.rotary_emb.rope_type) not in _ROPE_TYPES:
+        return f"rope_type {rope!r} is none of {', '.join(_ROPE_TYPES)}"
+    return ""
+
+
+class _Layer:
+    """One decoder layer's weights, fused."""
+
+    def __init__(self, layer: Any, head_dim: int) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        self.qkv, self.qkv_bias = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up, self.gate_up_bias = _fuse(mlp.gate_proj, mlp.up_proj)
+        self.o, self.o_bias = attention.o_proj.weight.detach(), _bias(attention.o_proj)
+        self.down, self.down_bias = mlp.down_proj.weight.detach(), _bias(mlp.down_proj)
+        self.norm_1, self.norm_2 = layer.input_layernorm.weight.detach(), layer.post_attention_layernorm.weight.detach()
+        self.heads = attention.q_proj.weight.shape[0] // head_dim
+        self.kv_heads = attention.k_proj.weight.shape[0] // head_dim
+        self._norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else None
+        self.qk_norm: Tensor | None = None
+        self.renew()
+
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.qkv, self.o, self.gate_up, self.down
+
+    def renew(self) -> None:
+        """Stack the per-head norms of queries and keys: [heads + kv_heads, head_dim]."""
+        if self._norms is not None:
+            q, k = self._norms
+            self.qk_norm = torch.cat([q.detach().expand(self.heads, -1), k.detach().expand(self.kv_heads, -1)])
+
+
+def _bias(linear: Any) -> Tensor | None:
+    return None if linear.bias is None else linear.bias.detach()
+
+
+def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
+    """One matrix of several; the modules' parameters become views of it."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    start = 0
+    for linear in linears:
+        stop = start + linear.weight.shape[0]
+        linear.weight.data = weight[start:stop]
+        if bias is not None:
+            linear.bias.data = bias[start:stop]
+        start = stop
+    return weight, bias
+
+
+class FusedDecoder:
+    """See the module's docstring."""
+
+    def __init__(self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> None:
+        body, config = model.model, model.config
+        self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._embed, self._head = body.embed_tokens.weight.detach(), model.lm_head.weight.detach()
+        self._norm, self._eps = body.norm.weight.detach(), config.rms_norm_eps
+        self._layers = [_Layer(layer, self._head_dim) for layer in body.layers]
+        self._prefill_tokens = prefill_tokens
+        self._scale = self._head_dim**-0.5
+        positions = torch.arange(_bucket(max_tokens), device=self._embed.device).unsqueeze(0)
+        cos, sin = body.rotary_emb(self._embed, positions)
+        half = self._head_dim // 2
+        # rotate_half(x) * sin equals the half-swapped x times a sin whose first half is negated
+        self._cos, self._sin = cos[0].contiguous(), torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1).contiguous()
+        first = self._layers[0]
+        self._least_rows = least_rows([self._head, *first.matrices()])  # all layers are alike
+        self._cache = KvCache(
+            layers=len(self._layers),
+            heads=first.kv_heads,
+            head_dim=self._head_dim,
+            max_rows=max(max_rows, self._least_rows),
+            max_tokens=max_tokens,
+            like=self._embed,
+        )
+        self._rows = 0
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.nbytes
+
+    def weights_changed(self) -> None:
+        for layer in self._layers:
+            layer.renew()
+
+    def clear(self) -> None:
+        self._rows = 0
+        self._cache.clear()
+
+    def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+        self._cache.reserve(max(rows, self._least_rows), self._cache.width, used_rows=self._rows)
+        if len(sources):
+            self._cache.move(self._index(sources), self._index(targets))
+        self._rows = rows
+
+    def _index(self, values: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(values).to(self._embed.device)
+
+    # ------------------------------------------------------------------ prefill
+
+    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+        logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
+        longest = max(len(sequence) for sequence in sequences)
+        self._cache.reserve(max(self._rows + len(sequences), self._least_rows), longest + 1, used_rows=self._rows)
+        for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
+            rows = self._index(np.array(chunk, np.int64))
+            logits[rows] = self._prefill_chunk([sequences[i] for i in chunk], rows + self._rows)
+        self._rows += len(sequences)
+        return logits
+
+    def _prefill_chunk(self, sequences: list[NDArray[np.int32]], targets: Tensor) -> Tensor:
+        """Compute n ``sequences`` into the cache's rows ``targets``; returns logits [n, vocab]."""
+        n, width = len(sequences), _bucket(max(len(sequence) for sequence in sequences))
+        ids = np.zeros((n, width), np.int64)
+        for i, sequence in enumerate(sequences):
+            ids[i, : len(sequence)] = sequence
+        hidden = F.embedding(self._index(ids).view(-1), self._embed)
+        cos, sin = self._cos[:width].repeat(n, 1).unsqueeze(1), self._sin[:width].repeat(n, 1).unsqueeze(1)
+        last = np.array([len(sequence) - 1 for sequence in sequences]) + np.arange(n) * width
+        for number, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, hidden, cos, sin)
+            q, k, v = (part.view(n, width, -1, self._head_dim).transpose(1, 2) for part in (q, k, v))
+            self._cache.write_prefix(number, targets, k, v)
+            # right padding: a real token never sees a pad, so causality is the whole mask
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=self._scale, enable_gqa=q.shape[1] != k.shape[1]
+            )
+            mixed = mixed.transpose(1, 2).reshape(n * width, -1)
+            hidden = self._finish_layer(layer, hidden, mixed)
+        return self._logits(hidden[self._index(last)])
+
+    # ------------------------------------------------------------------ decode
+
+    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+        n = len(tokens)
+        spare = self._least_rows - n
+        if spare > 0:  # spare rows compute garbage at position 0 of free slots
+            tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
+            lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
+        longest = int(lengths.max())
+        self._cache.reserve(len(tokens), longest, used_rows=n)
+        span = min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
+        positions = self._index(lengths - 1)
+        cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        hidden = F.embedding(self._index(tokens), self._embed)
+        bias = self._bias_of(positions, span, hidden.dtype)
+        places = self._cache.places(positions)
+        for number, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, hidden, cos, sin)
+            keys, values = self._cache.append(number, places, k, v, len(tokens), span)
+            hidden = self._finish_layer(layer, hidden, self._attend(q, keys, values, bias))
+        return self._logits(hidden)[:n]
+
+    def _bias_of(self, positions: Tensor, span: int, dtype: torch.dtype) -> Tensor:
+        """0 where a row may look and -inf behind its newest token: [rows * kv_heads, 1, span]."""
+        behind = torch.arange(span, device=positions.device) > positions.unsqueeze(1)
+        bias = torch.zeros(behind.shape, dtype=dtype, device=positions.device).masked_fill_(behind, -torch.inf)
+        return bias.repeat_interleave(self._cache.heads, 0).unsqueeze(1)
+
+    def _attend(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """One query a row: q [n, heads, d] against keys and values [n * kv_heads, span, d]; returns [n, heads * d]."""
+        n, heads, width = q.shape
+        grouped = q.reshape(keys.shape[0], -1, width)
+        scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=self._scale)
+        weights = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        return torch.bmm(weights, values).view(n, heads * width)
+
+    # ------------------------------------------------------------------ shared
+
+    def _rms(self, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype == torch.float32:
+            scale = torch.rsqrt(x.square().mean(-1, keepdim=True).add_(self._eps))
+            return (x * scale).mul_(weight)
+        wide = x.float()
+        return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype)
+
+    def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Normed and rotated queries and keys, and values, of hidden [n, h]: [n, heads or kv_heads, head_dim] each."""
+        d, half = self._head_dim, self._head_dim // 2
+        qkv = F.linear(self._rms(hidden, layer.norm_1), layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, d)
+        qk, v = qkv[:, : layer.heads + layer.kv_heads], qkv[:, layer.heads + layer.kv_heads :]
+        if layer.qk_norm is not None:
+            qk = self._rms(qk, layer.qk_norm)
+        qk = qk * cos + torch.cat([qk[..., half:], qk[..., :half]], -1).mul_(sin)
+        return qk[:, : layer.heads], qk[:, layer.heads :], v
+
+    def _finish_layer(self, layer: _Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
+        hidden = hidden + F.linear(mixed, layer.o, layer.o_bias)
+        gate, up = F.linear(self._rms(hidden, layer.norm_2), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return hidden + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Logits [n, vocab] of hidden [n, h]; padded to the least rows, so that few rows give the same bits as many."""
+        n = hidden.shape[0]
+        hidden = F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n)))
+        return F.linear(self._rms(hidden, self._norm), self._head)[:n]

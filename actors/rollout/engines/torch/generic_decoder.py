@@ -1,0 +1,145 @@
+"""Continuous batching for any HF causal LM whose cache is keys and values, through the model's own ``forward``.
+
+All rows end at the same column, so to the model each call looks like one of ``generate`` with left padding, which every
+architecture supports (also those that count distances by column: ALiBi, sliding windows):
+
+    column     0 1 2 3 4 5                      a new row is padded on the left when it joins,
+    row 0      . . a b c d ─▶ e                 columns that no row uses any more are cut off on the left,
+    row 1      x y z a b c ─▶ d                 and all rows grow by one column a step
+
+Invariants
+- Row i occupies the last ``lengths[i]`` columns; the attention mask says so; positions count within the row.
+- The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import DynamicCache
+
+from actors.rollout.engines.torch.decoder import prefill_chunks
+from actors.rollout.errors import ModelUnreadable
+
+
+class GenericDecoder:
+    """See the module's docstring."""
+
+    def __init__(self, model: Any, *, prefill_tokens: int) -> None:
+        self._model, self._prefill_tokens = model, prefill_tokens
+        accepted = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in accepted
+        self._keeps_last = "logits_to_keep" in accepted
+        if getattr(model.config, "is_encoder_decoder", False) or not getattr(model, "_supports_cache_class", True):
+            raise ModelUnreadable(
+                f"{type(model).__name__} has no key-value cache of its own: the torch engine needs one"
+            )
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._lengths = np.zeros(0, np.int64)
+
+    @property
+    def cache_bytes(self) -> int:
+        return sum(keys.nbytes + values.nbytes for keys, values in self._layers)
+
+    @property
+    def _columns(self) -> int:
+        return self._layers[0][0].shape[2] if self._layers else 0
+
+    def weights_changed(self) -> None:
+        """Nothing is derived from the weights."""
+
+    def clear(self) -> None:
+        self._layers, self._lengths = [], np.zeros(0, np.int64)
+
+    def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
+        if rows == 0:
+            self.clear()
+            return
+        order = np.arange(rows)
+        order[targets] = sources
+        self._lengths = self._lengths[order]
+        cut = self._columns - int(self._lengths.max())
+        index = self._tensor(order)
+        self._layers = [(keys[:, :, cut:][index], values[:, :, cut:][index]) for keys, values in self._layers]
+
+    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+        logits: list[Tensor] = [torch.empty(0)] * len(sequences)
+        layers: list[list[tuple[Tensor, Tensor]]] = [[]] * len(sequences)
+        for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
+            width = max(len(sequences[i]) for i in chunk)
+            ids, lengths = np.zeros((len(chunk), width), np.int64), np.array([len(sequences[i]) for i in chunk])
+            for row, i in enumerate(chunk):
+                ids[row, width - lengths[row] :] = sequences[i]
+            output, computed = self._forward(ids, lengths, [])
+            for row, i in enumerate(chunk):
+                logits[i] = output[row]
+                layers[i] = [
+                    (k[row, :, width - lengths[row] :], v[row, :, width - lengths[row] :]) for k, v in computed
+                ]
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+        self._lengths = np.concatenate([self._lengths, lengths])
+        self._join(layers)
+        return torch.stack(logits)
+
+    def _join(self, joining: list[list[tuple[Tensor, Tensor]]]) -> None:
+        """Pad the present rows and the joining ones on the left to one width and stack them."""
+        width = int(self._lengths.max())
+        present = len(self._lengths) - len(joining)
+        merged: list[tuple[Tensor, Tensor]] = []
+        for number, parts in enumerate(joining[0]):
+            pair: list[Tensor] = []
+            for kind in (0, 1):
+                like = parts[kind]
+                stacked = like.new_zeros(len(self._lengths), like.shape[0], width, like.shape[2])
+                if present:
+                    held = self._layers[number][kind]
+                    shown = min(width, held.shape[2])
+                    stacked[:present, :, width - shown :] = held[:, :, held.shape[2] - shown :]
+                for row, layers in enumerate(joining, start=present):
+                    stacked[row, :, width - layers[number][kind].shape[1] :] = layers[number][kind]
+                pair.append(stacked)
+            merged.append((pair[0], pair[1]))
+        self._layers = merged
+
+    def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
+        logits, self._layers = self._forward(tokens[:, None], lengths, self._layers)
+        self._lengths = lengths.copy()
+        return logits
+
+    def _forward(
+        self, ids: NDArray[np.int64], lengths: NDArray[np.int64], past: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+        """Run ids [n, q] behind ``past``; lengths [n] include them. Returns logits [n, vocab] and the new cache."""
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(past):
+            cache.update(keys, values, number)
+        width = ids.shape[1] + (past[0][0].shape[2] if past else 0)
+        mask = np.arange(width) >= width - lengths[:, None]
+        extra: dict[str, Any] = {}
+        if self._takes_positions:
+            positions = np.arange(width - ids.shape[1], width) - (width - lengths[:, None])
+            extra["position_ids"] = self._tensor(np.maximum(positions, 0))
+        if self._keeps_last:
+            extra["logits_to_keep"] = 1
+        output = self._model(
+            input_ids=self._tensor(ids),
+            attention_mask=self._tensor(mask.astype(np.int64)),
+            past_key_values=cache,
+            use_cache=True,
+            **extra,
+        )
+        layers: list[Any] = cache.layers
+        if not layers or any(getattr(layer, "keys", None) is None for layer in layers):
+            raise ModelUnreadable(
+                f"{type(self._model).__name__} keeps a state that is no key-value cache: not for the torch engine"
+            )
+        return output.logits[:, -1], [(layer.keys, layer.values) for layer in layers]
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)

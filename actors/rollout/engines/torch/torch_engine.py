@@ -1,0 +1,330 @@
+"""The embedded engine: plain torch, any HF causal LM, CPU and CUDA, continuous batching with a KV cache.
+
+    add ─▶ waiting ─ admit ─▶ rows (prefilled: 0 … cached - 1 │ to prefill: the rest)
+                                   │ decode: one token each    │ prefill: whole prefix, once per distinct prefix
+                                   └──────────── logits ───────┘
+                                     draw (noise of seed, prompt, sibling, position) ─▶ record ─▶ finished rows leave
+                                     ─▶ siblings that still say the same go on in one row of the cache (branches.py)
+
+Everything that computes runs on the engine's own thread; between two calls nothing moves.
+
+Options (``EngineSpec.options``)
+- ``decoder``: ``auto`` (default), ``fused`` or ``generic``; see ``decoder.py``.
+- ``prefill_tokens``: padded tokens in one prefill batch, default 8192.
+- ``step_ms``: a ``step`` goes on, token by token, until this much time has passed, default 16. On a small model, whose
+  tokens take a millisecond or two, that makes fewer, bigger messages; on any other one a step is one token. Whoever
+  has something for the engine ends it with the present token.
+- ``tokens_per_step``: tokens that each sequence gains in one ``step``, whatever the time. A crash costs and an abort
+  waits for up to one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from time import perf_counter
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import EngineStats
+from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.requests import check_requests, ended_before_start
+from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.engines.torch.branches import one_slot_each, rearranged
+from actors.rollout.engines.torch.decoder import Decoder, make_decoder
+from actors.rollout.engines.torch.model_loading import load_model, pick_device
+from actors.rollout.engines.torch.rows import Rows
+from actors.rollout.engines.torch.token_sampler import RowSampling, draw
+from actors.rollout.engines.torch.weight_loading import SleepingWeights, copy_weights, verify_weights
+from actors.rollout.errors import EngineError
+from actors.rollout.sampling import uniforms
+
+T = TypeVar("T")
+_KNOWN_OPTIONS = frozenset({"decoder", "prefill_tokens", "step_ms", "tokens_per_step"})
+
+
+class TorchEngine:
+    """See the module's docstring and ``actors.rollout.engine.RolloutEngine``."""
+
+    kind = "torch"
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
+        self._spec: EngineSpec | None = None
+        self._model: Any = None
+        self._decoder: Decoder | None = None
+        self._rows = Rows(1, 1)
+        self._cached = 0
+        """Rows 0 … ``_cached`` - 1 have keys and values; the others are prefilled in the next step."""
+        self._branches = 0
+        """Rows of the decoder's cache."""
+        self._waiting: deque[GenerationRequest] = deque()
+        self._aborted: set[int] = set()
+        """Running requests to end at the start of the next step, on the engine's thread."""
+        self._columns = StepColumns()
+        self._version = 0
+        self._asleep: SleepingWeights | None = None
+        self._sleeping = False
+        self._weights_lost = False
+        self._tokens_per_step = 0
+        """0: as many as fit into ``_step_s``."""
+        self._step_s = 0.0
+        self._vocab = 0
+        self._stats = EngineStats()
+
+    async def start(self, spec: EngineSpec) -> None:
+        if unknown := sorted(set(spec.options) - _KNOWN_OPTIONS):
+            raise EngineError(f"rollout.engine_options has {unknown}: the torch engine knows {sorted(_KNOWN_OPTIONS)}")
+        if spec.max_context_tokens < 8:
+            raise EngineError(f"max_context_tokens is {spec.max_context_tokens}: expected at least 8")
+        self._spec = spec
+        self._rows = Rows(spec.max_running, spec.max_context_tokens)
+        self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
+        self._step_s = float(spec.options.get("step_ms", 16.0)) / 1000
+        self._hurried = False
+        await self._run(self._load, spec)
+
+    def _load(self, spec: EngineSpec) -> None:
+        torch.set_num_threads(max(1, spec.threads))
+        self._model = load_model(spec.model_path, spec.dtype, pick_device(spec.device))
+        self._vocab = int(self._model.get_input_embeddings().weight.shape[0])
+        self._decoder = make_decoder(
+            self._model,
+            str(spec.options.get("decoder", "auto")),
+            max_rows=spec.max_running,
+            max_tokens=spec.max_context_tokens,
+            prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
+        )
+        with torch.inference_mode():
+            self._warm_up(self._decoder)
+
+    def _warm_up(self, decoder: Decoder) -> None:
+        """One prefill and one token: thread pools, kernels and the cache are there before the first request."""
+        logits = decoder.prefill([np.zeros(4, np.int32)])
+        draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
+        decoder.decode(np.zeros(1, np.int64), np.full(1, 5, np.int64))
+        decoder.clear()
+
+    async def _run(self, function: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+    # ------------------------------------------------------------------ requests
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        """Queue requests.
+
+        Raises:
+            RequestRefused: some have no prompt or token ids outside the vocabulary; it names them, and none was queued.
+        """
+        check_requests(requests, vocab=self._vocab)
+        for request in requests:
+            reason = ended_before_start(request, self._started().max_context_tokens)
+            if reason is None:
+                self._waiting.append(request)
+            else:
+                self._columns.end(request.request, len(request.generated), reason)
+
+    def abort(self, requests: Sequence[int]) -> None:
+        gone = set(requests)
+        for request in [waiting for waiting in self._waiting if waiting.request in gone]:
+            self._waiting.remove(request)
+            self._columns.end(request.request, len(request.generated), FinishReason.ABORTED)
+        self._aborted |= gone.intersection(self._rows.requests[: self._rows.count].tolist())
+
+    def _drop_aborted(self) -> None:
+        slots = np.flatnonzero(np.isin(self._rows.requests[: self._rows.count], list(self._aborted)))
+        for slot in slots:
+            self._columns.end(int(self._rows.requests[slot]), int(self._rows.offsets[slot]), FinishReason.ABORTED)
+        self._aborted.clear()
+        self._leave(slots)
+        self._arrange()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._rows.count or self._waiting or self._columns)
+
+    def _leave(self, slots: NDArray[np.int64]) -> None:
+        if not len(slots):
+            return
+        all_cached = self._cached == self._rows.count
+        self._rows.remove(slots)
+        if all_cached:  # else nothing is cached: rows are prefilled together, in a step or after a recompute
+            self._cached = self._rows.count
+
+    def _arrange(self) -> None:
+        """One row of the cache for each distinct sequence, and none for those that have left."""
+        if not self._branches:
+            return
+        rows = self._rows
+        new = rearranged(rows.branches[: rows.count], rows.last_tokens())
+        rows.branches[: rows.count] = new.branches
+        if len(new.sources) or new.rows != self._branches:
+            self._ready().arrange(new.sources, new.targets, new.rows)
+            self._branches = new.rows
+
+    # ------------------------------------------------------------------ steps
+
+    async def step(self) -> StepOutput:
+        if self._sleeping or self._weights_lost:
+            raise EngineError("step while asleep, or before the load that must follow a wake from level 2")
+        self._hurried = False
+        return await self._run(self._step)
+
+    def hurry(self) -> None:
+        """Read by the engine's thread behind each token."""
+        self._hurried = True
+
+    def _step(self) -> StepOutput:
+        started = perf_counter()
+        with torch.inference_mode():
+            if self._aborted:
+                self._drop_aborted()
+            done = 0
+            while self._rows.count or self._waiting or not done:
+                self._admit()
+                if self._rows.count:
+                    self._advance()
+                done += 1
+                if self._step_is_over(done, perf_counter() - started):
+                    break
+        seconds = perf_counter() - started
+        output = self._columns.take(self._version, seconds)
+        self._stats = EngineStats(
+            running=self._rows.count,
+            queued=len(self._waiting),
+            kv_used_fraction=self._kv_used_fraction(),
+            step_s=seconds,
+            busy_s_total=self._stats.busy_s_total + seconds,
+            tokens_total=self._stats.tokens_total + len(output.tokens),
+        )
+        return output
+
+    def _step_is_over(self, tokens: int, seconds: float) -> bool:
+        if self._tokens_per_step:
+            return tokens >= self._tokens_per_step
+        return self._hurried or seconds >= self._step_s
+
+    def _admit(self) -> None:
+        free = self._started().max_running - self._rows.count
+        self._rows.extend([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
+
+    def _advance(self) -> None:
+        """One token for each row."""
+        rows = self._rows
+        logits = self._logits()
+        noise = uniforms(rows.keys[: rows.count], rows.offsets[: rows.count])
+        tokens, logprobs = draw(logits, noise, rows.sampling())
+        if not np.isfinite(logprobs).all():
+            raise EngineError(f"version {self._version} gives logits that are not finite: the weights are broken")
+        offsets = rows.offsets[: rows.count].copy()
+        finished = rows.record(tokens)
+        self._columns.tokens(rows.requests[: rows.count], offsets, tokens, logprobs, finished)
+        self._leave(np.flatnonzero(finished))
+        self._arrange()
+
+    def _logits(self) -> torch.Tensor:
+        """Next-token logits of all rows: decoded for those with a cache, prefilled for the others."""
+        rows, decoder, parts = self._rows, self._ready(), list[torch.Tensor]()
+        if self._cached:
+            slots = self._one_slot_each()
+            parts.append(decoder.decode(rows.last_tokens()[slots], rows.lengths[slots]))
+        if self._cached < rows.count:
+            sequences: dict[bytes, int] = {}
+            for slot in range(self._cached, rows.count):
+                branch = sequences.setdefault(rows.sequence(slot).tobytes(), len(sequences))
+                rows.branches[slot] = self._branches + branch
+            parts.append(decoder.prefill([np.frombuffer(key, np.int32) for key in sequences]))
+            self._cached = rows.count
+            self._branches += len(sequences)
+        logits = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return logits.index_select(0, torch.from_numpy(rows.branches[: rows.count]).to(logits.device))
+
+    def _one_slot_each(self) -> NDArray[np.int64]:
+        return one_slot_each(self._rows.branches[: self._cached], self._branches)
+
+    def _kv_used_fraction(self) -> float:
+        spec = self._started()
+        used_tokens = self._rows.lengths[self._one_slot_each()].sum() if self._branches else 0
+        return float(used_tokens) / (spec.max_running * spec.max_context_tokens)
+
+    # ------------------------------------------------------------------ weights and memory
+
+    async def load_weights(
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
+    ) -> None:
+        if self._sleeping:
+            raise EngineError("load_weights while asleep: wake first")
+        await self._run(self._load_weights, tensors, dtypes)
+        self._version = policy_version
+        self._weights_lost = False
+        if in_flight == "recompute":
+            self._forget_cache()
+
+    def _load_weights(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
+        verify_weights(self._model, tensors, dtypes)
+        copy_weights(self._model, tensors)
+        with torch.no_grad():
+            self._ready().weights_changed()
+
+    def _forget_cache(self) -> None:
+        self._cached = self._branches = 0
+        self._ready().clear()
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    async def sleep(self, level: int) -> None:
+        """Level 1 frees the cache (and moves CUDA weights to the host), 2 drops the weights too. Sequences survive."""
+        if self._sleeping:
+            return
+        self._sleeping = True
+        await self._run(self._fall_asleep, level)
+
+    def _fall_asleep(self, level: int) -> None:
+        self._forget_cache()
+        if level >= 2 or self._model.device.type != "cpu":
+            self._asleep = SleepingWeights(self._model, keep=level < 2)
+        if self._model.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    async def wake(self) -> None:
+        if not self._sleeping:
+            return
+        if self._asleep is not None:
+            await self._run(self._asleep.restore)
+            self._weights_lost = not self._asleep.kept
+        self._asleep, self._sleeping = None, False
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    async def close(self) -> None:
+        await self._run(self._release)
+        self._thread.shutdown(wait=False)
+
+    def _release(self) -> None:
+        self._model = self._decoder = None
+        self._rows, self._cached, self._branches = Rows(1, 1), 0, 0
+        self._waiting.clear()
+
+    def _started(self) -> EngineSpec:
+        if self._spec is None:
+            raise EngineError("the engine has not been started")
+        return self._spec
+
+    def _ready(self) -> Decoder:
+        if self._decoder is None:
+            raise EngineError("the engine has not been started, or was closed")
+        return self._decoder

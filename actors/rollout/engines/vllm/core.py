@@ -1,0 +1,268 @@
+"""vLLM's EngineCore, driven in this process. Everything that touches vLLM's own objects is here.
+
+    VllmEngine (event loop) ──▶ one thread ──▶ VllmCore ──▶ EngineCore ──▶ scheduler, model runner
+
+Invariants
+- All methods run on one thread; vLLM's forward context is process-global, so a process holds one live core.
+- Log-probabilities are of the sampling distribution (``logprobs_mode="processed_logprobs"``; vLLM's default is raw).
+- The noise of a token is a function of (seed, prompt, sibling, position) alone: the generator of each request is
+  seeded anew for every position, so a moved or preempted sequence goes on with the tokens that it would have drawn.
+- The prefix cache is keyed by version through ``cache_salt``.
+- No file outlives the core: the rendezvous file of torch.distributed lies in a directory that is removed at start.
+
+Why EngineCore and not AsyncLLM: ``docs/decisions/0009-vllm-engine-core.md``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from actors.protocol.work import SamplingParams
+from actors.rollout.engine import EngineSpec
+from actors.rollout.engines.vllm.setup import (
+    brief,
+    engine_config,
+    forget_failed_core,
+    groups_without_threads,
+    is_about_memory,
+    prepare_process,
+    resolved_device,
+    thread_setting_kept,
+)
+from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadable
+from actors.rollout.sampling import stream_keys, uniforms
+
+_GREEDY_BELOW = 1e-5
+"""As in vLLM's sampler."""
+
+
+def noise_seeds(streams: Sequence[int], positions: Sequence[int]) -> list[int]:
+    """A 52-bit seed for each token: the bits of the uniform that ``actors.rollout.sampling`` gives to it."""
+    noise = uniforms(np.array(streams, np.uint64), np.array(positions, np.int64))
+    return (noise * float(1 << 52)).astype(np.int64).tolist()
+
+
+@dataclasses.dataclass(slots=True)
+class CoreRows:
+    """What one engine step produced, in columns: a request each, and its tokens."""
+
+    core_ids: list[str]
+    tokens: list[list[int]]
+    logprobs: np.ndarray  # float32[all tokens], end to end
+    ended: dict[str, str]
+    """Core id → vLLM's finish reason ("stop", "length"), of those that have ended."""
+
+
+class VllmCore:
+    """One EngineCore. Built, stepped and shut down on one thread."""
+
+    _live: ClassVar[VllmCore | None] = None
+
+    def __init__(self, spec: EngineSpec) -> None:
+        if VllmCore._live is not None:
+            raise EngineUnavailable(
+                "this process already runs a vLLM engine, and vLLM's state is process-global. "
+                "Use one worker process per engine."
+            )
+        spec = dataclasses.replace(spec, device=resolved_device(spec.device))
+        prepare_process(spec)
+        self.on_cpu = spec.device == "cpu"
+        self._scratch = Path(tempfile.mkdtemp(prefix="headrace-vllm-"))
+        try:
+            self._core = self._build(spec)
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+        VllmCore._live = self
+        self._runner: Any = self._core.model_executor.driver_worker.worker.model_runner
+        self._draws: dict[str, tuple[int, int]] = {}
+        """Core id → (noise stream, position of the next token), of requests that are sampled by runner V1."""
+        self.vocabulary: int = self.model_config.get_vocab_size()
+        self.context_tokens: int = self.model_config.max_model_len
+        """Prompt plus response; less than the spec's where the model knows fewer positions."""
+
+    def _build(self, spec: EngineSpec) -> Any:
+        from vllm.v1.engine.core import EngineCore
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        rendezvous = f"file://{self._scratch}/rendezvous"
+
+        class InProcessExecutor(UniProcExecutor):
+            """vLLM's own in-process executor, its rendezvous file in our directory instead of the shared one."""
+
+            def _distributed_args(self) -> tuple[str, int, int]:
+                _, rank, local_rank = super()._distributed_args()
+                return rendezvous, rank, local_rank
+
+        config = engine_config(spec)
+        with thread_setting_kept(spec.threads), groups_without_threads():
+            try:
+                return EngineCore(config, InProcessExecutor, log_stats=False)
+            except (ValueError, KeyError, AssertionError, OSError, RuntimeError) as error:
+                forget_failed_core()
+                if is_about_memory(error):
+                    raise EngineUnavailable(f"vLLM could not get the memory it needs: {brief(error)}") from error
+                raise ModelUnreadable(f"vLLM cannot load {str(spec.model_path)!r}: {brief(error)}") from error
+
+    # ------------------------------------------------------------ requests
+
+    def submit(
+        self,
+        core_id: str,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        origin: tuple[int, int],
+        start: int,
+        budget: int,
+        salt: str,
+    ) -> None:
+        """Queue one sequence. ``token_ids``: prompt and response so far; ``start``: response tokens among them."""
+        from vllm import SamplingParams as VllmSampling
+        from vllm.v1.engine import EngineCoreRequest
+
+        stream = int(stream_keys(sampling.seed, *origin)[0])
+        # Runner V2 (CUDA) draws by (seed, position) itself; its seed must not depend on where this call starts.
+        seed = noise_seeds([stream], [start if self.on_cpu else 0])[0]
+        temperature = sampling.temperature if sampling.temperature >= _GREEDY_BELOW else 0.0
+        parameters = VllmSampling(
+            temperature=min(temperature, 1.0),
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            seed=None if temperature == 0 else seed,
+            stop_token_ids=list(sampling.stop_token_ids),
+            max_tokens=budget,
+            logprobs=0,
+            detokenize=False,
+        )
+        parameters.temperature = temperature  # vLLM's constructor raises it to 0.01 and refuses more than 2
+        request = EngineCoreRequest(
+            request_id=core_id,
+            prompt_token_ids=token_ids,
+            mm_features=None,
+            sampling_params=parameters,
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=salt,
+            data_parallel_rank=None,
+        )
+        if temperature and self._seeds_positions:
+            self._draws[core_id] = (stream, start)
+        self._core.add_request(*self._core.preprocess_add_request(request))
+
+    def drop(self, core_ids: Iterable[str]) -> None:
+        """Forget these requests; vLLM reports nothing about them any more."""
+        core_ids = list(core_ids)
+        self._core.abort_requests(core_ids)
+        for core_id in core_ids:
+            self._draws.pop(core_id, None)
+
+    def not_begun(self, core_id: str) -> bool:
+        """Whether vLLM has computed nothing for this request yet, not even its prefix."""
+        from vllm.v1.request import RequestStatus
+
+        request = self._core.scheduler.requests.get(core_id)
+        return request is not None and request.status == RequestStatus.WAITING
+
+    def step(self) -> CoreRows:
+        """One engine step: schedule, run the model, sample."""
+        if self._draws:
+            self._seed_positions()
+        outputs, executed = self._core.step_fn()
+        self._core.post_step(model_executed=executed)
+        rows = rows_of([output for batch in (outputs or {}).values() for output in batch.outputs])
+        if self._draws:
+            self._move_on(rows)
+        return rows
+
+    @property
+    def _seeds_positions(self) -> bool:
+        """Runner V1 keeps a generator per request, for us to seed; runner V2 draws by (seed, position) itself."""
+        return isinstance(getattr(self._runner, "requests", None), dict)
+
+    def _seed_positions(self) -> None:
+        """Seed each request's generator for the position that it draws next."""
+        states = self._runner.requests
+        streams, positions = zip(*self._draws.values(), strict=True)
+        for core_id, seed in zip(self._draws, noise_seeds(streams, positions), strict=True):
+            state = states.get(core_id)
+            if state is not None and state.generator is not None:
+                state.generator.manual_seed(seed)
+
+    def _move_on(self, rows: CoreRows) -> None:
+        """What has been drawn is behind us."""
+        for core_id, tokens in zip(rows.core_ids, rows.tokens, strict=True):
+            if (draw := self._draws.get(core_id)) is not None:
+                self._draws[core_id] = (draw[0], draw[1] + len(tokens))
+        for core_id in rows.ended:
+            self._draws.pop(core_id, None)
+
+    # ------------------------------------------------------------ the model
+
+    @property
+    def model(self) -> Any:
+        return self._runner.get_model()
+
+    @property
+    def model_config(self) -> Any:
+        return self._core.vllm_config.model_config
+
+    def gauges(self) -> tuple[int, int, float]:
+        """Running, waiting (preempted included), fraction of the KV cache in use."""
+        running, waiting = self._core.scheduler.get_request_counts()
+        return running, waiting, float(self._core.scheduler.kv_cache_manager.usage)
+
+    def release_kv_cache(self) -> None:
+        """On a CPU: give the KV cache back to the system. No request may be in the core."""
+        self._core.reset_prefix_cache()
+        self._kv_bytes = [tensor.untyped_storage().nbytes() for tensor in self._runner.kv_caches]
+        for tensor in self._runner.kv_caches:
+            tensor.untyped_storage().resize_(0)
+
+    def restore_kv_cache(self) -> None:
+        """Undo :meth:`release_kv_cache`, zeroed as vLLM does at start: a NaN in an unwritten place spoils attention.
+
+        The layers' caches are views of one storage, which is therefore resized once and zeroed through every view.
+        """
+        for tensor, size in zip(self._runner.kv_caches, self._kv_bytes, strict=True):
+            if tensor.untyped_storage().nbytes() != size:
+                tensor.untyped_storage().resize_(size)
+        for tensor in self._runner.kv_caches:
+            tensor.zero_()
+
+    def sleep(self, level: int) -> None:
+        """On an accelerator: vLLM's own sleep. No request may be in the core."""
+        self._core.sleep(level)
+
+    def wake(self) -> None:
+        self._core.wake_up()
+
+    def close(self) -> None:
+        if VllmCore._live is self:
+            VllmCore._live = None
+        self._core.shutdown()
+        del self._core, self._runner
+        gc.collect()
+
+
+def rows_of(outputs: list[Any]) -> CoreRows:
+    """vLLM's outputs of a step; their log-probabilities are views of one array, and are joined as such."""
+    ended = {output.request_id: str(output.finish_reason) for output in outputs if output.finish_reason is not None}
+    for core_id, reason in ended.items():
+        if reason not in ("stop", "length"):
+            raise EngineError(f"vLLM ended request {core_id} with {reason!r}")
+    scores = [output.new_logprobs.logprobs for output in outputs if output.new_logprobs is not None]
+    return CoreRows(
+        core_ids=[output.request_id for output in outputs],
+        tokens=[output.new_token_ids for output in outputs],
+        logprobs=np.concatenate(scores)[:, 0].astype(np.float32) if scores else np.zeros(0, np.float32),
+        ended=ended,
+    )

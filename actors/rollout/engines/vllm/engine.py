@@ -1,0 +1,389 @@
+"""The vLLM engine: real work on CUDA, and the same code on a CPU.
+
+    event loop                                    the engine's thread (one)
+    add, abort ──▶ incoming, aborted lists
+    step ─────────────────────────────────────▶  drop aborted · submit incoming · core.step() … ──▶ rows
+    load_weights ─────────────────────────────▶  check · reload in place · resubmit what must not use old KV
+    sleep, wake ──────────────────────────────▶  take everything out of the core · free · build or refill
+
+Invariants beyond the protocol's
+- This side knows every unfinished sequence with all of its tokens, so anything can be taken out of vLLM and put
+  back (a new version, a sleep) as a new request of vLLM's; its tokens so far become its prompt.
+- A request of vLLM's is never reused: its id is ours plus a count.
+
+``EngineSpec.options`` are arguments of vLLM's ``EngineArgs`` (``gpu_memory_utilization``, ``kv_cache_memory_bytes``,
+``enforce_eager`` …), and ``step_ms``: a ``step`` goes on, one of vLLM's after the other, until that much time has
+passed or a sequence has ended, default 50. That makes fewer, bigger messages and fewer changes of thread; where vLLM's
+own step takes as long, a step is one of them. Whoever has something for the engine ends it with vLLM's present step.
+
+Sampling noise is a function of (seed, prompt, sibling, position); see ``vllm_core.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import numpy as np
+
+from actors.protocol.tokens import FinishReason
+from actors.protocol.work import EngineStats
+from actors.rollout.engine import EngineSpec, GenerationRequest, StepOutput, WeightTensors
+from actors.rollout.engines.step_columns import StepColumns
+from actors.rollout.engines.vllm.setup import step_seconds
+from actors.rollout.errors import EngineError, RequestRefused, WeightsMismatch
+
+if TYPE_CHECKING:
+    from actors.rollout.engines.vllm.core import CoreRows, VllmCore
+    from actors.rollout.engines.vllm.weights import Expected
+
+T = TypeVar("T")
+
+_FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
+"""By vLLM's finish reason."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One unfinished sequence. ``tokens`` are the prompt's and the response's."""
+
+    request: GenerationRequest
+    tokens: list[int]
+    prompt_tokens: int
+    core_id: str = ""
+
+    @property
+    def produced(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+
+class VllmEngine:
+    """``RolloutEngine`` over vLLM's EngineCore in this process."""
+
+    kind = "vllm"
+
+    def __init__(self) -> None:
+        self._spec: EngineSpec | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._core: VllmCore | None = None
+        self._expected: Expected | None = None
+        self._version = 0
+        self._loads = 0
+        self._sequences: dict[int, _Sequence] = {}
+        self._by_core_id: dict[str, _Sequence] = {}
+        self._incoming: list[_Sequence] = []
+        self._columns = StepColumns()
+        self._step_s = 0.0
+        self._hurried = False
+        self._dropped: list[str] = []
+        self._submitted = 0
+        self._asleep = 0
+        self._torn = ""
+        self._stats = EngineStats()
+        self._last_step_end: float | None = None
+
+    # ------------------------------------------------------------ life
+
+    async def start(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._step_s = step_seconds(spec)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="vllm")
+        try:
+            self._core, self._expected = await self._run(_build, spec)
+        except BaseException:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+            raise
+        self._version = 0
+        self._last_step_end = asyncio.get_running_loop().time()
+
+    async def close(self) -> None:
+        core, self._core = self._core, None
+        if core is not None:
+            await self._run(core.close)
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+            self._thread = None
+
+    async def _run(self, function: Callable[..., T], *arguments: object) -> T:
+        if self._thread is None:
+            raise EngineError("the vLLM engine is not started")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+
+    # ------------------------------------------------------------ requests
+
+    def add(self, requests: Sequence[GenerationRequest]) -> None:
+        refused = [request.request for request in requests if (self._why_refused(request))]
+        if refused:
+            reason = next(why for request in requests if (why := self._why_refused(request)))
+            raise RequestRefused(f"request {refused[0]}: {reason}", tuple(refused))
+        for request in requests:
+            self._add(request)
+
+    def _why_refused(self, request: GenerationRequest) -> str:
+        if request.request in self._sequences:
+            return "its number is in use by a sequence that has not ended"
+        if len(request.prompt_ids) == 0:
+            return "the prompt is empty"
+        vocabulary = self._live_core.vocabulary
+        for ids in (request.prompt_ids, request.generated):
+            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= vocabulary):
+                return f"a token id lies outside the model's vocabulary of {vocabulary}"
+        return ""
+
+    def _add(self, request: GenerationRequest) -> None:
+        tokens = [*request.prompt_ids.tolist(), *request.generated.tolist()]
+        sequence = _Sequence(request, tokens, len(request.prompt_ids))
+        generated = len(request.generated)
+        if generated and sequence.tokens[-1] in request.sampling.stop_token_ids:
+            self._columns.end(request.request, generated, FinishReason.STOP)
+        elif self._budget(sequence) <= 0:
+            self._columns.end(request.request, generated, FinishReason.LENGTH)
+        else:
+            self._sequences[request.request] = sequence
+            self._incoming.append(sequence)
+
+    def _budget(self, sequence: _Sequence) -> int:
+        """How many tokens this sequence may still get."""
+        return min(
+            sequence.request.sampling.max_tokens - sequence.produced,
+            self._live_core.context_tokens - len(sequence.tokens),
+        )
+
+    def abort(self, requests: Sequence[int]) -> None:
+        gone = {
+            id(sequence)
+            for number in requests
+            if (sequence := self._sequences.pop(int(number), None)) and self._end_aborted(sequence)
+        }
+        self._incoming = [sequence for sequence in self._incoming if id(sequence) not in gone]
+
+    def _end_aborted(self, sequence: _Sequence) -> bool:
+        self._columns.end(sequence.request.request, sequence.produced, FinishReason.ABORTED)
+        if sequence.core_id:
+            self._dropped.append(sequence.core_id)
+            del self._by_core_id[sequence.core_id]
+        return True
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._sequences or self._columns)
+
+    # ------------------------------------------------------------ a step
+
+    async def step(self) -> StepOutput:
+        if self._torn:
+            raise EngineError(f"the weights are torn ({self._torn}); a load must succeed before the next step")
+        if self._asleep:
+            raise EngineError("the vLLM engine is asleep; wake it first")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self._hurried = False
+        steps = await self._run(self._step_on_thread)
+        ended = loop.time()
+        self._take(steps)
+        output = self._columns.take(self._version, ended - began)
+        self._count(began, ended, len(output.tokens))
+        return output
+
+    def hurry(self) -> None:
+        """Read by the engine's thread behind each step of vLLM's."""
+        self._hurried = True
+
+    def _step_on_thread(self) -> list[CoreRows]:
+        """Steps of vLLM's, until one of them ends something, somebody waits, or the time is up."""
+        self._sync_core()
+        steps: list[CoreRows] = []
+        began_s = perf_counter()
+        while self._by_core_id:
+            steps.append(self._live_core.step())
+            if steps[-1].ended or self._hurried or perf_counter() - began_s >= self._step_s:
+                break
+        return steps
+
+    def _sync_core(self) -> None:
+        """Bring vLLM's queue up to date with what add and abort have noted."""
+        if self._dropped:
+            self._live_core.drop(self._dropped)
+            self._dropped = []
+        for sequence in self._incoming:
+            self._submit(sequence)
+        self._incoming = []
+
+    def _submit(self, sequence: _Sequence) -> None:
+        request = sequence.request
+        self._submitted += 1
+        sequence.core_id = f"{request.request}.{self._submitted}"
+        self._by_core_id[sequence.core_id] = sequence
+        self._live_core.submit(
+            sequence.core_id,
+            list(sequence.tokens),
+            request.sampling,
+            origin=(request.prompt, request.sibling),
+            start=sequence.produced,
+            budget=self._budget(sequence),
+            salt=f"{self._version}.{self._loads}",
+        )
+
+    def _take(self, steps: Sequence[CoreRows]) -> None:
+        """Into columns, and onto our own side's tokens. Most steps are of the same sequences as the one before."""
+        core_ids, sequences = list[str](), list[_Sequence]()
+        requests = offsets = np.empty(0, np.int64)
+        for rows in steps:
+            if rows.core_ids != core_ids:
+                core_ids, sequences = rows.core_ids, [self._by_core_id[core_id] for core_id in rows.core_ids]
+                requests = np.array([sequence.request.request for sequence in sequences], np.int64)
+                offsets = np.array([sequence.produced for sequence in sequences], np.int64)
+            offsets = self._enter(rows, requests, offsets)
+            for sequence, tokens in zip(sequences, rows.tokens, strict=True):
+                sequence.tokens += tokens
+            for core_id in rows.ended:
+                del self._sequences[self._by_core_id.pop(core_id).request.request]
+
+    def _enter(self, rows: CoreRows, requests: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+        """A step of vLLM's into columns: so many tokens behind each request's offset; returns the offsets after it."""
+        finished = np.zeros(len(requests), np.uint8)
+        for core_id, reason in rows.ended.items():
+            row = rows.core_ids.index(core_id)
+            finished[row] = _FINISHED[reason]
+            if not rows.tokens[row]:
+                self._columns.end(int(requests[row]), int(offsets[row]), _FINISHED[reason])
+        counts = np.fromiter(map(len, rows.tokens), np.int64, len(requests))
+        of = np.repeat(np.arange(len(requests)), counts)
+        behind = np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tokens = np.fromiter(chain.from_iterable(rows.tokens), np.int64, len(of))
+        self._columns.tokens(requests[of], offsets[of] + behind, tokens, rows.logprobs, finished[of])
+        return offsets + counts
+
+    def _count(self, began: float, ended: float, tokens: int) -> None:
+        running, queued, used = self._live_core.gauges()
+        old, idle_from = self._stats, self._last_step_end if self._last_step_end is not None else began
+        self._stats = EngineStats(
+            running=running,
+            queued=queued,
+            kv_used_fraction=used,
+            step_s=ended - began,
+            busy_s_total=old.busy_s_total + ended - began,
+            idle_s_total=old.idle_s_total + max(0.0, began - idle_from),
+            tokens_total=old.tokens_total + tokens,
+        )
+        self._last_step_end = ended
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    # ------------------------------------------------------------ weights
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    async def load_weights(
+        self,
+        tensors: WeightTensors,
+        dtypes: Mapping[str, str],
+        policy_version: int,
+        *,
+        in_flight: Literal["keep", "recompute"],
+    ) -> None:
+        if self._asleep:
+            raise EngineError("the vLLM engine is asleep; wake it before weights are loaded")
+        await self._run(self._load_on_thread, tensors, dict(dtypes), policy_version, in_flight)
+
+    def _load_on_thread(
+        self, tensors: WeightTensors, dtypes: Mapping[str, str], policy_version: int, in_flight: str
+    ) -> None:
+        from actors.rollout.engines.vllm.weights import reload_in_place
+
+        assert self._expected is not None
+        self._expected.check(tensors, dtypes)
+        core = self._live_core
+        can_undo = not self._torn
+        self._torn = "a load is under way"
+        try:
+            reload_in_place(core.model, core.model_config, self._expected, tensors, can_undo=can_undo)
+        except Exception as error:
+            self._torn = "" if can_undo else "the last load failed"
+            raise WeightsMismatch(
+                f"vLLM could not load version {policy_version}: {type(error).__name__}: {error}"
+            ) from error
+        self._torn = ""
+        self._version = policy_version
+        self._loads += 1
+        stale = [s for s in self._by_core_id.values() if in_flight == "recompute" or core.not_begun(s.core_id)]
+        self._resubmit(stale)
+
+    def _resubmit(self, sequences: Sequence[_Sequence]) -> None:
+        """Take sequences out of vLLM and queue them anew, under the present version's part of the prefix cache."""
+        self._withdraw(sequences)
+        self._incoming = [*sequences, *self._incoming]
+
+    def _withdraw(self, sequences: Sequence[_Sequence]) -> None:
+        self._dropped.extend(sequence.core_id for sequence in sequences)
+        for sequence in sequences:
+            del self._by_core_id[sequence.core_id]
+            sequence.core_id = ""
+
+    # ------------------------------------------------------------ memory
+
+    async def sleep(self, level: int) -> None:
+        """Level 1 frees the KV cache (and, on CUDA, moves the weights to the host); 2 drops the weights as well.
+
+        vLLM's own sleep on a CPU reports success and does nothing, so there level 1 frees the cache's storage and
+        level 2 takes the whole engine down. Unfinished sequences are prefilled anew after ``wake``.
+        """
+        if level not in (1, 2):
+            raise EngineError(
+                f"sleep level {level} is unknown; use 1 (weights kept on the host) or 2 (weights dropped)"
+            )
+        if not self._asleep:
+            await self._run(self._sleep_on_thread, level)
+            self._asleep = level
+
+    def _sleep_on_thread(self, level: int) -> None:
+        core = self._live_core
+        self._resubmit(list(self._by_core_id.values()))
+        core.drop(self._dropped)
+        self._dropped = []
+        if not core.on_cpu:
+            core.sleep(level)
+        elif level == 1:
+            core.release_kv_cache()
+        else:
+            core.close()
+            self._core = None
+
+    async def wake(self) -> None:
+        if self._asleep:
+            await self._run(self._wake_on_thread)
+            self._asleep = 0
+
+    def _wake_on_thread(self) -> None:
+        assert self._spec is not None
+        if self._core is None:
+            self._core, self._expected = _build(self._spec)
+        elif self._core.on_cpu:
+            self._core.restore_kv_cache()
+        else:
+            self._core.wake()
+        if self._asleep == 2:
+            self._torn = "sleep level 2 dropped them"
+
+    @property
+    def _live_core(self) -> VllmCore:
+        if self._core is None:
+            raise EngineError("the vLLM engine is not running")
+        return self._core
+
+
+def _build(spec: EngineSpec) -> tuple[VllmCore, Expected]:
+    from actors.rollout.engines.vllm.core import VllmCore
+    from actors.rollout.engines.vllm.weights import Expected
+
+    expected = Expected.of_checkpoint(spec.model_path, spec.dtype)
+    return VllmCore(spec), expected

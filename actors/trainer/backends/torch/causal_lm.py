@@ -1,0 +1,182 @@
+"""Any Hugging Face causal LM, asked only for the log-probabilities of response tokens.
+
+    MicroBatch ─ layout ─▶ ids[R, L] ─ decoder ─▶ hidden[R, L, H] ─ rows that predict ─▶ [U, H] ─ head ─▶ logits[U, V]
+
+The rows are picked by a hook in front of the output embedding: the prompt and the padding never meet the vocabulary,
+and whatever a model does to its logits afterwards (scaling, soft caps) still happens. In a padded layout padding comes
+last, so causal attention alone keeps it away from every token that counts, and no mask is built.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.host.import_guard import hide_broken_optionals
+from actors.trainer.backend import BackendSpec, MicroBatch
+from actors.trainer.backends.torch.packing import Layout, choose, packed, padded, plan_blocks
+from actors.trainer.backends.torch.rms_norm import replace_rms_norms
+from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
+from actors.trainer.losses import token_logprobs
+
+
+def load_model(path: Path, spec: BackendSpec) -> nn.Module:
+    """The model of ``path`` in the spec's dtype, on its device, without dropout.
+
+    Raises ModelNotLoadable when the directory is missing or no causal LM.
+    """
+    hide_broken_optionals()
+    from transformers import AutoModelForCausalLM
+
+    if not path.is_dir():
+        raise ModelNotLoadable(f"model.path: {path} is not a directory; name a Hugging Face directory")
+    dtype = getattr(torch, spec.dtype)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ModelNotLoadable(f"model.path: {path} holds no causal LM that transformers can load: {error}") from error
+    model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
+    model.config.use_cache = False
+    replace_rms_norms(model)
+    model.eval()
+    if spec.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.train()
+        disable_dropout(model)
+    return model
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """The engines generate without dropout; log-probabilities under dropout would be those of another policy."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout", "activation_dropout", "dropout_prob"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PredictedLogits:
+    """What the log-probabilities of N tokens are computed from. Siblings that said the same share a row."""
+
+    logits: Tensor  # [U, V]
+    rows: Tensor  # int64[N], the row of ``logits`` that predicts each token
+    targets: Tensor  # int64[N]
+
+    def logprobs(self, temperature: float) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, entropies), float32[N]."""
+        return token_logprobs(self.logits, self.targets, temperature, self.rows)
+
+
+class ResponseLogits:
+    """Calls a causal LM for logits at chosen positions. ``may_pack``: it was seen to obey a packed row's mask."""
+
+    def __init__(self, model: nn.Module, device: str) -> None:
+        self.model = model
+        self.may_pack = False
+        self._device = device
+        self._rows: Tensor | None = None
+        self._hidden: int = model.get_input_embeddings().weight.shape[1]  # type: ignore[operator]
+        head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        head.register_forward_pre_hook(self._pick_rows)
+        self.may_pack = self._obeys_masks()
+
+    def _pick_rows(self, _head: nn.Module, args: tuple[Any, ...]) -> tuple[Tensor] | None:
+        if self._rows is None:
+            return None
+        hidden = args[0]
+        return (hidden.reshape(-1, hidden.shape[-1]).index_select(0, self._rows)[None],)
+
+    def __call__(self, batch: MicroBatch, predicted: np.ndarray) -> PredictedLogits:
+        """For the N positions where ``predicted`` bool[B, T] holds, in row order."""
+        check_batch(batch, predicted)
+        layout = choose(batch, predicted, hidden=self._hidden, may_pack=self.may_pack)
+        targets = torch.from_numpy(batch.input_ids[predicted].astype(np.int64)).to(self._device)
+        rows = torch.from_numpy(layout.row_of).to(self._device)
+        return PredictedLogits(logits=self.forward(layout), rows=rows, targets=targets)
+
+    def forward(self, layout: Layout) -> Tensor:
+        """Logits [U, V] of the layout's predicting positions."""
+        extra: dict[str, Tensor] = {}
+        if layout.mask is not None and layout.position_ids is not None:
+            extra["attention_mask"] = torch.from_numpy(layout.mask).to(self._device)
+            extra["position_ids"] = torch.from_numpy(layout.position_ids).to(self._device)
+        self._rows = torch.from_numpy(layout.rows).to(self._device)
+        try:
+            ids = torch.from_numpy(layout.input_ids).to(self._device)
+            return self.model(input_ids=ids, use_cache=False, **extra).logits[0]
+        finally:
+            self._rows = None
+
+    def _obeys_masks(self) -> bool:
+        """Whether packed rows give the padded rows' logits on an example. Not so with ALiBi or recurrence.
+
+        Windowed attention ignores its window under a mask of ours, so such models are never packed.
+        """
+        config: Any = self.model.config
+        if getattr(config, "_attn_implementation", None) != "sdpa" or getattr(config, "sliding_window", None):
+            return False
+        example, predicted = probe_batch(int(config.vocab_size))
+        with torch.no_grad():
+            expected = self._per_token(padded(example, predicted))
+            try:
+                actual = self._per_token(packed(example, predicted, [tuple(plan_blocks(example))]))
+            except (TypeError, ValueError, RuntimeError, IndexError):
+                return False
+        # the spread of an honest model's logits is about 1; half precision rounds in the second digit
+        tolerance = 1e-3 if expected.dtype == torch.float32 and self._full_precision() else 0.1
+        scale = max(1.0, expected.abs().max().item())
+        return bool((expected - actual).abs().max().item() < tolerance * scale)
+
+    def _per_token(self, layout: Layout) -> Tensor:
+        return self.forward(layout).float()[torch.from_numpy(layout.row_of).to(self._device)]
+
+    def _full_precision(self) -> bool:
+        return next(self.model.parameters()).dtype == torch.float32
+
+
+def probe_batch(vocabulary: int) -> tuple[MicroBatch, np.ndarray]:
+    """Three siblings of one prompt, two of which begin alike, and one of another prompt.
+
+    Enough to see leaks between responses and between branches of one, and wrong positions.
+    """
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, vocabulary, (4, 12)).astype(np.int32)
+    ids[1:3, :5] = ids[0, :5]
+    ids[2, 5:8] = ids[0, 5:8]
+    lengths, prompts = np.array([12, 9, 11, 12], dtype=np.int32), np.array([5, 5, 5, 3], dtype=np.int32)
+    zeros = np.zeros(ids.shape, dtype=np.float32)
+    batch = MicroBatch(
+        input_ids=ids,
+        lengths=lengths,
+        prompt_lengths=prompts,
+        behaviour_logprobs=zeros,
+        advantages=zeros,
+        loss_weight=zeros,
+    )
+    return batch, response_positions(batch)
+
+
+def response_positions(batch: MicroBatch) -> np.ndarray:
+    """bool[B, T]: where a response token stands."""
+    t = np.arange(batch.input_ids.shape[1])
+    return (t >= batch.prompt_lengths[:, None]) & (t < batch.lengths[:, None])
+
+
+def check_batch(batch: MicroBatch, predicted: np.ndarray) -> None:
+    """Raise BadMicroBatch, naming the field, when shapes differ or a position cannot be predicted."""
+    shape = batch.input_ids.shape
+    for name in ("behaviour_logprobs", "advantages", "loss_weight", "reference_logprobs", "stale"):
+        column = getattr(batch, name)
+        if column is not None and column.shape != shape:
+            raise BadMicroBatch(f"{name}: shape {column.shape}, expected {shape} as input_ids")
+    if predicted[:, 0].any():
+        raise BadMicroBatch("loss_weight: a token at position 0 has nothing to be predicted from, expected 0 there")
+    if (predicted & ~response_positions(batch)).any():
+        raise BadMicroBatch("loss_weight: not 0 on a prompt or padding position")

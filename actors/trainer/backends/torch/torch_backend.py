@@ -1,0 +1,267 @@
+"""The torch backend: one process, one device, any Hugging Face causal LM.
+
+    accumulate   forward ─ token losses ─ backward ─▶ gradient sums (flat, float32), shared out (``replicas``)
+    step         sums / weight ─ clip ─ AdamW (float32 master) ─▶ weights in the model's dtype
+
+All of it runs on one thread of the backend's own: the event loop stays free, and calls happen in the order given.
+On disk: ``weights.safetensors`` (float32 master and Adam's moments, flat) and ``backend.json``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from actors.host.host_memory import give_back_freed_memory
+from actors.protocol.weights import Manifest
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
+from actors.trainer.backends.segment_file import write_segment
+from actors.trainer.backends.tokenizer_files import copy_tokenizer
+from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
+from actors.trainer.backends.torch.replicas import Replicas, scored
+from actors.trainer.errors import BackendClosed, CheckpointCorrupt
+from actors.weights.memory import SegmentWriter
+
+R = TypeVar("R")
+
+STATE_FILE = "backend.json"
+TENSOR_FILE = "weights.safetensors"
+_GIVE_BACK_EVERY_STEPS = 50
+"""Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
+
+
+class TorchBackend:
+    """Implements ``TrainBackend``; see there for the promises."""
+
+    kind = "torch"
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._helper: ThreadPoolExecutor | None = None
+        """Makes room for the next version while this one is trained on."""
+        self._segments = SegmentWriter()
+        self._next_segment: tuple[Path, int] | None = None
+        self._core: _Core | None = None
+        self._steps = 0
+        """Of this process."""
+
+    async def start(self, spec: BackendSpec) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
+        self._helper = ThreadPoolExecutor(max_workers=1, thread_name_prefix="segments")
+        self._core = await self._run(_Core, spec)
+
+    async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
+        return await self._run(self._open.score, batch, temperature, reference)
+
+    async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        self._make_room()
+        return await self._run(self._open.accumulate, batch, loss)
+
+    async def step(self, *, weight: float) -> StepResult:
+        result = await self._run(self._open.step, weight)
+        self._steps += 1
+        if self._steps % _GIVE_BACK_EVERY_STEPS == 0:
+            await self._run(give_back_freed_memory)
+        return result
+
+    async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
+        manifest = await self._run(self._open.export_segment, path, job, policy_version, chunk_bytes, self._segments)
+        self._next_segment = path, manifest.total_bytes
+        return manifest
+
+    def _make_room(self) -> None:
+        """For the next version, once we train again: just after a publication others need the machine to pull."""
+        if self._next_segment is not None and self._helper is not None:
+            self._helper.submit(self._segments.prepare, *self._next_segment)
+            self._next_segment = None
+
+    async def save(self, directory: Path) -> None:
+        await self._run(self._open.save, directory)
+
+    async def load(self, directory: Path) -> None:
+        await self._run(self._open.load, directory)
+
+    async def export_checkpoint(self, directory: Path) -> None:
+        await self._run(self._open.export_checkpoint, directory)
+
+    async def offload(self) -> None:
+        raise NotImplementedError("trainer: offload is not built for the torch backend; run jobs one after another")
+
+    async def onload(self) -> None:
+        raise NotImplementedError("trainer: onload is not built for the torch backend; run jobs one after another")
+
+    async def close(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._core is not None:
+            self._core.close()
+        if self._helper is not None:
+            self._helper.submit(self._segments.close)
+            self._helper.shutdown(wait=False)
+        self._thread = self._helper = self._core = None
+
+    @property
+    def _open(self) -> _Core:
+        if self._core is None:
+            raise BackendClosed("the torch backend was called before start or after close")
+        return self._core
+
+    async def _run(self, function: Callable[..., R], *args: Any) -> R:
+        if self._thread is None:
+            raise BackendClosed("the torch backend was called before start or after close")
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+
+class _Core:
+    """Everything that touches torch; lives on the backend's thread."""
+
+    def __init__(self, spec: BackendSpec) -> None:
+        torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
+        torch.manual_seed(spec.seed)
+        self._spec = spec
+        self._replicas = Replicas(spec)
+        self._parameters = self._replicas.parameters
+        self._reference: ResponseLogits | None = None
+        if spec.needs_reference:
+            frozen = load_model(spec.model_path, spec).requires_grad_(False)
+            self._reference = ResponseLogits(frozen, spec.device)
+        self._optimizer = self._make_optimizer()
+        self._steps = 0
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """One small forward and backward: thread pools and kernels are set up before the first step is timed."""
+        shape = (2, 16)
+        ones = np.ones(shape, np.float32)
+        ids, lengths = np.zeros(shape, np.int32), np.full(2, 16, np.int32)
+        where = np.arange(16) >= 8
+        batch = MicroBatch(
+            input_ids=ids,
+            lengths=lengths,
+            prompt_lengths=lengths // 2,
+            behaviour_logprobs=-ones,
+            advantages=ones,
+            loss_weight=ones * where,
+        )
+        self.accumulate(batch, LossSpec())
+        self._parameters.zero_gradients()
+
+    def _make_optimizer(self) -> torch.optim.AdamW:
+        flat, spec = self._parameters, self._spec
+        groups: list[dict[str, Any]] = []
+        for start, end, decay in (
+            (0, flat.first_vector, spec.weight_decay),
+            (flat.first_vector, flat.master.numel(), 0.0),
+        ):
+            if end > start:
+                part = torch.nn.Parameter(flat.master[start:end])
+                part.grad = flat.grad[start:end]
+                groups.append({"params": [part], "weight_decay": decay})
+        return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.adam_betas, fused=True)
+
+    # ------------------------------------------------------------ forward and backward
+
+    def score(self, batch: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
+        if not reference:
+            return self._replicas.score(batch, temperature)
+        if self._reference is None:
+            raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
+        return scored(self._reference, batch, temperature)
+
+    def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        return self._replicas.accumulate(batch, loss)
+
+    # ------------------------------------------------------------ step
+
+    def step(self, weight: float) -> StepResult:
+        flat, spec = self._parameters, self._spec
+        flat.gather_gradients()
+        norm = float(torch.linalg.vector_norm(flat.grad)) / weight
+        rate = spec.learning_rate * min(1.0, (self._steps + 1) / max(1, spec.warmup_steps))
+        skipped = not math.isfinite(norm)
+        if not skipped:
+            flat.grad.mul_(min(1.0, spec.max_grad_norm / (norm + 1e-6)) / weight)
+            for group in self._optimizer.param_groups:
+                group["lr"] = rate
+            self._optimizer.step()
+            flat.publish_master()
+        flat.zero_gradients()
+        self._steps += 1
+        return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped)
+
+    def close(self) -> None:
+        self._replicas.close()
+
+    # ------------------------------------------------------------ files
+
+    def export_segment(
+        self, path: Path, job: str, policy_version: int, chunk_bytes: int, writer: SegmentWriter
+    ) -> Manifest:
+        data = self._parameters.bytes_on_host().numpy().data
+        return write_segment(
+            path,
+            data,
+            job=job,
+            policy_version=policy_version,
+            chunk_bytes=chunk_bytes,
+            tensors=self._parameters.entries,
+            writer=writer,
+        )
+
+    def save(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        tensors = {"master": self._parameters.master}
+        for index, state in enumerate(self._adam_states()):
+            tensors |= {f"{key}.{index}": value for key, value in state.items()}
+        contiguous = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(contiguous, directory / TENSOR_FILE, metadata={"layout": self._parameters.fingerprint()})
+        state = {"format": 1, "kind": TorchBackend.kind, "steps": self._steps}
+        (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
+
+    def load(self, directory: Path) -> None:
+        path = directory / TENSOR_FILE
+        try:
+            state = json.loads((directory / STATE_FILE).read_text())
+            with safe_open(path, framework="pt") as file:
+                layout = (file.metadata() or {}).get("layout")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 safe_open is no mapping
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
+        if layout != self._parameters.fingerprint():
+            raise CheckpointCorrupt(f"{path}: holds another model or dtype than {self._spec.model_path}")
+        self._parameters.load_master(tensors["master"])
+        self._parameters.zero_gradients()
+        for index, own in enumerate(self._adam_states()):
+            for key, value in own.items():
+                value.copy_(tensors[f"{key}.{index}"])
+        self._steps = int(state["steps"])
+
+    def _adam_states(self) -> list[dict[str, Tensor]]:
+        """Adam's moments and step counts, made now if no step was taken yet, so that they can be saved and filled."""
+        states: list[dict[str, Tensor]] = []
+        for group in self._optimizer.param_groups:
+            for part in group["params"]:
+                state = self._optimizer.state[part]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+                    state["exp_avg"] = torch.zeros_like(part)
+                    state["exp_avg_sq"] = torch.zeros_like(part)
+                states.append({key: state[key] for key in ("step", "exp_avg", "exp_avg_sq")})
+        return states
+
+    def export_checkpoint(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._replicas.model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
+        copy_tokenizer(self._spec.model_path, directory)

@@ -1,0 +1,50 @@
+"""What ``simulate --out`` has left of a study: claims, and the curves of a sweep."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.papers.claims import RESULT
+from benchmarks.papers.sweep import Sweep, sweep_from
+from configs.errors import ConfigError, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class ResultData:
+    name: str
+    claims: int
+    within: int
+    sweep: Sweep
+
+
+def holds_result(folder: Path) -> bool:
+    """Whether ``folder`` is that of a study, and not that of a run."""
+    return (folder / RESULT).is_file()
+
+
+def read_result(folder: Path) -> ResultData:
+    """What ``folder`` holds.
+
+    Raises:
+        ConfigError: its file is damaged, or its study has no curves.
+    """
+    path = folder / RESULT
+    try:
+        result: dict[str, Any] = json.loads(path.read_bytes())
+        name, rows, sweep = str(result["scenario"]), list[dict[str, Any]](result["claims"]), result["sweep"]
+        if sweep is None:
+            raise _wrong(
+                path, "has no curves: its study varies nothing", "Draw one of configs/papers/sensitivity_*.yaml"
+            )
+        return ResultData(name, len(rows), sum(bool(row["within"]) for row in rows), sweep_from(sweep))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _wrong(
+            path, f"is no result of a study: {error!r}", "Write it anew with headrace simulate --out"
+        ) from error
+
+
+def _wrong(path: Path, what: str, fix: str) -> ConfigError:
+    return ConfigError([Problem(f"headrace plot {path}", "", what, fix)])

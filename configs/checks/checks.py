@@ -1,0 +1,230 @@
+"""What a schema cannot see: fields that contradict each other, and things that this machine lacks.
+
+``check_job`` returns every problem as (field, what is wrong, what to do) and raises nothing. Nothing heavy is imported:
+packages are looked up, not loaded; data files are sampled; a reward function is found in its source, not run.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from configs.checks.data_checks import check_data
+from configs.checks.model_checks import check_model, check_ranker_model
+from configs.checks.scheduling_checks import check_scheduling
+from configs.checks.source_lookup import find_function, reasoning_gym_tasks
+from configs.schema import JobConfig, ProviderConfig
+
+Found = tuple[str, str, str]
+"""(field, what is wrong, what to do)."""
+
+
+def check_job(job: JobConfig) -> list[Found]:
+    """Every problem that would stop ``job`` on this machine, the cheapest to find first."""
+    checks: list[Callable[[JobConfig], list[Found]]] = [
+        _check_consistency,
+        _check_text_forms,
+        _check_cluster,
+        check_scheduling,
+        _check_reward,
+        _check_task,
+        _check_packages,
+        _check_device,
+        check_data,
+        check_model,
+        check_ranker_model,
+    ]
+    return [problem for check in checks for problem in check(job)]
+
+
+def _check_consistency(job: JobConfig) -> list[Found]:
+    found: list[Found] = []
+    longest = job.data.max_prompt_tokens + job.rollout.max_tokens
+    if job.trainer.micro_batch_tokens < longest:
+        wrong = f"cannot hold one sample of data.max_prompt_tokens + rollout.max_tokens = {longest}"
+        fix = f"Set it to at least {longest}, or lower one of the two"
+        found.append(("trainer.micro_batch_tokens", f"{job.trainer.micro_batch_tokens} {wrong}", fix))
+    if job.rollout.temperature == 0:
+        fix = "Set it above 0; 1.0 is usual"
+        found.append(
+            ("rollout.temperature", "0 makes all samples of a group equal, so nothing can be learnt from them", fix)
+        )
+    found += _check_whole_distribution(job)
+    if job.sync.mode == "async" and job.sync.max_staleness == 0:
+        fix = "Set max_staleness to 1 or more, or mode to sync"
+        found.append(("sync.max_staleness", "0 with mode: async is what mode: sync does", fix))
+    mode = job.sync.mode
+    if job.trainer.window_prompts and mode in ("colocated", "dynamic", "one_step_barrier"):
+        fix = "Remove it, or set sync.mode to minibatch or async"
+        found.append(("trainer.window_prompts", f"is set, but sync.mode: {mode} has no windows of prompts", fix))
+    if job.trainer.saturation_tokens and mode != "dynamic":
+        fix = "Remove it, or set sync.mode to dynamic"
+        found.append(("trainer.saturation_tokens", f"is set, but sync.mode is {mode}", fix))
+    if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
+        wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
+        found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
+    return [*found, *_check_mailbox(job)]
+
+
+def _check_whole_distribution(job: JobConfig) -> list[Found]:
+    """Engines report log-probabilities of what they draw from; the trainer cannot tell what was cut off from it."""
+    why = (
+        "would have samples drawn from a part of the distribution while the trainer computes with all of it: "
+        "every importance ratio would be off by the probability kept"
+    )
+    found: list[Found] = []
+    if job.rollout.top_p < 1:
+        found.append(("rollout.top_p", f"{job.rollout.top_p} {why}", "Leave it at 1.0"))
+    if job.rollout.top_k > 0:
+        found.append(("rollout.top_k", f"{job.rollout.top_k} {why}", "Leave it at 0"))
+    return found
+
+
+def _check_mailbox(job: JobConfig) -> list[Found]:
+    """What refuses deltas has its workers' samples generated again."""
+    workers = max(job.rollout.workers, job.scheduling.workers_max or 0)
+    workers += (job.provider.nodes_max or 0) * job.provider.slots
+    most = workers * job.limits.deltas_under_way
+    if most < job.limits.mailbox_messages:
+        return []
+    wrong = f"{job.limits.mailbox_messages} is not above limits.deltas_under_way x {workers} workers ({most})"
+    return [("limits.mailbox_messages", f"{wrong}: the scheduler would refuse tokens", f"Set it to {2 * most}")]
+
+
+def _check_text_forms(job: JobConfig) -> list[Found]:
+    found: list[Found] = []
+    if "{prompt}" not in job.data.template:
+        wrong = f"{job.data.template!r} has no place for the prompt"
+        found.append(("data.template", wrong, "Write {prompt} where it belongs"))
+    if job.reward.answer_pattern is not None:
+        try:
+            groups = re.compile(job.reward.answer_pattern).groups
+            wrong = "" if groups == 1 else f"has {groups} groups, expected 1"
+        except re.error as error:
+            wrong = f"is no regular expression: {error}"
+        if wrong:
+            fix = r"Put one pair of parentheses around the answer, such as '####\s*(\S+)'"
+            found.append(("reward.answer_pattern", f"{job.reward.answer_pattern!r} {wrong}", fix))
+    return found
+
+
+def _check_cluster(job: JobConfig) -> list[Found]:
+    place, nodes = job.cluster.place_rollout, job.cluster.nodes
+    if place == "remote" and nodes == 0:
+        fix = "Set cluster.nodes to how many will join, or place_rollout to spread"
+        return [("cluster.place_rollout", "remote, but cluster.nodes is 0: no worker could be placed", fix)]
+    if place == "local" and nodes > 0:
+        return [
+            (
+                "cluster.place_rollout",
+                f"local, but cluster.nodes waits for {nodes}",
+                "Set it to spread, or cluster.nodes to 0",
+            )
+        ]
+    if job.cluster.prices and "reserved" not in job.cluster.prices:
+        fix = "Add reserved: what the head's machine costs an hour, 0 if nothing"
+        return [("cluster.prices", f"has {', '.join(sorted(job.cluster.prices))}, and no reserved", fix)]
+    return _check_provider(job)
+
+
+def _check_provider(job: JobConfig) -> list[Found]:
+    """The trace itself is read when the run begins."""
+    provider, cluster = job.provider, job.cluster
+    if provider.kind == "none":
+        default = ProviderConfig()
+        given = [name for name in ProviderConfig.model_fields if getattr(provider, name) != getattr(default, name)]
+        fix = "Set provider.kind to local, or leave the section out"
+        return [(f"provider.{given[0]}", "is set, but provider.kind is none", fix)] if given else []
+    found: list[Found] = []
+    if cluster.place_rollout != "elastic":
+        wrong = f"{cluster.place_rollout}, but provider.kind is {provider.kind}: its machines would get no workers"
+        found.append(("cluster.place_rollout", wrong, "Set it to elastic"))
+    if provider.trace is None:
+        found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
+    elif not Path(provider.trace).is_file():
+        fix = "Check the path; some lie in configs/traces"
+        found.append(("provider.trace", f"{provider.trace}: there is no such file", fix))
+    return found
+
+
+def _check_reward(job: JobConfig) -> list[Found]:
+    reward = job.reward
+    if reward.kind == "function" and not reward.function:
+        return [("reward.function", "is missing, and reward.kind is function", "Name it as package.module:name")]
+    if reward.kind != "function" and reward.function:
+        return [
+            (
+                "reward.function",
+                f"is set, but reward.kind is {reward.kind}",
+                "Set reward.kind to function, or remove it",
+            )
+        ]
+    if reward.kind == "reasoning_gym" and job.data.source != "reasoning_gym":
+        wrong = f"reasoning_gym scores its own tasks only, and data.source is {job.data.source}"
+        return [("reward.kind", wrong, "Set data.source to reasoning_gym, or use exact_match, math_verify or function")]
+    problem = find_function(reward.function) if reward.function else None
+    return [("reward.function", *problem)] if problem else []
+
+
+def _check_task(job: JobConfig) -> list[Found]:
+    if job.data.source != "reasoning_gym":
+        return []
+    if not job.data.task:
+        return [
+            ("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")
+        ]
+    tasks = reasoning_gym_tasks()
+    if not tasks or job.data.task in tasks:  # not installed: _check_packages says so
+        return []
+    near = difflib.get_close_matches(job.data.task, tasks, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its {len(tasks)} data sets, such as spell_backward"
+    return [("data.task", f"reasoning_gym has no data set {job.data.task!r}", fix)]
+
+
+def _check_packages(job: JobConfig) -> list[Found]:
+    needs = [
+        ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
+        ("reward.kind", job.reward.kind == "math_verify", "math_verify", "Run pip install math-verify"),
+        ("data.source", job.data.source == "reasoning_gym", "reasoning_gym", "Run pip install reasoning-gym"),
+        ("data.source", job.data.source == "hf_dataset", "datasets", "Run pip install datasets"),
+        (
+            "metrics.wandb_project",
+            bool(job.metrics.wandb_project),
+            "wandb",
+            "Run pip install 'headrace[wandb]', or unset it",
+        ),
+        (
+            "metrics.tensorboard",
+            job.metrics.tensorboard,
+            "tensorboardX",
+            "Run pip install tensorboardX, or set it to false",
+        ),
+    ]
+    return [
+        (field, f"needs the package {package}, which is not installed here", fix)
+        for field, needed, package, fix in needs
+        if needed and not installed(package)
+    ]
+
+
+def installed(package: str) -> bool:
+    """Whether a top-level package can be imported, without importing it."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _check_device(job: JobConfig) -> list[Found]:
+    if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
+        return []
+    wrong, fix = "cuda, but this machine has no NVIDIA driver", "Set it to auto or cpu"
+    found: list[Found] = []
+    if job.trainer.device == "cuda" and job.trainer.backend != "simulated":
+        found.append(("trainer.device", wrong, fix))
+    if job.rollout.device == "cuda" and job.rollout.engine != "simulated" and job.cluster.nodes == 0:
+        found.append(("rollout.device", wrong, fix))
+    return found

@@ -1,0 +1,66 @@
+"""Of the job file's ``scheduling`` section, what the schema cannot see."""
+
+from __future__ import annotations
+
+from configs.schema import JobConfig, SchedulingConfig
+
+Found = tuple[str, str, str]
+"""As in ``configs.checks.checks``."""
+
+
+def check_scheduling(job: JobConfig) -> list[Found]:
+    """Problems of the section and of what it needs from others."""
+    return [*_check_relief(job), *_check_pool_bounds(job), *_check_seeding(job)]
+
+
+def _check_relief(job: JobConfig) -> list[Found]:
+    if not job.scheduling.relief or job.scheduling.policy == "rlboost":
+        return []
+    wrong = f"is set, but scheduling.policy is {job.scheduling.policy}, with which samples stay where they are"
+    return [("scheduling.relief", wrong, "Set scheduling.policy to rlboost, or remove it")]
+
+
+def _check_pool_bounds(job: JobConfig) -> list[Found]:
+    scheduling, begin = job.scheduling, job.rollout.workers
+    if scheduling.workers_max is None:
+        if scheduling.workers_min > 1:
+            fix = "Set scheduling.workers_max too, or remove it"
+            return [("scheduling.workers_min", "is set, but without scheduling.workers_max nobody heeds it", fix)]
+        return []
+    least = max(scheduling.workers_min, begin if job.cluster.place_rollout == "elastic" else 0)
+    if scheduling.workers_max < least:
+        what = "scheduling.workers_min" if least == scheduling.workers_min else "rollout.workers"
+        fix = f"Set it to at least {least}"
+        return [("scheduling.workers_max", f"{scheduling.workers_max} is less than {what} ({least})", fix)]
+    if job.cluster.place_rollout != "elastic" and not scheduling.workers_min <= begin <= scheduling.workers_max:
+        wrong = f"{begin} is not between scheduling.workers_min ({scheduling.workers_min}) and workers_max"
+        return [("rollout.workers", f"{wrong} ({scheduling.workers_max})", "Begin with a number between the two")]
+    return []
+
+
+def _check_seeding(job: JobConfig) -> list[Found]:
+    scheduling, place = job.scheduling, job.cluster.place_rollout
+    if not scheduling.seeding:
+        default, names = SchedulingConfig(), [name for name in SchedulingConfig.model_fields if "seeding_" in name]
+        given = [name for name in names if getattr(scheduling, name) != getattr(default, name)]
+        fix = "Set scheduling.seeding to true, or remove it"
+        return [(f"scheduling.{given[0]}", "is set, but scheduling.seeding is false", fix)] if given else []
+    found: list[Found] = []
+    if place not in ("elastic", "local"):
+        wrong = f"{place}, but scheduling.seeding needs workers beside the trainer"
+        fix = "Set it to elastic, or to local if all workers are to be on the head's machine"
+        found.append(("cluster.place_rollout", wrong, fix))
+    if job.sync.mode == "one_step_barrier":
+        wrong = "one_step_barrier, whose barrier waits for each engine's version; those that sleep load none"
+        fix = "Set it to async or an on-policy mode, or scheduling.seeding to false"
+        found.append(("sync.mode", wrong, fix))
+    if not job.rollout.workers:
+        wrong = "0, but scheduling.seeding needs workers on the head's machine"
+        found.append(("rollout.workers", wrong, "Set it to 1 or more, or scheduling.seeding to false"))
+    if scheduling.seeding_end == "estimated" and job.rollout.length_ranking == "none":
+        wrong = "estimated, but rollout.length_ranking is none, so no length is expected"
+        found.append(("scheduling.seeding_end", wrong, "Set rollout.length_ranking, or this to learned"))
+    if scheduling.workers_max is not None:
+        wrong = "is set, but with scheduling.seeding its capacity target says how many workers there are"
+        found.append(("scheduling.workers_max", wrong, "Remove it, or set scheduling.seeding to false"))
+    return found

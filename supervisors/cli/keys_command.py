@@ -1,0 +1,93 @@
+"""``headrace keys``: makes key pairs, and says who may connect and what they may do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from transport.errors import HeadraceError
+
+_EXIT_WRONG: Final = 2
+_Entries = list[str] | None
+
+
+def keys(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            help="Key directory of a node, of a control socket or of a control client; made, with a new pair, if it "
+            "is not there."
+        ),
+    ],
+    allow: Annotated[_Entries, typer.Option(metavar="NAME=PUBLIC", help="Let whoever has this key connect.")] = None,
+    read_only: Annotated[
+        _Entries, typer.Option(metavar="NAME=PUBLIC", help="For a control socket: let this key look, not touch.")
+    ] = None,
+    operator: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="CLIENT_DIR", help="For a control socket: make a client's pair there, which may do everything."
+        ),
+    ] = None,
+    reader: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CLIENT_DIR", help="For a control socket: make a client's pair there, which may look."),
+    ] = None,
+) -> None:
+    """Make keys, show the public one, and choose who may connect."""
+    try:
+        print(_change(directory, allow or [], read_only or [], operator or [], reader or []), flush=True)
+    except (HeadraceError, ValueError, OSError) as error:
+        print(f"headrace: {error}", file=sys.stderr, flush=True)
+        raise typer.Exit(_EXIT_WRONG) from None
+    print(_summary(directory), file=sys.stderr)
+
+
+def _change(directory: Path, allow: list[str], read_only: list[str], operators: list[Path], readers: list[Path]) -> str:
+    from actors.control.keys import allow_client, allow_read_only, make_client
+    from transport.zmq import security
+
+    allowed, looking = _entries("--allow", allow), _entries("--read-only", read_only)
+    for wanted in (directory, *operators, *readers):
+        if wanted.exists() and not wanted.is_dir():
+            raise ValueError(f"{wanted} is a file: expected a directory of keys, or a name for a new one")
+    if not (directory / "node.secret").exists():
+        security.write_keys(security.generate_keys(), directory)
+    public = security.load_keys(directory).public.decode()
+    for name, key in allowed:
+        allow_client(directory, name, key)
+    for name, key in looking:
+        allow_read_only(directory, name, key)
+    for client in operators:
+        allow_client(directory, client.resolve().name, make_client(client).public)
+    for client in readers:
+        allow_read_only(directory, client.resolve().name, make_client(client).public)
+    return public
+
+
+def _entries(option: str, texts: list[str]) -> list[tuple[str, bytes]]:
+    for text in texts:
+        if not all(text.partition("=")):
+            raise ValueError(f"{option} {text}: expected NAME=PUBLIC")
+    return [(name, public.encode()) for name, _, public in (text.partition("=") for text in texts)]
+
+
+def _summary(directory: Path) -> str:
+    from actors.control.keys import READ_ONLY_FOLDER, client_names
+
+    allowed, readers = client_names(directory)
+    look = f", {len(readers)} may only look ({', '.join(readers)})" if readers else ""
+    names = f" ({', '.join(allowed)})" if allowed else ""
+    folders = [str(directory / "allowed"), *([str(directory / READ_ONLY_FOLDER)] if readers else [])]
+    return (
+        f"{len(allowed)} others are allowed{names}{look}; add one with --allow NAME=PUBLIC, "
+        f"take one away by removing its file in {' or '.join(folders)}"
+    )
+
+
+def register(app: Any) -> None:
+    """Add the command to ``app``."""
+    app.command()(keys)

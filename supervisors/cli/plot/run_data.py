@@ -1,0 +1,132 @@
+"""What a run directory holds that can be drawn. Nothing is changed in it, and a run that goes on may be read.
+
+trace.json ─▶ lanes: who did what when        metrics.jsonl ─▶ rows, one a step        journal.db ─▶ response lengths
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from actors.jobs.summary import Row, read_rows
+from actors.ledger.journal import committed_samples
+from configs.errors import ConfigError, Problem
+
+BUBBLES: Final = frozenset(["idle", "wait"])
+"""Spans in which a process has nothing to do."""
+BESIDE: Final = frozenset(["pull"])
+"""Spans that run beside another one and keep nobody from working."""
+
+_SILENCE_S: Final = 2.0
+"""Spans come once a second; the trainer says nothing of its optimizer step."""
+
+
+class Bar(NamedTuple):
+    """One activity of a lane, in seconds since the run's first."""
+
+    name: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunData:
+    name: str
+    lanes: dict[str, list[Bar]] = field(default_factory=dict[str, list[Bar]])
+    """The trainer first, then workers in their order; bars by start."""
+    rows: list[Row] = field(default_factory=list[Row])
+    lengths: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    """Step → response tokens of its samples, int32[n]."""
+
+    @property
+    def end_s(self) -> float:
+        return max((bar.end_s for bars in self.lanes.values() for bar in bars), default=0.0)
+
+    def column(self, name: str) -> np.ndarray:
+        """float64[rows], NaN where a row has no such number."""
+        return np.array([_number(row.get(name)) for row in self.rows])
+
+
+def presence(bars: list[Bar]) -> list[tuple[float, float]]:
+    """When a lane's process was there: it says what it does, idling included; longer silence means that it was not."""
+    present: list[tuple[float, float]] = []
+    for bar in bars:
+        if present and bar.start_s - present[-1][1] <= _SILENCE_S:
+            present[-1] = present[-1][0], max(present[-1][1], bar.end_s)
+        else:
+            present.append((bar.start_s, bar.end_s))
+    return present
+
+
+def busy_fraction(bars: list[Bar], start_s: float, end_s: float) -> float:
+    """Part of the time in which a lane did something; time that no bar covers counts as doing nothing."""
+    if end_s <= start_s:
+        return 0.0
+    busy = sum(
+        max(0.0, min(bar.end_s, end_s) - max(bar.start_s, start_s))
+        for bar in bars
+        if bar.name not in BUBBLES and bar.name not in BESIDE
+    )
+    return min(1.0, busy / (end_s - start_s))
+
+
+def read_run(run_dir: Path) -> RunData:
+    """What ``run_dir`` holds.
+
+    Raises:
+        ConfigError: it is no run directory, or the run has not come far enough to be drawn.
+        JournalUnreadable: its journal is damaged.
+    """
+    if not (run_dir / "job.yaml").is_file():
+        raise _wrong(run_dir, "is no run directory: it has no job.yaml", "Name the directory that the run printed")
+    rows = read_rows(run_dir / "metrics.jsonl")
+    lanes = _lanes(run_dir / "trace.json")
+    if not rows and not lanes:
+        raise _wrong(run_dir, "has no step and no trace yet", "Wait until its first step is committed")
+    lengths: dict[int, list[int]] = {}
+    journal = run_dir / "journal.db"
+    for sample in committed_samples(journal) if journal.exists() else []:
+        if sample.state == "committed":
+            lengths.setdefault(sample.step, []).append(sample.n_tokens)
+    return RunData(
+        name=run_dir.resolve().name,
+        lanes=lanes,
+        rows=rows,
+        lengths={step: np.array(lengths[step], np.int32) for step in sorted(lengths)},
+    )
+
+
+def _lanes(path: Path) -> dict[str, list[Bar]]:
+    if not path.exists():
+        return {}
+    try:
+        events: list[dict[str, Any]] = json.loads(path.read_bytes())
+        names: dict[int, str] = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        spans = sorted((e["ts"], e["dur"], e["tid"], e["name"]) for e in events if e["ph"] == "X")
+    except (ValueError, KeyError, TypeError) as error:
+        raise _wrong(path, f"is no trace: {error!r}", "Remove it, and draw the rest") from error
+    if not spans:
+        return {}
+    first = spans[0][0]
+    lanes: dict[str, list[Bar]] = {name: [] for name in sorted(names.values(), key=_place)}
+    for start, duration, track, name in spans:
+        lanes[names[track]].append(Bar(name, (start - first) / 1e6, (start - first + duration) / 1e6))
+    return lanes
+
+
+def _place(lane: str) -> tuple[bool, str, int, str]:
+    """The trainer, then the others by name and number."""
+    kind, _, number = lane.rpartition("-")
+    return lane != "trainer", kind, int(number) if number.isdigit() else 0, lane
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _wrong(path: Path, what: str, fix: str) -> ConfigError:
+    return ConfigError([Problem(f"headrace plot {path}", "", what, fix)])

@@ -1,0 +1,43 @@
+"""A journal whose disk can be full for a while: SQLite's own error, without filling anybody's disk."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from pathlib import Path
+
+from actors.ledger import events as ev
+from actors.ledger.errors import JournalUnreadable
+from actors.ledger.journal import SqliteJournal
+from configs.limits import Limits
+
+_FULL = "database or disk is full"  # SQLITE_FULL, in SQLite's words
+
+
+class FaultableJournal(SqliteJournal):
+    """As its base, while its path is not in ``full``. Opened by the first ``read``, which so may do the disk work."""
+
+    def __init__(self, path: Path, job: str, limits: Limits, full: set[Path]) -> None:
+        self._path = path
+        self._name = job
+        self._given_limits = limits
+        self._full = full
+        self._opened = False
+
+    def read(self) -> tuple[int, list[ev.Event]]:
+        """See ``Journal.read``; a journal that cannot be written is of no use, so a full disk refuses this as well."""
+        if not self._opened:
+            if self._path in self._full:
+                raise JournalUnreadable(f"{self._path.name} cannot be opened: {_FULL}")
+            super().__init__(self._path, self._name, self._given_limits)
+            self._opened = True
+        return super().read()
+
+    async def close(self) -> None:
+        if self._opened:
+            await super().close()
+
+    def _transact(self, items: Iterable[object], sync: bool) -> None:
+        if self._path in self._full:
+            raise sqlite3.OperationalError(_FULL)
+        super()._transact(items, sync)  # pyright: ignore[reportArgumentType]  the base's own items

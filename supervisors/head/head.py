@@ -1,0 +1,240 @@
+"""The head: one actor system, the register of nodes, and the jobs.
+
+Head.start ─▶ transport ─▶ system ─▶ nodes · node agent, unless it lives elsewhere ─▶ control server
+Head.run (wait for it), Head.launch (do not) ─▶ JobRun (job_run.py)
+Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from actors.control.server import ControlServer
+from actors.control.socket import open_control_socket
+from actors.core.system import ActorSystem
+from configs.fault_plan import FaultPlan
+from configs.limits import DEFAULT_LIMITS, Limits
+from configs.schema import JobConfig
+from supervisors.faults.node_faults import NAME as NODE_FAULTS
+from supervisors.faults.node_faults import NodeFaults
+from supervisors.faults.process_faults import faults_of
+from supervisors.head.head_keys import load_head_keys
+from supervisors.head.job_register import JobRegister
+from supervisors.head.operations import Operations
+from supervisors.jobs.job_run import FormerLife, JobRun
+from supervisors.machine.machine import LOCAL, Machine, slowed_by
+from supervisors.machine.node_agent import NodeAgent, NodeOptions
+from supervisors.machine.nodes import Nodes
+from supervisors.nemesis.fault_schedule import FaultSchedule
+from supervisors.nemesis.nemesis import Nemesis
+from transport.address import ActorAddress
+from transport.errors import HeadraceError
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+log = structlog.get_logger("headrace.head")
+
+CLUSTER = "headrace"
+"""Peers of another cluster name are refused at the handshake."""
+
+
+class Head:
+    """Create it, ``start``, ``run`` or ``launch`` jobs, ``stop``."""
+
+    def __init__(
+        self,
+        *,
+        run_root: Path,
+        listen: str | None = None,
+        keys: Path | None = None,
+        control_keys: Path | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+        machine: Machine = LOCAL,
+        agent: ActorAddress | None = None,
+    ) -> None:
+        """Args:
+        agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
+            needed, and is the same in every life of this head. None: it lives here.
+        """
+        self.machine = machine
+        self.limits = limits
+        self.run_root = run_root
+        self.register = JobRegister(run_root)
+        self.jobs: dict[str, JobRun] = {}
+        self.nemeses: dict[str, Nemesis] = {}
+        """By job, for as long as its processes are there."""
+        self._keys_directory = keys
+        self._keys = load_head_keys(keys, control_keys)
+        self._agent = agent
+        self._runtime = self.machine.runtime_directory() if agent is None else None
+        self._listen = listen or f"ipc://{self._runtime}/head"
+        self.nodes = Nodes("head")
+        self.system: ActorSystem
+        self._control: ControlServer | None = None
+        self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
+        """By job, until its tree is down."""
+        self._listeners: list[Callable[[JobRun], None]] = []
+        self._interrupted = asyncio.Event()
+
+    async def start(self) -> None:
+        """Listen, and start this machine's node agent unless it runs already."""
+        transport = self.machine.transport(
+            "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
+        )
+        self.system = ActorSystem(transport, limits=self.limits)
+        await self.system.start()
+        await self.system.spawn("nodes", self.nodes)
+        await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
+        agent = self._agent if self._agent is not None else await self._start_agent()
+        self.nodes.add_local("head", agent, slots=self.machine.slots)
+
+    async def _start_agent(self) -> ActorAddress:
+        options = NodeOptions(
+            cluster=CLUSTER,
+            listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
+            keys=str(self._keys_directory or ""),
+            machine=self.machine,
+        )
+        return (await self.system.spawn("agent", NodeAgent("head", options))).address
+
+    @property
+    def endpoint(self) -> str:
+        """Where nodes join."""
+        return self.system.endpoint
+
+    async def serve_control(self, endpoint: str) -> str:
+        """Open the control socket at ``endpoint``; returns where it is."""
+        open_socket = open_control_socket(endpoint, self.limits, keys=self._keys.control)
+        server = ControlServer(Operations(self), open_socket, limits=self.limits)
+        await server.start()
+        self._control = server
+        return server.endpoint
+
+    async def run(
+        self,
+        job: JobConfig,
+        run_dir: Path,
+        interrupted: asyncio.Event,
+        *,
+        resume: bool = False,
+        on_progress: OnProgress | None = None,
+        faults: FaultPlan | None = None,
+        former: FormerLife | None = None,
+    ) -> dict[str, Any]:
+        """Run a job to its end and return its summary; a job that could not be started is ``failed`` in it.
+
+        With ``former`` it goes on with what a head before this one has left running. With ``faults`` the summary says
+        under that key how many strikes were injected, failed and skipped.
+        """
+        run = JobRun(
+            self.system,
+            self.nodes,
+            job,
+            run_dir,
+            resume=resume,
+            on_progress=on_progress,
+            machine=self.machine,
+            former=former,
+        )
+        self._begin(run)
+        return await self._follow(run, interrupted, faults)
+
+    def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
+        """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head."""
+        run = JobRun(
+            self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine, former=former
+        )
+        self._begin(run)
+        self.register.add(run_dir)
+        task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
+        self._followers[job.name] = task
+        task.add_done_callback(lambda _: self._forget(job.name, run_dir, task))
+
+    def _forget(self, job: str, run_dir: Path, task: asyncio.Task[dict[str, Any]]) -> None:
+        """A launched job has ended, and its tree is down unless taking it down has failed."""
+        if self._followers.get(job) is task:
+            del self._followers[job]
+        self.register.remove(run_dir)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a job was not taken down in good order", job=job, exc_info=error)
+
+    async def name_is_free(self, job: str) -> bool:
+        """Wait for the tree of the launched job of that name, whose actors bear it; False: it takes too long."""
+        if (task := self._followers.get(job)) is None:
+            return True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.limits.stop_timeout_s):
+                await asyncio.gather(asyncio.shield(task), return_exceptions=True)  # how it ends is told elsewhere
+        return task.done()
+
+    def _begin(self, run: JobRun) -> None:
+        self.jobs[run.job.name] = run
+        for listener in list(self._listeners):
+            listener(run)
+
+    def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
+        """Hear of every job from now on, before it says anything; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    async def _follow(self, run: JobRun, interrupted: asyncio.Event, faults: FaultPlan | None = None) -> dict[str, Any]:
+        told: dict[str, Any] = {}
+        try:
+            nemesis = self.nemeses[run.job.name] = Nemesis(self, run)
+            if await run.start(interrupted):
+                told = await self._wait(run, interrupted, nemesis, faults)
+        except (HeadraceError, TimeoutError, OSError) as error:
+            run.fail(str(error) or repr(error))
+        except Exception as error:  # noqa: BLE001  a head that fell over it would fall over it again in each life
+            self._unforeseen(run, error)
+        finally:
+            if (nemesis := self.nemeses.pop(run.job.name, None)) is not None:
+                nemesis.stop()
+            await run.stop()
+        return run.summary() | told
+
+    def _unforeseen(self, run: JobRun, error: Exception) -> None:
+        """Something that nobody has thought of ends this job, not the others."""
+        log.error("the run of a job failed", job=run.job.name, exc_info=error)
+        run.fail(repr(error))
+
+    async def _wait(
+        self, run: JobRun, interrupted: asyncio.Event, nemesis: Nemesis, faults: FaultPlan | None
+    ) -> dict[str, Any]:
+        """Until the job is over; with a plan, what has become of its faults."""
+        if faults is None:
+            await run.wait(interrupted)
+            return {}
+        schedule = FaultSchedule(nemesis, run, faults, continued=run.continued)
+        schedule.start()
+        try:
+            await run.wait(interrupted)
+        finally:
+            told = schedule.stop()
+        return {"faults": told}
+
+    async def interrupt_jobs(self) -> None:
+        """Ask every running job for a checkpoint, and wait for their ends."""
+        self._interrupted.set()
+        for task in list(self._followers.values()):
+            await task
+
+    async def stop(self) -> None:
+        """Stop everything, youngest first. Idempotent."""
+        for task in list(self._followers.values()):
+            task.cancel()
+        for run in reversed(list(self.jobs.values())):
+            await run.stop()
+        if self._control is not None:
+            await self._control.stop()
+            self._control = None
+        await self.system.stop()
+        if self._runtime is not None:
+            shutil.rmtree(self._runtime, ignore_errors=True)

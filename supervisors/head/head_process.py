@@ -1,0 +1,208 @@
+"""The inside of the head's process: from exec to the end of its work. Started by ``machine_process.py``, and again.
+
+    stdin ─▶ HeadOrder ─▶ Head.start ─▶ control socket ─▶ HeadReady ─┬─ one job: run it ─▶ HeadEnded(summary) ─▶ exit 0
+                                                                     └─ serve jobs until a signal ─▶ HeadEnded ─▶ exit 0
+
+Invariants
+- The process ends with its parent (``fate``). When it cannot start, its last line on stderr says why.
+- Nothing of it is needed by a next life but the run directory: the journal, the model, the metrics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from actors.control.socket import for_this_machine, store_endpoint
+from actors.core.errors import AskError
+from actors.host.fate import die_with_parent
+from configs.errors import ConfigError
+from configs.fault_plan import FaultPlan
+from configs.limits import Limits
+from configs.loader import load_job
+from configs.schema import JobConfig
+from supervisors.head.head import Head
+from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
+from supervisors.jobs.job_run import FormerLife
+from supervisors.machine.logs import configure_head_logging
+from supervisors.machine.machine import JOURNAL
+from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
+from transport.errors import HeadraceError
+
+log = structlog.get_logger("headrace.head")
+
+
+def run_head_process() -> None:
+    """Be the head; what ``main.py lead`` calls. Does not return."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready, and told so, nobody has anything to interrupt
+    code = EXIT_CRASHED
+    try:
+        order = HeadOrder.decode(sys.stdin.buffer.read())
+        configure_head_logging(Path(order.log))
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            code = runner.run(_main(order))
+    except asyncio.CancelledError:
+        log.warning("interrupted twice")
+    except BaseException as error:
+        log.exception("the head failed")
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _main(order: HeadOrder) -> int:
+    head = Head(
+        run_root=Path(order.run_root),
+        listen=order.listen,
+        keys=Path(order.keys) if order.keys else None,
+        control_keys=Path(order.control_keys) if order.control_keys else None,
+        limits=Limits.model_validate_json(order.limits),
+        agent=order.agent,
+    )
+    try:
+        async with interruptible() as interrupted:
+            try:
+                await head.start()
+                control = await head.serve_control(order.control)
+            except (HeadraceError, OSError) as error:
+                log.exception("the head could not start")
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                return EXIT_START_FAILED
+            store_endpoint(Path(order.run_dir or order.run_root), for_this_machine(control))
+            gc.freeze()  # imports are for ever: a collection that goes through them keeps everybody waiting for 35 ms
+            return await lead(head, order, control, interrupted)
+    finally:
+        await head.stop()
+
+
+async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.Event) -> int:
+    """Do what the order says on a head that has started; returns the exit code."""
+    reporter = Reporter(head, order)
+    reporter.ready(control)
+    beacons = asyncio.create_task(reporter.beacons(), name="beacons")
+    try:
+        summary: dict[str, Any] = {}
+        if order.job:
+            summary = await _run(head, order, interrupted, reporter)
+        else:
+            _launch_again(head, order)
+            await interrupted.wait()
+            await head.interrupt_jobs()
+        await reporter.ended(summary)
+    finally:
+        beacons.cancel()
+    return EXIT_OK
+
+
+async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporter: Reporter) -> dict[str, Any]:
+    return await head.run(
+        JobConfig.model_validate_json(order.job),
+        Path(order.run_dir),
+        interrupted,
+        resume=order.resume or order.former is not None,
+        on_progress=reporter.progress,
+        faults=FaultPlan.model_validate_json(order.faults) if order.faults else None,
+        former=_former(order, Path(order.run_dir)),
+    )
+
+
+def _former(order: HeadOrder, run_dir: Path) -> FormerLife | None:
+    """None also for a run whose former heads did not get as far as its core: then they started no process.
+
+    Where there is no journal none of them did. In a run that was resumed there is one of before, which says nothing of
+    these lives: it may end with the order to stop that this run is to go on after (``Scheduler``: ``resumed``). Then
+    what counts is what they have said.
+    """
+    former = order.former
+    if former is None or not (run_dir / JOURNAL).exists() or (order.resume and not former.begun):
+        return None
+    return FormerLife(former.ended, former.restarts, former.workers)
+
+
+def _launch_again(head: Head, order: HeadOrder) -> None:
+    """Go on with the jobs of the life before this one."""
+    if order.former is None:
+        head.register.clear()
+    for run_dir in head.register.read():
+        try:
+            head.launch(load_job(run_dir / "job.yaml", []), run_dir, _former(order, run_dir))
+        except (HeadraceError, ConfigError, OSError) as error:
+            log.exception("a job is not gone on with", run_dir=str(run_dir), why=str(error))
+
+
+class Reporter:
+    """Speaks to the machine process."""
+
+    def __init__(self, head: Head, order: HeadOrder) -> None:
+        self._desk = head.system.ref(order.desk)
+        self._endpoint = head.endpoint
+        self._limits = head.limits
+        self._life = order.life
+
+    def ready(self, control: str) -> None:
+        self._desk.tell(HeadReady(life=self._life, endpoint=self._endpoint, control=control))
+
+    def progress(self, fields: Mapping[str, Any]) -> None:
+        self._desk.tell(HeadProgress(life=self._life, fields=_plain(fields)))
+
+    async def beacons(self) -> None:
+        """Until cancelled."""
+        while True:
+            await asyncio.sleep(self._limits.beacon_interval_s)
+            self._desk.tell(HeadBeacon(life=self._life))
+
+    async def ended(self, summary: Mapping[str, Any]) -> None:
+        """Raises:
+        AskError: the machine process does not answer, so it will not outlive this one.
+        """
+        try:
+            await self._desk.ask(HeadEnded(life=self._life, summary=_plain(summary)), HeadHeard)
+        except AskError:
+            log.exception("nobody hears of the end")
+            raise
+
+
+def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Enums, paths and numbers of other libraries as what they are on the wire."""
+    return msgspec.convert(msgspec.to_builtins(dict(fields), enc_hook=str), dict[str, Any])
+
+
+@contextlib.asynccontextmanager
+async def interruptible() -> AsyncIterator[asyncio.Event]:
+    """An event that the first SIGINT or SIGTERM sets; the second one cancels the running task."""
+    loop, task, event = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+
+    def interrupt() -> None:
+        if event.is_set() and task is not None:
+            task.cancel()
+        event.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupt)
+    try:
+        yield event
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,266 @@
+"""What the control socket can do: the ControlBackend of a running head.
+
+ctl, scripts ──▶ ControlServer ──▶ Operations ──▶ Head, JobRun, the job's actors
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from actors.control.backend import Plain
+from actors.control.errors import BadArgs, NotFound, NotNow
+from actors.core.context import named_rng
+from actors.core.ref import ActorRef
+from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, JobReport, PauseJob, ResumeJob
+from configs.errors import ConfigError
+from configs.fault_plan import fault_from_mapping
+from configs.loader import dump_job, job_from_mapping
+from configs.schema import run_directory
+from supervisors.head.lookout import Lookout
+from supervisors.jobs.job_run import JobRun
+from supervisors.machine.file_end import whole_lines
+from supervisors.tree.errors import FaultNotPossible
+from supervisors.tree.messages import ChildInfo
+
+if TYPE_CHECKING:
+    from supervisors.head.head import Head
+
+
+class Operations:
+    """Implements ``actors.control.backend.ControlBackend``."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._strikes = 0
+
+    def _run(self, job: str | None) -> JobRun:
+        """The run of that name, or the only one.
+
+        Raises:
+            NotFound: no such job, or several and none was named.
+        """
+        jobs = self._head.jobs
+        if job is None and len(jobs) == 1:
+            return next(iter(jobs.values()))
+        if job is None:
+            raise NotFound(f"{len(jobs)} jobs are here; name one of {sorted(jobs)}" if jobs else "there is no job")
+        if job not in jobs:
+            raise NotFound(f"there is no job {job!r}; there are: {sorted(jobs)}")
+        return jobs[job]
+
+    async def submit(self, job: Plain) -> Plain:
+        config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
+        await self._free(config.name)
+        run_dir = run_directory(self._head.run_root, config.name)
+        run_dir.mkdir(parents=True)
+        (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+        self._head.launch(config, run_dir)
+        return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
+
+    async def _free(self, name: str) -> None:
+        """Wait until what a former job of that name has left is taken down.
+
+        Raises:
+            NotNow: it still runs, or that takes too long.
+        """
+        self._check_over(name)
+        if not await self._head.name_is_free(name):
+            raise NotNow(f"the former job named {name!r} is still being taken down", "try again in some seconds")
+        self._check_over(name)  # somebody else may have waited for the name, too
+
+    def _check_over(self, name: str) -> None:
+        running = self._head.jobs.get(name)
+        if running is not None and not running.state.over:
+            raise NotNow(
+                f"a job named {name!r} is {running.state}", "give the new one another name, or cancel that one"
+            )
+
+    async def jobs(self) -> list[Plain]:
+        return [await self._status(run) for run in list(self._head.jobs.values())]
+
+    async def _status(self, run: JobRun) -> Plain:
+        summary = run.summary()
+        return {
+            "job": run.job.name,
+            "state": str(run.state),
+            "step": int(summary.get("steps", 0)),
+            "steps": run.job.steps,
+            "run_dir": str(run.run_dir),
+            "workers": run.tree.workers_wanted,
+            "reward_last": summary.get("reward_last"),
+            "error": str(summary.get("error", "")),
+        }
+
+    async def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:
+        runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
+        queue: asyncio.Queue[Plain] = asyncio.Queue(self._head.limits.control_event_queue)
+        unsubscribes: dict[str, Callable[[], None]] = {}
+
+        def begin(run: JobRun) -> None:
+            unsubscribes.pop(run.job.name, _nothing)()  # of a former job of that name
+            unsubscribes[run.job.name] = run.subscribe(_listener(run.job.name, queue))
+            _put(queue, {"kind": "state", "job": run.job.name, "state": str(run.state)})
+
+        end_launches = self._head.subscribe(begin) if job is None else _nothing
+        try:
+            for run in runs:
+                begin(run)
+            while job is None or not runs[0].state.over or not queue.empty():
+                yield await queue.get()  # the server closes the stream when the watcher leaves
+        finally:
+            end_launches()
+            for unsubscribe in unsubscribes.values():
+                unsubscribe()
+
+    async def pause(self, job: str | None) -> Plain:
+        run = self._running(job)
+        return _plain(await self._job(run).ask(PauseJob(job=run.job.name), JobReport))
+
+    async def resume(self, job: str | None) -> Plain:
+        run = self._running(job)
+        return _plain(await self._job(run).ask(ResumeJob(job=run.job.name), JobReport))
+
+    async def cancel(self, job: str | None) -> Plain:
+        if (run := self._run(job)).abandon():
+            return {"job": run.job.name, "state": str(run.state), "step": 0, "steps": run.job.steps, "waiting_for": ""}
+        run = self._running(job)
+        return _plain(await self._job(run).ask(CancelJob(job=run.job.name), JobReport))
+
+    async def checkpoint(self, job: str | None) -> Plain:
+        run = self._running(job)
+        timeout_s = run.job.limits.checkpoint_timeout_s
+        made = await self._job(run).ask(CheckpointJob(job=run.job.name), CheckpointReport, timeout_s=timeout_s)
+        return {"job": run.job.name, "step": made.step, "path": made.path}
+
+    def _job(self, run: JobRun) -> ActorRef:
+        return self._head.system.ref(run.address("job"))
+
+    def _running(self, job: str | None) -> JobRun:
+        """The run of that name, alive.
+
+        Raises:
+            NotFound, NotNow.
+        """
+        run = self._run(job)
+        if run.state.over or f"job.{run.job.name}" not in self._head.system.actors():
+            raise NotNow(f"job {run.job.name!r} is {run.state}", "only a running job can do this")
+        return run
+
+    async def inject(self, job: str | None, fault: Plain) -> Plain:
+        run = self._running(job)
+        try:
+            typed = fault_from_mapping(fault)
+        except ConfigError as error:
+            raise BadArgs(str(error), "docs/guides/fault_injection.md has the vocabulary") from error
+        timed = [name for name in ("at_s", "after_step", "times", "every_s") if name in typed.model_fields_set]
+        if timed:
+            raise BadArgs(
+                f"fault.{timed[0]}: inject strikes once and at once", "Leave it out, or run with --faults PLAN"
+            )
+        nemesis = self._head.nemeses.get(run.job.name)
+        if nemesis is None:
+            raise NotNow(f"the processes of {run.job.name!r} are not there yet, or not any more", "try again later")
+        self._strikes += 1
+        rng = named_rng(run.job.seed, "inject", str(self._strikes))
+        try:
+            hit = await nemesis.strike(typed, rng)
+        except FaultNotPossible as error:
+            raise NotNow(str(error), "docs/guides/fault_injection.md says what each kind can hit") from error
+        return {"job": run.job.name, "kind": typed.kind, "target": str(typed.target), "hit": hit}
+
+    async def scale(self, job: str | None, workers: int) -> Plain:
+        run = self._running(job)
+        await run.tree.scale(workers)
+        return {"job": run.job.name, "workers": workers}
+
+    async def drain(self, target: str) -> Plain:
+        for run in list(self._head.jobs.values()):  # another may be submitted meanwhile
+            if not run.state.over and await run.tree.drain_worker(target):
+                return {"target": target, "workers": 1}
+        if not self._head.nodes.drain(target):
+            raise NotFound(f"there is no rollout worker or node named {target!r}; headrace ctl tree lists them")
+        moved = 0
+        for run in list(self._head.jobs.values()):
+            if not run.state.over:
+                moved += await run.tree.drain_node(target)
+        return {"target": target, "workers": moved}
+
+    async def tree(self, job: str | None) -> list[Plain]:
+        runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
+        rows = [_row("head", "head", "head") | {"pid": os.getpid()}]
+        rows += [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
+        rows += [
+            _row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local
+        ]
+        for run in runs:
+            for part, supervisor in run.tree.supervisors.items():
+                rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))
+                rows += [_child(info) for info in supervisor.snapshot()]
+        return rows
+
+    async def stalls(self, longer_than_s: float) -> list[Plain]:
+        return await Lookout(self._head).stalls(longer_than_s)
+
+    async def dead_letters(self) -> Plain:
+        return await Lookout(self._head).dead_letters()
+
+    async def metrics(self, job: str | None, last: int) -> list[Plain]:
+        lines = whole_lines(self._run(job).run_dir / "metrics.jsonl", last)
+        return [json.loads(line) for line in lines]
+
+    async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
+        directory = self._run(job).run_dir / "logs"
+        names = sorted(file.stem for file in directory.glob("*.log"))
+        wanted = [actor] if actor is not None else names
+        if actor is not None and actor not in names:
+            raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
+        found = [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines)]
+        return found[-lines:]
+
+
+def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
+    def listen(progress: Mapping[str, Any]) -> None:
+        kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
+        _put(queue, {"kind": kind, "job": job, **progress})
+
+    return listen
+
+
+def _put(queue: asyncio.Queue[Plain], event: Plain) -> None:
+    if queue.full():
+        queue.get_nowait()  # the oldest goes: a slow watcher sees the newest, and metrics.jsonl has them all
+    queue.put_nowait(event)
+
+
+def _nothing() -> None:
+    """There is nothing to end."""
+
+
+def _plain(report: JobReport) -> Plain:
+    return {
+        "job": report.job,
+        "state": str(report.state),
+        "step": report.step,
+        "steps": report.steps,
+        "waiting_for": report.waiting_for,
+    }
+
+
+def _row(name: str, role: str, node: str) -> Plain:
+    return {"name": name, "role": role, "node": node, "pid": 0, "state": "running", "incarnation": "", "restarts": 0}
+
+
+def _child(info: ChildInfo) -> Plain:
+    return {
+        "name": info.name,
+        "role": info.role,
+        "node": info.node,
+        "pid": info.pid,
+        "state": info.state,
+        "incarnation": f"{info.incarnation:x}",
+        "restarts": info.restarts,
+    }

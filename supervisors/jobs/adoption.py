@@ -1,0 +1,49 @@
+"""What a head that was started again does before it starts anything: it looks for what still runs.
+
+    new supervisor ──ListProcesses──▶ each node agent ──▶ the process runs there ──AdoptProcesses──▶ agent: new owner
+                                                      └─▶ nowhere: it ended meanwhile, and is started like a new one
+
+Invariants
+- A process is adopted whole or not at all: once the agent has answered, its end is told to the new owner.
+- Processes that were not ready when their owner died are none: their agent ends them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from actors.core.errors import AskError
+from supervisors.machine.nodes import Nodes
+from supervisors.tree.children import Running, running_process
+from supervisors.tree.messages import AdoptProcesses, ListProcesses, ProcessInfo, ProcessList
+
+if TYPE_CHECKING:
+    from actors.core.context import Context
+
+
+async def adopt(context: Context, nodes: Nodes, process: str, actor: str) -> Running | None:
+    """Become the owner of ``process``, wherever it runs; None if no node's agent has it.
+
+    Args:
+        context: of the supervisor, which is the new owner.
+        actor: the process's main actor.
+    """
+    for node in nodes.present:
+        try:
+            agent = context.ref(node.agent)
+            listed = await agent.ask(ListProcesses(), ProcessList)
+            if _ready(listed, process) is None:
+                continue
+            found = _ready(await agent.ask(AdoptProcesses(names=(process,)), ProcessList), process)
+        except AskError as error:
+            context.log.warning("a node agent does not answer; its processes are not adopted", why=str(error))
+            continue
+        if found is not None:
+            nodes.place(process, node.name)
+            what = (node.name, found.pid, found.incarnation, found.addresses)
+            return running_process(context, node.agent, process, actor, *what, adopted=True)
+    return None
+
+
+def _ready(listed: ProcessList, process: str) -> ProcessInfo | None:
+    return next((info for info in listed.processes if info.name == process and info.addresses), None)

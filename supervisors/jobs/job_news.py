@@ -1,0 +1,55 @@
+"""What is told of a job's run: progress maps to whoever listens, and events into events.jsonl.
+
+JobRun, JobTree ─ say ────▶ listeners: the terminal, ctl watch, fault plans
+                └ record ─▶ the job's metrics actor ─▶ events.jsonl
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from actors.protocol.jobs import JobEvent
+from actors.protocol.metrics import Event
+from transport.transport import SendOutcome
+
+if TYPE_CHECKING:
+    from actors.core.system import ActorSystem
+
+OnProgress = Callable[[Mapping[str, Any]], None]
+
+log = structlog.get_logger("headrace.job")
+
+
+class JobNews:
+    """Of one job."""
+
+    def __init__(self, system: ActorSystem, job: str, on_progress: OnProgress | None) -> None:
+        self._system = system
+        self._job = job
+        self._listeners: list[OnProgress] = [on_progress] if on_progress is not None else []
+
+    def subscribe(self, listener: OnProgress) -> Callable[[], None]:
+        """Hear of every progress map from now on; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def say(self, **progress: Any) -> None:
+        """One progress map: ``message`` is for people, ``state`` and ``step`` for all."""
+        for listener in list(self._listeners):
+            listener(progress)
+
+    def on_job_event(self, event: JobEvent) -> None:
+        if event.kind == "step":
+            self.say(**{**event.fields, "step": int(event.fields["step"]) + 1})
+        elif event.kind == "state":
+            self.say(state=event.fields["state"])
+
+    def record(self, name: str, **fields: float | str) -> None:
+        """Into events.jsonl; while the metrics actor is itself away, into the log."""
+        metrics = self._system.ref(self._system.address(f"metrics.{self._job}"))
+        outcome = metrics.tell(Event(job=self._job, name=name, fields=dict(fields)))
+        if outcome is not SendOutcome.QUEUED:
+            log.info("an event is not recorded", job=self._job, name=name, outcome=outcome.name, fields=fields)

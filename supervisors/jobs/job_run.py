@@ -1,0 +1,270 @@
+"""One job on the cluster, from its submission to its summary.
+
+start   model ready ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each (job_tree.py)
+wait    until the job is done, a supervisor gives up, or the operator interrupts
+stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory is removed
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from actors.core.errors import AskError
+from actors.core.system import ActorSystem
+from actors.jobs.job import Job
+from actors.jobs.stop_tokens import stop_token_ids
+from actors.protocol.jobs import CancelJob, JobReport, JobState
+from actors.weights.segments import remove_segments
+from configs.schema import JobConfig
+from supervisors.jobs.cost_meter import CostMeter
+from supervisors.jobs.job_news import JobNews, OnProgress
+from supervisors.jobs.job_tree import JobTree
+from supervisors.jobs.model_preparation import Preparation
+from supervisors.jobs.strays import Strays
+from supervisors.machine.machine import LOCAL, Machine
+from supervisors.machine.nodes import Nodes
+from supervisors.tree.errors import NoNode
+from transport.address import ActorAddress
+
+log = structlog.get_logger("headrace.job")
+
+
+@dataclass(frozen=True)
+class FormerLife:
+    """What is known of the head that ran this job before this one, and whose processes may still run."""
+
+    ended: str
+    """How it ended, for people."""
+    restarts: int = 0
+    """Restarts up to then, its own among them."""
+    workers: int = 0
+    """Rollout workers that were wanted last; 0: as the job file says."""
+
+
+class JobRun:
+    """A submitted job. ``start`` it, ``wait`` for its end, ``stop`` it in any case."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        nodes: Nodes,
+        job: JobConfig,
+        run_dir: Path,
+        *,
+        resume: bool,
+        on_progress: OnProgress | None,
+        machine: Machine = LOCAL,
+        former: FormerLife | None = None,
+    ) -> None:
+        self.job, self.run_dir = job, run_dir
+        self._system, self._nodes, self._resume = system, nodes, resume
+        self._former = former
+        self._news = JobNews(system, job.name, on_progress)
+        workers = former.workers if former is not None and former.workers else job.rollout.workers
+        self.tree = JobTree(
+            system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None
+        )
+        self._strays = Strays(system, nodes, job.name, self.tree.children)
+        self._preparation = Preparation(job, run_dir, lambda message: self._news.say(message=message))
+        self._cost: CostMeter | None = None
+        self._stop_counting: Callable[[], None] = lambda: None
+        self._actor: Job | None = None
+        self._error = ""
+        self._stopped = False
+
+    @property
+    def continued(self) -> bool:
+        """A head before this one has begun with it."""
+        return self._former is not None
+
+    # ------------------------------------------------------------ start
+
+    async def start(self, interrupted: asyncio.Event) -> bool:
+        """Build the tree and wait until every process is ready. False: interrupted while the model was prepared.
+
+        Raises:
+            HeadraceError: the model could not be had, a node is missing, or a process never became ready.
+        """
+        job, run_dir = self.job, self.run_dir
+        (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+        if self._former is None:
+            remove_segments(run_dir)
+            self._news.say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
+        # the model is there when there was a head before, and an interrupted run is to take its checkpoint
+        model_path = await self._preparation.run(interrupted if self._former is None else asyncio.Event())
+        if model_path is None:
+            self._news.say(state=str(self.state), message="interrupted before it began")
+            return False
+        if job.cluster.nodes:
+            await self._wait_for_nodes()
+        if job.cluster.prices:
+            self._count_cost()
+        await self.tree.start_core(self._job_maker(stop_token_ids(model_path, job.rollout.stop)))
+        self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
+        if self._former is None:
+            self._news.say(
+                message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
+            )
+        else:
+            self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
+        await self.tree.start_processes(model_path)
+        if self._former is not None:
+            self._strays.start()
+        return True
+
+    async def _wait_for_nodes(self) -> None:
+        """Those that the job wants; after a restart, those that come back soon, with what they run."""
+        count, wait_s = self.job.cluster.nodes, self.job.cluster.wait_s
+        if self._former is None:
+            await self._nodes.wait_for_remote(count, wait_s)
+            return
+        try:
+            await self._nodes.wait_for_remote(count, min(wait_s, self.job.limits.connect_timeout_s))
+        except NoNode as error:
+            self._news.say(message=f"going on without the nodes that the job wants: {error}")
+
+    def _count_cost(self) -> None:
+        """From now on, what the machines that are there cost."""
+        self._cost = cost = CostMeter(self.job.cluster.prices, asyncio.get_running_loop().time)
+
+        def look() -> None:
+            for kind in cost.see([node.kind for node in self._nodes.present]):
+                self._news.record("kind_without_price", kind=kind)
+
+        self._stop_counting = self._nodes.subscribe(look)
+        look()
+
+    def _job_maker(self, stop_tokens: tuple[int, ...]) -> Callable[[], Job]:
+        def make_job() -> Job:
+            self._actor = Job(
+                self.job,
+                self.address("scheduler"),
+                self.address("metrics"),
+                run_dir=self.run_dir,
+                stop_token_ids=stop_tokens,
+                restarts=self.restarts,
+                take_cost=self._cost.take if self._cost is not None else None,
+            )
+            self._actor.subscribe(self._news.on_job_event)
+            return self._actor
+
+        return make_job
+
+    # ------------------------------------------------------------ wait and stop
+
+    async def wait(self, interrupted: asyncio.Event) -> dict[str, Any]:
+        """Until the job is done; the first set of ``interrupted`` asks for a checkpoint and an early end.
+
+        Returns the summary. A failure of the tree is in it, not raised.
+        """
+        assert self._actor is not None, "start the run first"
+        ends = [
+            asyncio.create_task(self._until_done(), name="job done"),
+            asyncio.create_task(self._until_failed(), name="failed"),
+        ]
+        watcher = asyncio.create_task(self._until_interrupted(interrupted), name="interrupted")
+        finished = asyncio.Event()
+        for task in ends:
+            task.add_done_callback(lambda _: finished.set())
+        watcher.add_done_callback(lambda _: finished.set() if self.state.over else None)  # it could not be interrupted
+        try:
+            await finished.wait()  # bounded by the job itself: its steps, its supervisors, its operator
+        finally:
+            for task in (*ends, watcher):
+                task.cancel()
+        return self.summary()
+
+    async def _until_done(self) -> None:
+        while self._actor is not None and not self.state.over:
+            await self._actor.wait_over()
+
+    async def _until_failed(self) -> None:
+        """Return when a supervisor has given up; the reason becomes the job's error."""
+        self.fail(await self.tree.failed())
+
+    async def _until_interrupted(self, interrupted: asyncio.Event) -> None:
+        await interrupted.wait()
+        self._news.say(message="interrupted: finishing the step and taking a checkpoint; once more to end at once")
+        await self.interrupt()
+
+    def fail(self, why: str) -> None:
+        """The job could not be started or kept; the reason is part of its summary."""
+        self._error = self._error or why
+        self._news.say(state="failed", message=why)
+
+    def abandon(self) -> bool:
+        """End a run whose model is still being prepared, as interrupted; False if it is past that."""
+        return self._preparation.abandon()
+
+    async def interrupt(self) -> None:
+        """Ask for a checkpoint and the end; ``wait`` returns when it is done.
+
+        The job or its scheduler may be away for as long as a restart takes: it is asked until it stops. Within the
+        restart window they are back, or their supervisor has given up; from then on the job is failed.
+        """
+        limits, loop = self.job.limits, asyncio.get_running_loop()
+        give_up_at_s, pause_s = loop.time() + limits.restart_window_s, limits.backoff_first_s
+        while True:
+            try:
+                await self._system.ref(self.address("job")).ask(CancelJob(job=self.job.name), JobReport)
+                return
+            except AskError as error:
+                if self.state is JobState.STOPPING or self.state.over:
+                    return
+                if loop.time() + pause_s > give_up_at_s:
+                    self.fail(f"could not be interrupted in good order: {error}")
+                    return
+                log.info("the interruption is repeated", job=self.job.name, after=str(error), pause_s=pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, limits.backoff_max_s)
+
+    async def stop(self) -> None:
+        """Take the tree down, youngest first, and remove what is left in shared memory. Idempotent."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._stop_counting()
+        self._strays.stop()
+        await self.tree.stop()
+        remove_segments(self.run_dir)
+
+    # ------------------------------------------------------------ what has become of it
+
+    @property
+    def state(self) -> JobState:
+        if self._error:
+            return JobState.FAILED
+        if self._preparation.abandoned:
+            return JobState.INTERRUPTED
+        return self._actor.state if self._actor is not None else JobState.SUBMITTED
+
+    def summary(self) -> dict[str, Any]:
+        """What ``headrace run --json`` ends with."""
+        known: dict[str, Any] = {"job": self.job.name, "steps": 0}
+        if self._actor is not None:
+            known = dict(self._actor.result())
+        return known | {"state": str(self.state)} | ({"error": self._error} if self._error else {})
+
+    def restarts(self) -> int:
+        """Restarts of all of the job's actors and processes."""
+        return (self._former.restarts if self._former is not None else 0) + self.tree.restarts()
+
+    def address(self, part: str) -> ActorAddress:
+        """Of ``scheduler``, ``job`` or ``metrics``."""
+        return self.tree.address(part)
+
+    # ------------------------------------------------------------ telling
+
+    def subscribe(self, listener: OnProgress) -> Callable[[], None]:
+        """Hear of every progress map from now on; returns how to stop."""
+        return self._news.subscribe(listener)
+
+    def say(self, message: str) -> None:
+        """Tell whoever listens, for people."""
+        self._news.say(message=message)

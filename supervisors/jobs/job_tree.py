@@ -1,0 +1,329 @@
+"""The supervised actors and processes of one job: how they are started, counted, moved and taken down.
+
+core       metrics ─▶ scheduler ─▶ job           in the head; rest_for_one
+services   weights, rewards, trainer, ranker     a process each, on the head's machine
+rollout    rollout-0 …                           a process each, where ``cluster.place_rollout`` says
+
+Invariants
+- Parts start in this order and stop in the reverse one.
+- A head that was started again looks for each process once, on every node, before it starts one of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actors.jobs.job import Job
+from actors.protocol.work import Drain
+from actors.protocol.workers import WorkerEnded
+from actors.roles import RoleArgs
+from actors.scheduler.scheduler import Scheduler
+from configs.schema import JobConfig
+from supervisors.jobs.adoption import adopt
+from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
+from supervisors.jobs.elastic_pool import ElasticPool
+from supervisors.jobs.job_news import JobNews
+from supervisors.jobs.stage_balancer import StageBalancer
+from supervisors.machine.machine import Machine
+from supervisors.machine.nodes import Nodes
+from supervisors.tree.children import ChildSpec, Running, actor_child, process_child
+from supervisors.tree.messages import ChildInfo
+from supervisors.tree.restart_budget import ExitCause, RestartPolicy
+from supervisors.tree.strategies import Strategy
+from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from transport.transport import SendOutcome
+
+if TYPE_CHECKING:
+    from actors.core.context import Context
+    from actors.core.ref import ActorRef
+    from actors.core.system import ActorSystem
+    from transport.address import ActorAddress
+
+MakeJob = Callable[[], Job]
+
+
+class JobTree:
+    """Of one job. ``workers``: how many rollout workers are wanted; ``adopting``: processes may run already."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        nodes: Nodes,
+        machine: Machine,
+        job: JobConfig,
+        run_dir: Path,
+        news: JobNews,
+        *,
+        workers: int,
+        adopting: bool,
+    ) -> None:
+        self._system, self._nodes, self._machine = system, nodes, machine
+        self._job, self._run_dir, self._news = job, run_dir, news
+        self._adopting = adopting
+        self._resumed = not adopting
+        """Until a scheduler has begun here: later ones go on with what this run's operator wants."""
+        self._scheduler: Scheduler | None = None
+        self._looked_for: set[str] = set()
+        self._leaving: dict[str, asyncio.Event] = {}
+        """Workers that are about to go by themselves → that they have."""
+        self._model_path = Path()
+        self._supervisors: dict[str, Supervisor] = {}
+        self._pool: ElasticPool | None = None
+        self._balancer: StageBalancer | None = None
+        self.workers_wanted = workers
+
+    # ------------------------------------------------------------ what there is
+
+    @property
+    def supervisors(self) -> Mapping[str, Supervisor]:
+        return self._supervisors
+
+    def children(self) -> list[ChildInfo]:
+        """Every supervised actor of the job, supervisors' order."""
+        return [info for supervisor in self._supervisors.values() for info in supervisor.snapshot()]
+
+    def restarts(self) -> int:
+        """Of all actors and processes, since this head took them over."""
+        return sum(supervisor.restarts for supervisor in self._supervisors.values())
+
+    def address(self, part: str) -> ActorAddress:
+        """Of ``scheduler``, ``job`` or ``metrics``."""
+        return self._system.address(f"{part}.{self._job.name}")
+
+    # ------------------------------------------------------------ start
+
+    async def start_core(self, make_job: MakeJob) -> None:
+        """The actors in the head."""
+        name, job, run_dir = self._job.name, self._job, self._run_dir
+        metrics = self.address("metrics")
+
+        def make_scheduler() -> Scheduler:
+            self._resumed = self._resumed and not (self._scheduler is not None and self._scheduler.begun)
+            journal = self._machine.journal(job, run_dir)
+            self._scheduler = Scheduler(job, run_dir, journal, metrics, resumed=self._resumed)
+            return self._scheduler
+
+        core = [
+            actor_child(f"metrics.{name}", lambda: self._machine.metrics(job, run_dir), node="head", role="metrics"),
+            actor_child(f"scheduler.{name}", make_scheduler, node="head", role="scheduler"),
+            actor_child(f"job.{name}", make_job, node="head", role="job"),
+        ]
+        await self._supervise("core", Strategy.REST_FOR_ONE, core)
+
+    async def start_processes(self, model_path: Path) -> None:
+        """Services and rollout workers, at once; returns when all are ready."""
+        self._model_path = model_path
+        services = [
+            self._process("weights", "weights", "local"),
+            self._process("rewards", "rewards", "local"),
+            self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
+        ]
+        if self._job.rollout.length_ranking == "learned":
+            services.append(self._process("ranker", "ranker", "local"))
+        workers = [self._worker(index) for index in range(self.workers_wanted)]
+        await asyncio.gather(
+            self._supervise("services", Strategy.ONE_FOR_ONE, services),
+            self._supervise("rollout", Strategy.ONE_FOR_ONE, workers),
+        )
+        self._news.say(message="every process is ready", processes="ready")
+        if self._pool is not None:
+            self._pool.start()
+        if self._job.scheduling.workers_max is not None:
+            rollout = self._supervisors["rollout"]
+            self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
+            self._news.subscribe(self._balancer.hear)
+        if self._job.scheduling.seeding and self._pool is not None:
+            target = CapacityTarget(self._aim_at, self._news.record, self.workers_wanted, self._prices)
+            self._news.subscribe(target.hear)
+
+    async def _size_pool(self, workers: int) -> None:
+        """Stage balancing wants this many: on the machines that come and go, where there are such."""
+        if self._pool is None:
+            await self.scale(workers)
+        else:
+            self._aim_at(max(0, workers - self.workers_wanted))
+
+    def _aim_at(self, remote: int) -> None:
+        """At most so many on machines that come and go; the provider hears of it, too."""
+        assert self._pool is not None, "only a pool can be aimed"
+        self._pool.aim(remote)
+        self._news.say(remote_workers=remote, remote_nodes=",".join(sorted(self._pool.nodes)))
+
+    def _prices(self) -> Prices | None:
+        return prices_of(self._nodes.present, self._job.cluster.prices)
+
+    def _price_share(self) -> float | None:
+        """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""
+        kinds, present, prices = self._job.cluster.prices, self._nodes.present, self._prices()
+        if self._pool is None or prices is None:
+            return None
+        return prices.worker / ((sum(kinds.get(node.kind, 0.0) for node in present) + prices.worker) or 1.0)
+
+    async def _supervise(self, part: str, strategy: Strategy, children: list[ChildSpec]) -> None:
+        name = f"{part}.{self._job.name}"
+        supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision, limits=self._job.limits)
+        self._supervisors[part] = supervisor
+        if part == "rollout" and self._job.cluster.place_rollout == "elastic":
+            self._pool = self._elastic_pool(supervisor)
+        await self._system.spawn(name, supervisor)
+        await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
+
+    def _worker(self, index: int) -> ChildSpec:
+        place = self._job.cluster.place_rollout
+        return self._process(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
+
+    def _elastic_pool(self, supervisor: Supervisor) -> ElasticPool:
+        def make(worker: str, node: str) -> ChildSpec:
+            return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
+
+        def release(worker: str) -> None:
+            self._nodes.release(f"{self._job.name}.{worker}")
+
+        return ElasticPool(
+            self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
+            limits=self._job.limits, now=asyncio.get_running_loop().time,
+        )  # fmt: skip
+
+    def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
+        """A role process on the machine that ``place`` asks for (``Nodes.choose``); chosen anew for each start."""
+        args = RoleArgs(
+            role=role,
+            name=name,
+            node="",
+            job=self._job.model_dump_json(),
+            model_path=str(self._model_path),
+            run_dir=str(self._run_dir),
+            scheduler=self.address("scheduler"),
+            metrics=self.address("metrics"),
+            beside_trainer=role == "rollout" and place == "local",
+        )
+        limits, process = self._job.limits, f"{self._job.name}.{name}"
+
+        async def start(context: Context) -> Running:
+            if self._adopting and name not in self._looked_for:
+                self._looked_for.add(name)
+                if (running := await adopt(context, self._nodes, process, name)) is not None:
+                    return running
+            node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
+            agent: ActorRef = context.ref(node.agent)
+            child = process_child(args, agent, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits)
+            return await child.start(context)
+
+        ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
+        return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)
+
+    # ------------------------------------------------------------ the end
+
+    async def failed(self) -> str:
+        """Wait until a supervisor has given up, and say why."""
+        ended = asyncio.Event()
+        tasks = [
+            asyncio.create_task(self._system.wait_stopped(f"{part}.{self._job.name}"), name=f"{part} supervisor")
+            for part in self._supervisors
+        ]
+        for task in tasks:
+            task.add_done_callback(lambda _: ended.set())
+        try:
+            await ended.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+        errors = [task.result().error for task in tasks if task.done() and not task.cancelled()]
+        return "; ".join(str(error) for error in errors if error is not None) or "the job's tree was stopped"
+
+    async def stop(self) -> None:
+        """Youngest first; then their places on the nodes are free for other jobs."""
+        names = [info.name for info in self.children()]
+        if self._balancer is not None:
+            self._balancer.stop()
+        if self._pool is not None:
+            self._pool.stop()
+        for part in ("rollout", "services", "core"):
+            name = f"{part}.{self._job.name}"
+            if name in self._system.actors():
+                await self._system.stop_actor(name)
+        for name in names:
+            self._nodes.release(f"{self._job.name}.{name}")
+
+    # ------------------------------------------------------------ operators
+
+    async def scale(self, workers: int) -> None:
+        """Set the number of rollout workers. Those that leave hand their samples back first."""
+        if (rollout := self._supervisors.get("rollout")) is None:  # it will be started with as many
+            self.workers_wanted = workers
+            return
+        of_pool = self._pool.workers if self._pool is not None else set[str]()
+        present = {info.name for info in rollout.snapshot()} - of_pool
+        self.workers_wanted = workers
+        self._news.say(workers=workers)
+        for index in range(workers):
+            if f"rollout-{index}" not in present:
+                rollout.add_child(self._worker(index))
+        for name in sorted(present - {f"rollout-{index}" for index in range(workers)}):
+            await self.drain_worker(name)
+
+    async def drain_worker(self, name: str, left_s: float = 0.0) -> bool:
+        """Have a worker hand back its samples, then remove it; False if there is none of that name.
+
+        ``left_s``: it may go on with what it runs for as long as its machine is there; 0: it is to go at once.
+        """
+        rollout = self._supervisors.get("rollout")  # none while the model is being prepared
+        if rollout is None or name not in {info.name for info in rollout.snapshot()}:
+            return False
+        running = rollout.running(name)
+        if running is not None:
+            deadline_s, notice = (left_s, True) if left_s > 0 else (self._job.limits.stop_timeout_s, False)
+            drain = Drain(job=self._job.name, deadline_s=deadline_s, reason="drained", notice=notice)
+            if self._system.ref(running.address).tell(drain) is SendOutcome.QUEUED and notice:
+                await self._gone(name, left_s)
+        await rollout.remove_child(name, cause=ExitCause.PREEMPTED)
+        self._nodes.release(f"{self._job.name}.{name}")
+        return True
+
+    async def _gone(self, name: str, within_s: float) -> None:
+        """Until a worker has ended by itself, or its time is over."""
+        gone = self._leaving.setdefault(name, asyncio.Event())
+        try:
+            async with asyncio.timeout(within_s):
+                await gone.wait()
+        except TimeoutError:
+            self._news.say(message=f"{name} has not gone within the {within_s:.1f} s of its notice")
+        finally:
+            self._leaving.pop(name, None)
+
+    async def drain_node(self, node: str) -> int:
+        """Move every rollout worker off ``node``; returns how many."""
+        if (rollout := self._supervisors.get("rollout")) is None:
+            return 0
+        moved = [info.name for info in rollout.snapshot() if info.node == node]
+        for name in moved:
+            await self.drain_worker(name)
+        await self.scale(self.workers_wanted)
+        return len(moved)
+
+    # ------------------------------------------------------------ what supervisors tell
+
+    def _on_supervision(self, event: SupervisionEvent) -> None:
+        fields: dict[str, float | int | str] = {"child": event.child, "supervisor": event.supervisor}
+        fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
+        fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
+        self._news.record(f"child_{event.kind}", **fields)
+        if event.kind in ("exited", "stopped") and (gone := self._leaving.get(event.child)) is not None:
+            gone.set()
+        if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":
+            self._tell_end(event)
+        if event.kind == "ended" and self._pool is not None and event.cause is not None:
+            self._pool.worker_ended(event.child, event.cause)
+        if event.kind in ("restarting", "gave_up", "start_failed"):
+            self._news.say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
+
+    def _tell_end(self, event: SupervisionEvent) -> None:
+        """To the scheduler, which sees a link break and cannot know why."""
+        crashed = event.cause is ExitCause.CRASHED
+        news = WorkerEnded(
+            job=self._job.name, worker=event.child, incarnation=event.incarnation, crashed=crashed, detail=event.detail
+        )
+        self._system.ref(self.address("scheduler")).tell(news)

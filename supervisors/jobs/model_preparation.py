@@ -1,0 +1,221 @@
+"""The policy's files, before any process needs them: where the job says, fetched from a hub, or made on the spot.
+
+    source: tiny ─────────▶ supervisors.jobs.tiny_model ─▶ RUN_DIR/model        (or model.path)
+    path is a directory ──▶ itself
+    path is a hub name ───▶ supervisors.jobs.hub_download ──▶ Hugging Face cache; its commit ──▶ RUN_DIR/model.json
+
+Whatever takes long is a process of its own. A run directory that holds ``model.json`` is a resumed run: it gets the
+commit that is named there, whatever the branch has become.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from configs.checks.model_checks import is_hub_name
+from configs.schema import JobConfig
+from supervisors.jobs.hub_download import Order, Report, read_report
+from supervisors.machine.process import ChildProcess, Launch, ProcessExit, launch
+from supervisors.machine.process_log import last_lines
+from supervisors.tree.errors import ModelNotFetched, ModelNotMade
+
+RECORD: Final = "model.json"
+"""In the run directory: which commit of which hub name the run uses."""
+
+Say = Callable[[str], None]
+"""Tells a person how far it is."""
+
+
+async def prepare_model(job: JobConfig, run_dir: Path, say: Say | None = None) -> Path:
+    """Have the job's model on disk; returns its directory.
+
+    Raises:
+        ModelNotMade: the maker of the tiny model failed; the message holds the last lines of its log.
+        ModelNotFetched: a hub name led to no model; the message names ``model.path``, what was tried and what to do.
+    """
+    if job.model.source == "tiny":
+        return await _make_tiny(job, run_dir)
+    path = Path(str(job.model.path)).expanduser()
+    if path.exists() or not is_hub_name(str(job.model.path)):
+        return path  # the job file's check has looked at it, and whoever reads it says what is wrong with it
+    return await _fetch(job, run_dir, say or (lambda _: None))
+
+
+class Preparation:
+    """``prepare_model`` for a run whose operator need not wait for it: a download may take hours."""
+
+    def __init__(self, job: JobConfig, run_dir: Path, say: Say) -> None:
+        self._job, self._run_dir, self._say = job, run_dir, say
+        self._task: asyncio.Task[Path] | None = None
+        self.abandoned = False
+
+    async def run(self, interrupted: asyncio.Event) -> Path | None:
+        """The model's directory; None if it was abandoned, by ``interrupted`` or by ``abandon``. Raises as it does."""
+        self._task = asyncio.create_task(prepare_model(self._job, self._run_dir, self._say), name="prepare model")
+        watcher = asyncio.create_task(self._abandon_when(interrupted), name="interrupted")
+        try:
+            return await self._task
+        except asyncio.CancelledError:
+            if not self.abandoned:
+                raise
+            return None
+        finally:
+            watcher.cancel()
+
+    async def _abandon_when(self, interrupted: asyncio.Event) -> None:
+        await interrupted.wait()
+        self.abandon()
+
+    def abandon(self) -> bool:
+        """End it; False if there is nothing to end. What has been fetched stays in the cache, for the next time."""
+        if self._task is None or not self._task.cancel():
+            return False
+        self.abandoned = True
+        return True
+
+
+async def _make_tiny(job: JobConfig, run_dir: Path) -> Path:
+    directory = Path(job.model.path) if job.model.path is not None else run_dir.resolve() / "model"
+    if (directory / "config.json").exists():
+        return directory
+    partial = directory.with_name(directory.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    order = run_dir / "model_order.json"
+    order.write_text(job.model_dump_json())
+    log = run_dir / "logs" / "model.log"
+    maker = launch(Launch([sys.executable, "-m", "supervisors.jobs.tiny_model", str(order), str(partial)], log))
+    limits = job.limits
+    try:
+        end = await _ended(maker, limits.model_preparation_timeout_s)
+    except TimeoutError as error:
+        raise ModelNotMade(f"the tiny model was not made within {limits.model_preparation_timeout_s:g} s") from error
+    if end.code != 0:
+        tail = "\n".join(last_lines(log, limits.exit_log_lines))
+        raise ModelNotMade(f"the tiny model could not be made ({end}); last lines of {log}:\n{tail}")
+    partial.rename(directory)  # a directory of that name is whole
+    return directory
+
+
+async def _ended(
+    child: ChildProcess, timeout_s: float, look: Callable[[], None] | None = None, every_s: float | None = None
+) -> ProcessExit:
+    """Wait for a child, and call ``look`` every ``every_s`` meanwhile; whatever is raised here ends the child.
+
+    Raises:
+        TimeoutError: it still runs after ``timeout_s``.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + timeout_s
+    try:
+        while True:
+            left_s = until_s - loop.time()
+            try:
+                return await child.wait(left_s if every_s is None else min(every_s, left_s))
+            except TimeoutError:
+                if loop.time() >= until_s:
+                    raise
+            if look is not None:
+                look()
+    finally:
+        child.kill()
+        await child.gone()
+
+
+# ------------------------------------------------------------ hub names
+
+
+async def _fetch(job: JobConfig, run_dir: Path, say: Say) -> Path:
+    name, limits = str(job.model.path), job.limits
+    record, report_file, log = run_dir / RECORD, run_dir / "model_download.json", run_dir / "logs" / "model.log"
+    revision = _recorded_commit(record, name) or job.model.revision
+    report_file.unlink(missing_ok=True)
+    say(f"looking for the model {name}" + (f" at {revision}" if revision else ""))
+    order = Order(name=name, revision=revision, report=str(report_file))
+    command = [sys.executable, "-P", "-m", "supervisors.jobs.hub_download"]
+    fetcher = launch(Launch(command, log, stdin=json.dumps(asdict(order)).encode()))
+    watch = _Progress(name, report_file, say, limits.model_download_stall_s)
+    try:
+        end = await _ended(fetcher, limits.model_download_timeout_s, watch.look, limits.model_progress_s)
+    except TimeoutError as error:
+        wrong = f"was not fetched within limits.model_download_timeout_s ({limits.model_download_timeout_s:g} s)"
+        raise _not_fetched(name, wrong, "Raise it and start again: what has been fetched is kept") from error
+    report = read_report(report_file)
+    if report is None or report.stage not in ("done", "failed"):
+        tail = "\n".join(last_lines(log, limits.exit_log_lines))
+        wrong = f"could not be fetched: the process that fetches it ended without a word ({end})"
+        raise _not_fetched(name, wrong, f"The last lines of {log}:\n{tail}")
+    report_file.unlink()
+    if report.stage == "failed":
+        subject = f"{name!r} " if report.field == "model.path" else ""
+        raise ModelNotFetched(f"{report.field}: {subject}{report.wrong}. {report.fix}")
+    if report.note:
+        say(report.note)
+    say(f"the model is {name} at commit {report.commit[:12]}, in {report.directory}")
+    _write_record(record, job, report)
+    return Path(report.directory)
+
+
+def _not_fetched(name: str, wrong: str, fix: str) -> ModelNotFetched:
+    return ModelNotFetched(f"model.path: {name!r} {wrong}. {fix}")
+
+
+class _Progress:
+    """Says how far a download is, when that has changed, and ends one that does not move."""
+
+    def __init__(self, name: str, report_file: Path, say: Say, stall_s: float) -> None:
+        self._name, self._file, self._say, self._stall_s = name, report_file, say, stall_s
+        self._loop = asyncio.get_running_loop()
+        self._last: Report | None = None
+        self._moved_s = self._loop.time()
+
+    def look(self) -> None:
+        """Called every ``limits.model_progress_s``.
+
+        Raises:
+            ModelNotFetched: nothing has come for ``limits.model_download_stall_s``.
+        """
+        now = read_report(self._file)
+        if now != self._last:
+            self._last, self._moved_s = now, self._loop.time()
+            if now is not None and now.stage == "downloading":
+                self._say(f"downloading {self._name}: {_size(now.bytes_done)} of {_size(now.bytes_total)}")
+        elif self._loop.time() - self._moved_s > self._stall_s:
+            wrong = f"did not get on: nothing has come for limits.model_download_stall_s ({self._stall_s:g} s)"
+            raise _not_fetched(self._name, wrong, "Look at the network, and start again: what has been fetched is kept")
+
+
+def _size(count_bytes: int) -> str:
+    return f"{count_bytes / 1e9:.2f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
+
+
+def _recorded_commit(record: Path, name: str) -> str | None:
+    """The commit that this run began with; None for a new run, or one that has not got so far."""
+    if not record.exists():
+        return None
+    try:
+        content = json.loads(record.read_text("utf-8"))
+        return str(content["commit"]) if content["path"] == name else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelNotFetched(
+            f"{record} does not say which commit of {name!r} this run uses ({error!r}). Write "
+            f'{{"path": "{name}", "commit": "…"}} there, or remove it to take the newest'
+        ) from error
+
+
+def _write_record(record: Path, job: JobConfig, report: Report) -> None:
+    content = {
+        "path": job.model.path,
+        "revision": job.model.revision,
+        "commit": report.commit,
+        "directory": report.directory,
+    }
+    partial = record.with_name(record.name + ".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    partial.replace(record)

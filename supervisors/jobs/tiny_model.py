@@ -1,0 +1,129 @@
+"""A tiny Qwen3 made on the spot: character tokenizer, random weights, a short supervised warm start.
+
+RL needs something to reinforce. The warm start shows the model the task's own answers, and towards its end, for a part
+of the prompts, the answer to another one, so that it answers some right and has something left to mend. What is
+written is an ordinary Hugging Face directory, read back by the same code as any other model. Equal seeds give equal
+models.
+
+Run as a process of its own (``python -m supervisors.jobs.tiny_model``), so that the head never imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import string
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from actors.environments.prompts.sources import Source, open_source
+from actors.host.fate import die_with_parent
+from configs.schema import JobConfig, ModelConfig
+
+PAD, END = "<pad>", "<end>"
+_ROWS_FOR_VOCABULARY = 200
+_BATCH = 64
+_HEAD_SIZE = 32
+"""The smallest for which vLLM's attention on a CPU has a kernel."""
+_PEAK_LEARNING_RATE = 3e-3
+_CLEAN = 0.8
+"""The first part of the warm start shows right answers only: the task is learned before doubt is."""
+
+
+def make_tiny_model(job: JobConfig, directory: Path) -> None:
+    """Write the model of ``job.model`` to ``directory``: config, safetensors, tokenizer."""
+    torch.manual_seed(job.seed)
+    source = open_source(job.data, job.seed)
+    tokenizer = make_tokenizer(source, job)
+    model = make_model(job.model, tokenizer)
+    _warm_start(model, tokenizer, source, job)
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
+    """One token per character that the data uses; the words with which every prompt begins are one token together."""
+    rows = [source.row(index) for index in range(min(len(source), _ROWS_FOR_VOCABULARY))]
+    texts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
+    characters = set(string.ascii_letters + string.digits + string.punctuation + " \n").union(
+        *texts, *(row.answer for row in rows)
+    )
+    vocabulary = {token: i for i, token in enumerate([PAD, END, "<unk>", *sorted(characters)])}
+    core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (a token of text, no secret)
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    core.decoder = decoders.Fuse()
+    if shared := os.path.commonprefix(texts):
+        core.add_tokens([shared])  # an instruction repeated letter by letter would be most of a tiny model's work
+    return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token="<unk>")  # noqa: S106 (as above)
+
+
+def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised."""
+    heads = max(1, config.hidden // _HEAD_SIZE)
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(tokenizer),
+            hidden_size=config.hidden,
+            intermediate_size=config.hidden * 3,
+            num_hidden_layers=config.layers,
+            num_attention_heads=heads,
+            num_key_value_heads=max(1, heads // 2),
+            head_dim=_HEAD_SIZE,
+            max_position_embeddings=1024,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.get_vocab()[END],
+            pad_token_id=tokenizer.get_vocab()[PAD],
+        )
+    )
+
+
+def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Source, job: JobConfig) -> None:
+    steps = job.model.warm_start_steps
+    draw = random.Random(f"headrace warm start {job.seed}")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=_PEAK_LEARNING_RATE, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, _PEAK_LEARNING_RATE, total_steps=max(steps, 1), pct_start=0.1
+    )
+    model.train()
+    for step in range(steps):
+        noise = job.model.warm_start_noise if step >= _CLEAN * steps else 0.0
+        rows = [source.row(draw.randrange(len(source))) for _ in range(_BATCH)]
+        answers = [row.answer if draw.random() >= noise else draw.choice(rows).answer for row in rows]
+        prompts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
+        examples = list(zip(prompts, answers, strict=True))
+        ids, labels = _padded(examples, tokenizer)
+        logits = model(input_ids=ids).logits[:, :-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _padded(examples: list[tuple[str, str]], tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and labels, int64[B, T]; labels are -100 on the prompt and on padding."""
+    rows: list[list[int]] = []
+    prompts: list[int] = []
+    for prompt, answer in examples:
+        prompt_ids = tokenizer(prompt)["input_ids"]
+        rows.append([*prompt_ids, *tokenizer(answer)["input_ids"], tokenizer.eos_token_id])
+        prompts.append(len(prompt_ids))
+    width = max(len(row) for row in rows)
+    ids = torch.full((len(rows), width), tokenizer.pad_token_id, dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)] = torch.tensor(row)
+        labels[i, prompts[i] : len(row)] = ids[i, prompts[i] : len(row)]
+    return ids, labels
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    make_tiny_model(JobConfig.model_validate_json(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))

@@ -1,0 +1,180 @@
+"""The inside of a role process: from exec to ready, and out again.
+
+    stdin ─▶ ProcessSpec ─▶ transport ─▶ actor system ─▶ build_role ─▶ spawn ─▶ ProcessReady to the agent
+                                                                                ProcessBeacon every second
+    SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ exit 70
+    main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71
+
+Invariants
+- The process ends with its parent (``fate``), with its main actor, and when any of its actors crashes.
+- Nothing is printed but JSON lines on stderr, which the agent keeps in a bounded file.
+- The last step is ``os._exit``: a thread that hangs in a kernel must not hold up an orderly stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from actors.host.fate import die_with_parent
+from supervisors.faults.process_faults import ProcessFaults
+from supervisors.machine.envoy import Envoy
+from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
+from supervisors.machine.process_spec import ProcessSpec
+
+if TYPE_CHECKING:
+    from actors.core.actor import Actor
+    from actors.core.kernel.cell import ActorExit
+    from actors.core.system import ActorSystem
+    from actors.roles import RoleArgs
+
+log = structlog.get_logger("headrace.process")
+
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+def run_child() -> None:
+    """Be a role process; what ``main.py actor`` calls. Does not return."""
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    code = EXIT_START_FAILED
+    try:
+        spec = ProcessSpec.decode(sys.stdin.buffer.read())
+        configure_logging(spec.name)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            code = runner.run(_main(spec))
+    except BaseException:
+        log.exception("the process failed")
+    finally:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def configure_logging(process: str) -> None:
+    """JSON lines on stderr, one per event, with wall time and the process's name."""
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+async def _main(spec: ProcessSpec) -> int:
+    from actors.core.system import ActorSystem
+    from actors.roles import build_role
+    from transport.address import new_peer
+    from transport.link_faults import FaultableTransport
+    from transport.zmq.security import load_keys
+    from transport.zmq.transport import ZmqTransport
+
+    terminated = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
+    limits = spec.parsed_limits()
+    os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
+    keys = load_keys(Path(spec.keys)) if spec.keys else None
+    links = ZmqTransport(
+        new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
+    )
+    transport = FaultableTransport(links, limits=limits, seed=spec.seed)
+    system = ActorSystem(transport, limits=limits, seed=spec.seed)
+    # Imports are for ever: keep them out of every collection.
+    return await host(spec, system, build_role, terminated, faults=ProcessFaults(transport.add), on_ready=gc.freeze)
+
+
+async def host(
+    spec: ProcessSpec,
+    system: ActorSystem,
+    build: Callable[[RoleArgs], dict[str, Actor]],
+    terminated: asyncio.Event,
+    *,
+    faults: ProcessFaults | None = None,
+    pid: int | None = None,
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Host a role's actors until ``terminated`` is set or they end; returns the exit code.
+
+    Args:
+        system: of this process, not started.
+        build: as ``actors.roles.build_role``.
+        faults: those that this process can commit on itself; None: it refuses them all.
+        pid: of this process, if the operating system does not know it.
+        on_ready: called once, when the actors are up.
+    """
+    await system.start()
+    try:
+        try:
+            addresses = {name: (await system.spawn(name, actor)).address for name, actor in build(spec.args).items()}
+        except Exception:
+            log.exception("the role could not be started", role=spec.args.role)
+            return EXIT_START_FAILED
+        on_ready()
+        await system.spawn("envoy", Envoy(spec, addresses, faults or ProcessFaults(), pid))
+        log.info("ready", role=spec.args.role, actors=sorted(addresses))
+        return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
+    finally:
+        try:
+            async with asyncio.timeout(system.limits.stop_timeout_s + system.limits.close_timeout_s):
+                await system.stop()
+        except TimeoutError:
+            log.error("the actors did not stop in time")
+
+
+async def _until_end(system: ActorSystem, names: list[str], main_actor: str, terminated: asyncio.Event) -> int:
+    """The exit code that the first decisive event asks for."""
+    verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def decide(code: int) -> None:
+        if not verdict.done():
+            verdict.set_result(code)
+
+    async def follow(name: str) -> None:
+        end = await system.wait_stopped(name)
+        if (code := _exit_code(end)) != EXIT_OK or name == main_actor:
+            log.info("an actor has ended", actor=name, reason=end.reason)
+            decide(code)
+
+    async def obey() -> None:
+        await terminated.wait()
+        decide(EXIT_TERMINATED)
+
+    tasks = [asyncio.create_task(follow(name), name=f"follow {name}") for name in names]
+    tasks.append(asyncio.create_task(obey(), name="obey SIGTERM"))
+    try:
+        return await verdict
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _exit_code(end: ActorExit) -> int:
+    if end.error is not None:
+        return EXIT_CRASHED
+    return EXIT_PREEMPTED if end.reason == "preempted" else EXIT_OK

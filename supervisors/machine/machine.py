@@ -1,0 +1,106 @@
+"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, places.
+
+One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`` is this one; the simulated one lies in
+``simulation/machine.py``, so that the same supervisors run under virtual time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Protocol
+
+from actors.core.actor import Actor
+from actors.ledger.journal import Journal
+from actors.metrics.recorder import Metrics
+from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.faults.journal_faults import FaultableJournal
+from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
+from transport.address import new_peer
+from transport.link_faults import FaultableTransport
+from transport.transport import Transport
+from transport.zmq.security import NodeKeys
+from transport.zmq.transport import ZmqTransport
+
+JOURNAL = "journal.db"
+"""In the run directory."""
+
+
+class Machine(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def slots(self) -> int:
+        """Rollout workers that it can take without being told."""
+        ...
+
+    def runtime_directory(self) -> Path:
+        """A fresh directory that only this user can enter, with a short path."""
+        ...
+
+    def transport(
+        self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
+    ) -> Transport:
+        """A transport for a peer called ``name``, a new life of it; not started."""
+        ...
+
+    def launch(self, spec: Launch) -> Child:
+        """Start a process. Raises OSError: it cannot be started."""
+        ...
+
+    def is_stopped(self, pid: int) -> bool:
+        """Whether the process is in SIGSTOP's state."""
+        ...
+
+    def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        """The journal of a job, not read yet; None lets the scheduler open its own, ``run_dir/journal.db``."""
+        ...
+
+    def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
+        """The actor that takes the job's rows, events and spans."""
+        ...
+
+
+class LocalMachine:
+    """This machine: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
+
+    def __init__(self) -> None:
+        self.slowed: set[int] = set()
+        """Processes that are stopped and continued many times a second: they are slow, not hung."""
+        self.full_disks: set[Path] = set()
+        """Journals that take nothing more."""
+
+    @property
+    def slots(self) -> int:
+        return os.cpu_count() or 1
+
+    def runtime_directory(self) -> Path:
+        return Path(tempfile.mkdtemp(prefix="headrace-"))  # private (0700), and short enough for ipc
+
+    def transport(
+        self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str
+    ) -> Transport:
+        links = ZmqTransport(new_peer(name), listen=listen, cluster=cluster, limits=limits, keys=keys, role=role)
+        return FaultableTransport(links, limits=limits)
+
+    def launch(self, spec: Launch) -> Child:
+        return launch(spec)
+
+    def is_stopped(self, pid: int) -> bool:
+        return pid not in self.slowed and is_stopped_by_signal(pid)
+
+    def journal(self, job: JobConfig, run_dir: Path) -> Journal | None:
+        return FaultableJournal(run_dir / JOURNAL, job.name, job.limits, self.full_disks)
+
+    def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
+        return Metrics(job.name, run_dir, job.metrics)
+
+
+LOCAL = LocalMachine()
+
+
+def slowed_by(machine: Machine) -> set[int]:
+    """Where a nemesis notes which processes it slows down; what a simulated machine does not look at."""
+    return machine.slowed if isinstance(machine, LocalMachine) else set()

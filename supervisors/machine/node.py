@@ -1,0 +1,201 @@
+"""A node process: lends this machine to a head (``headrace node --join ADDR``).
+
+start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask its next life ─▶ rejoin_patience_s ─▶ end
+SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ [notice: workers go by themselves] ─▶ processes stopped in order ─▶ end
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from pathlib import Path
+
+from actors.core.actor import Actor, handles
+from actors.core.errors import AskError
+from actors.core.leader import Leader
+from actors.core.system import ActorSystem
+from actors.core.watch import Down
+from configs.limits import DEFAULT_LIMITS, Limits
+from supervisors.faults.node_faults import NAME as NODE_FAULTS
+from supervisors.faults.node_faults import NodeFaults
+from supervisors.faults.process_faults import faults_of
+from supervisors.machine.machine import LOCAL, Machine, slowed_by
+from supervisors.machine.node_agent import NodeAgent, NodeOptions
+from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster
+from supervisors.tree.errors import HeadLost
+from transport.address import ActorAddress
+from transport.endpoints import check_dialed, is_loopback
+from transport.errors import InsecureBind, LinkTimeout
+from transport.zmq.security import load_keys
+
+CLUSTER = "headrace"
+
+
+class Membership(Actor):
+    """Keeps this node in the head's register. Crashes with HeadLost when the head stays away."""
+
+    def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
+        self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
+        self._first = head
+        self._joined = False
+        """There is a head that knows us."""
+        self._leaving = False
+
+    async def on_start(self) -> None:
+        self._head = Leader(self.ctx, self._first)
+        await self._join()
+
+    async def _join(self) -> None:
+        until_s = self.ctx.now() + self.ctx.limits.rejoin_patience_s
+        while True:
+            try:
+                head = await self._head.find()
+                await self.ctx.ref(head).ask(self._offer, Joined)
+                break
+            except AskError as error:
+                if self.ctx.now() > until_s:
+                    raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
+                await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+        self._joined = True
+        self.ctx.watch(head)
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        self.ctx.log.warning("the head is gone", reason=str(message.reason))
+        self._joined = False
+        if self._leaving:
+            return
+        self.ctx.start_task(self._join(), "join")  # beside the handlers: whoever tells us to stop need not wait for it
+
+    async def leave(self, left_s: float) -> bool:
+        """Take no further process, and be gone in ``left_s``; whether the head knows. Before the agent stops."""
+        self._leaving = True
+        if not self._joined:
+            return False
+        order = LeaveCluster(node=self._offer.node, left_s=left_s)
+        try:
+            await self.ctx.ref(self._head.address).ask(order, Joined, timeout_s=self.ctx.limits.close_timeout_s)
+        except AskError:
+            return False  # it will see us go
+        return True
+
+
+class NodeProcess:
+    """One node: ``start``, then ``wait`` until it is stopped or its head is lost."""
+
+    def __init__(
+        self,
+        *,
+        join: str,
+        name: str | None,
+        slots: int | None,
+        keys: Path | None,
+        kind: str = "reserved",
+        notice_s: float = 0.0,
+        limits: Limits = DEFAULT_LIMITS,
+        machine: Machine = LOCAL,
+    ) -> None:
+        """``notice_s``: how long this machine is still there when it is told to go; 0: it goes at once."""
+        self._machine = machine
+        self._join = join
+        self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
+        self._slots = slots or self._machine.slots
+        self._keys_directory = keys
+        self._kind = kind
+        self._notice_s = notice_s
+        self._limits = limits
+        self._membership: Membership | None = None
+        self.system: ActorSystem | None = None
+
+    async def start(self) -> None:
+        """Connect, start the agent and join.
+
+        Raises:
+            LinkTimeout: nobody listens at the head's address.
+            HandshakeRefused: the head speaks another protocol or does not know our key.
+        """
+        keys = load_keys(self._keys_directory) if self._keys_directory else None
+        transport = self._machine.transport(
+            self.name,
+            listen=_listen_beside(self._join, self.name),
+            cluster=CLUSTER,
+            limits=self._limits,
+            keys=keys,
+            role="node",
+        )
+        self.system = system = ActorSystem(transport, limits=self._limits)
+        await system.start()
+        try:
+            head = await system.connect(self._join)
+        except LinkTimeout as error:
+            raise LinkTimeout(
+                f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
+            ) from error
+        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
+        self._agent = NodeAgent(self.name, options)
+        agent = await system.spawn("agent", self._agent)
+        await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
+        there = ActorAddress("nodes", head, self._join)
+        self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
+        await system.spawn("membership", self._membership)
+
+    async def wait(self, stopped: asyncio.Event) -> None:
+        """Until ``stopped`` is set.
+
+        Raises:
+            HeadLost: the head has not answered for ``limits.rejoin_patience_s``.
+        """
+        assert self.system is not None, "started"
+        stop = asyncio.create_task(stopped.wait(), name="stop requested")
+        lost = asyncio.create_task(self.system.wait_stopped("membership"), name="membership ended")
+        for task in (stop, lost):
+            task.add_done_callback(lambda _: stopped.set())
+        try:
+            await stop
+            if lost.done() and (error := lost.result().error) is not None:
+                raise HeadLost(str(error))
+        finally:
+            stop.cancel()
+            lost.cancel()
+
+    async def stop(self) -> None:
+        """Leave the cluster, let its processes end by themselves while there is time, and stop them. Idempotent."""
+        if self.system is None:
+            return
+        if self._membership is not None and "membership" in self.system.actors():
+            known = await self._membership.leave(self._notice_s)
+            if known and self._notice_s > 0:
+                await self._agent.wait_empty(self._notice_s - self._limits.end_news_s)  # its workers know their jobs
+        await self.system.stop()
+
+
+def check_join(join: str, keys: Path | None) -> None:
+    """Refuse what joining would refuse later.
+
+    Raises:
+        ValueError: ``join`` is no address.
+        HandshakeRefused: the key in it is none.
+        KeyFileError: the key directory cannot be used.
+        InsecureBind: the head is on another machine, and there are no keys.
+    """
+    check_dialed(join)
+    if keys is not None:
+        load_keys(keys)
+    elif not _is_here(join):
+        raise InsecureBind(
+            f"{join}: a head on another machine is joined with keys only; make them with headrace keys DIRECTORY, "
+            "let the head allow the public one, and add --keys DIRECTORY"
+        )
+
+
+def _is_here(join: str) -> bool:
+    host = join.partition("?")[0].removeprefix("tcp://").rpartition(":")[0]
+    return not join.startswith("tcp://") or is_loopback(host)
+
+
+def _listen_beside(join: str, name: str) -> str:
+    """Loopback for a head on this machine, else every interface (which needs keys)."""
+    if join.startswith("memory://"):
+        return f"memory://{name}"
+    return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"

@@ -1,0 +1,215 @@
+"""Which machines there are: node agents join, are watched, and are chosen for new processes.
+
+    node process ──JoinCluster──▶ Nodes ──watch──▶ gone ─▶ not chosen; its workers are placed elsewhere
+                                                   └ cut off, and back in the same life ─▶ as full as it was
+    supervisor   ──choose────────▶ the live node of the wanted kind with the least of its slots in use
+
+The head's own node agent is a node like the others, marked local.
+
+A cut says nothing of a machine: supervisors may keep what runs there (``node_loss``), and whoever drained it has not
+changed their mind. So what is known of it is kept aside until it is back, or comes in a new life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from actors.core.actor import Actor, handles
+from actors.core.message import Message, message
+from actors.core.watch import Down, Gone
+from supervisors.tree.errors import NoNode
+from transport.address import ActorAddress
+
+_CUT_OFF_MAX: Final = 256
+"""Machines that are taken away look the same as those that come back."""
+
+
+@message("nodes.join")
+class JoinCluster(Message):
+    """Ask: a machine offers itself. Answered with Joined. Joining again is harmless."""
+
+    node: str
+    agent: ActorAddress
+    slots: int
+    """Rollout workers that it takes at most."""
+    kind: str = "reserved"
+    """What it is priced as: a key of ``cluster.prices``."""
+
+
+@message("nodes.joined")
+class Joined(Message):
+    head: str
+
+
+@message("nodes.leave")
+class LeaveCluster(Message):
+    """Ask: the machine takes no further process. Answered with Joined."""
+
+    node: str
+    left_s: float = 0.0
+    """What runs on it may go on for so long; then the machine is gone."""
+
+
+@dataclass
+class Node:
+    """One machine. ``placed`` holds the names of the processes that were placed on it and have not been released."""
+
+    name: str
+    agent: ActorAddress
+    slots: int
+    local: bool
+    kind: str = "reserved"
+    placed: set[str] = field(default_factory=set[str])
+    draining: bool = False
+    leaves_s: float = 0.0
+    """Of a draining one: loop time at which it is gone; in the past: its processes are to end at once."""
+
+
+class Nodes(Actor):
+    """The register of nodes. ``choose`` is called by code of the same process."""
+
+    def __init__(self, head: str) -> None:
+        self._head = head
+        self._nodes: dict[str, Node] = {}
+        self._cut_off: dict[str, Node] = {}
+        self._changed = asyncio.Event()
+        self._listeners: list[Callable[[], None]] = []
+
+    def subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` whenever a node comes, goes, or begins to drain; returns how to stop."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener)
+
+    def add_local(self, name: str, agent: ActorAddress, slots: int) -> None:
+        """The head's own machine."""
+        self._nodes[name] = Node(name, agent, slots, local=True)
+
+    @property
+    def present(self) -> list[Node]:
+        return list(self._nodes.values())
+
+    @property
+    def remote_count(self) -> int:
+        return sum(not node.local for node in self._nodes.values())
+
+    @handles(JoinCluster)
+    async def join(self, message: JoinCluster) -> Joined:
+        known = self._nodes.get(message.node)
+        if known is None or known.agent != message.agent:
+            self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
+            self._nodes[message.node] = self._returned(message) or Node(
+                message.node, message.agent, message.slots, local=False, kind=message.kind
+            )
+            self.ctx.watch(message.agent)
+        self._signal()
+        return Joined(head=self._head)
+
+    def _returned(self, message: JoinCluster) -> Node | None:
+        """The machine as it was before it was cut off, if this is the same life of it."""
+        node = self._cut_off.pop(message.node, None)
+        return node if node is not None and node.agent == message.agent else None
+
+    @handles(LeaveCluster)
+    async def leave(self, message: LeaveCluster) -> Joined:
+        self.drain(message.node, message.left_s)
+        return Joined(head=self._head)
+
+    def drain(self, name: str, left_s: float = 0.0) -> bool:
+        """Place nothing more on ``name``, which is gone in ``left_s``; False if there is no such node.
+
+        One that is cut off just now is told by what it finds when it is back.
+        """
+        node = self._nodes.get(name) or self._cut_off.get(name)
+        if node is not None:
+            node.draining, node.leaves_s = True, self.ctx.now() + left_s
+            self._signal()
+        return node is not None
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        for name, node in list(self._nodes.items()):
+            if node.agent == message.address:
+                self.ctx.log.warning("node lost", node=name, reason=str(message.reason))
+                del self._nodes[name]
+                if message.reason is Gone.UNREACHABLE:
+                    self._keep_aside(node)
+        self._signal()
+
+    def _keep_aside(self, node: Node) -> None:
+        self._cut_off[node.name] = node
+        if len(self._cut_off) > _CUT_OFF_MAX:
+            del self._cut_off[next(iter(self._cut_off))]
+
+    async def wait_for_remote(self, count: int, timeout_s: float) -> None:
+        """Wait until ``count`` remote nodes are there.
+
+        Raises:
+            NoNode: fewer came in time.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.remote_count < count:
+                    await self._next_change()
+        except TimeoutError as error:
+            raise NoNode(
+                f"{self.remote_count} of {count} nodes (cluster.nodes) joined within {timeout_s:g} s; "
+                "start them with headrace node --join ADDR"
+            ) from error
+
+    async def choose(self, process: str, kind: str, timeout_s: float) -> Node:
+        """The node on which ``process`` is to start: ``kind`` is local, remote, spread, or ``node:`` and a name.
+
+        A remote node takes no more processes than it has slots; waits until one joins or has room. The head's own
+        machine has no such bound: the job file says how many workers it wants there.
+
+        Raises:
+            NoNode: none of that kind had room in time.
+        """
+        self.release(process)
+        if kind.startswith("node:"):
+            timeout_s = 0.0  # it is there, or there is no point in waiting: it never comes back under its name
+        try:
+            async with asyncio.timeout(timeout_s):
+                while (node := self._best(kind)) is None:
+                    await self._next_change()
+        except TimeoutError as error:
+            raise NoNode(
+                f"no {kind} node for {process} within {timeout_s:g} s; start one with headrace node --join ADDR"
+            ) from error
+        node.placed.add(process)
+        return node
+
+    def _best(self, kind: str) -> Node | None:
+        if kind.startswith("node:"):
+            node = self._nodes.get(kind.removeprefix("node:"))
+            return node if node is not None and not node.draining else None
+        open_ = [n for n in self._nodes.values() if not n.draining and (n.local or len(n.placed) < n.slots)]
+        fitting = [n for n in open_ if kind == "spread" or n.local == (kind == "local")]
+        remote = [n for n in fitting if not n.local]
+        if kind == "spread" and remote:
+            fitting = remote  # the head's machine trains; it generates only when nobody else can
+        return min(fitting, key=lambda n: (len(n.placed) / max(n.slots, 1), n.name), default=None)
+
+    def place(self, process: str, name: str) -> None:
+        """``process`` runs on the node of that name already."""
+        self.release(process)
+        if name in self._nodes:
+            self._nodes[name].placed.add(process)
+
+    def release(self, process: str) -> None:
+        """``process`` is no longer where it was placed."""
+        for node in (*self._nodes.values(), *self._cut_off.values()):
+            node.placed.discard(process)
+        self._signal()
+
+    async def _next_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _signal(self) -> None:
+        self._changed.set()
+        for listener in list(self._listeners):
+            listener()

@@ -1,0 +1,261 @@
+"""One child process: started by exec, its exit seen at once, stopped with a deadline.
+
+Invariants
+- Never fork without exec: contexts, IO threads and CUDA do not survive it.
+- The child leads its own process group. When it ends, what is left of the group is killed *before* the child is
+  reaped, so the group id cannot have been reused.
+- The exit is seen through a pidfd on the loop (a waiting thread where there is none); nobody polls.
+- ``stop`` ends within its deadline plus ``kill_timeout_s``: a process that the kernel does not let go by then, stuck in
+  a driver or a dead disk, is reported as gone and left to the kernel.
+- The spec reaches the child as its stdin, from an unnamed file: no size limit, nothing in the process table.
+
+    launch ─ exec ─▶ running ─ SIGTERM ─ deadline ─ SIGKILL ─▶ zombie ─ pidfd ─▶ group killed, reaped, ``exited`` set
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from actors.host.fate import PARENT_PID_VARIABLE
+from configs.limits import DEFAULT_LIMITS
+from supervisors.machine.process_log import open_log
+from supervisors.tree.restart_budget import ExitCause
+
+log = structlog.get_logger("headrace.process")
+
+EXIT_OK: Final = 0
+EXIT_CRASHED: Final = 70
+"""A hosted actor crashed (sysexits.h: internal software error)."""
+EXIT_START_FAILED: Final = 71
+"""The process never became ready."""
+EXIT_PREEMPTED: Final = 75
+"""It was told that its machine goes away (sysexits.h: temporary failure)."""
+EXIT_POISONED: Final = 76
+"""One message has crashed it twice."""
+
+OWN_FAULTS: Final = frozenset(
+    {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
+)
+"""Signals that a process brings upon itself; by any other one somebody else has ended it."""
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+
+
+def role_command() -> list[str]:
+    """The command line of a role process. ``-P`` keeps a ``main.py`` of the working directory from being run."""
+    return [sys.executable, "-P", "-m", "main", "actor"]
+
+
+def head_command() -> list[str]:
+    """The command line of the head's process."""
+    return [sys.executable, "-P", "-m", "main", "lead"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to execute."""
+
+    command: Sequence[str]
+    log_path: Path
+    """Receives stdout and stderr."""
+    stdin: bytes = b""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Added to our own environment."""
+
+
+@dataclass(frozen=True)
+class ProcessExit:
+    """How a process ended. ``code`` is -n when signal n ended it."""
+
+    pid: int
+    code: int
+    cause: ExitCause
+
+    def __str__(self) -> str:
+        how = f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
+        return f"{self.cause}: process {self.pid} ended with {how}"
+
+
+def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
+    """What an exit code means.
+
+    Args:
+        code: as of ``subprocess``: negative for a signal.
+        asked: why we had asked it to stop; None if nobody did. A SIGTERM that is not ours is a preemption: batch
+            systems and cloud agents announce the end so.
+    """
+    if asked is not None:
+        return asked
+    if code == EXIT_OK:
+        return ExitCause.COMPLETED
+    if code in (-signal.SIGTERM, 128 + signal.SIGTERM, EXIT_PREEMPTED):
+        return ExitCause.PREEMPTED
+    if code < 0 and -code not in OWN_FAULTS:
+        return ExitCause.KILLED
+    return ExitCause.POISONED if code == EXIT_POISONED else ExitCause.CRASHED
+
+
+class Child(ABC):
+    """A process that we have started, real or simulated. ``exited`` is set once, when it is gone for good."""
+
+    def __init__(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = pid
+        self.exited: asyncio.Future[ProcessExit] = loop.create_future()
+        self._asked: ExitCause | None = None
+
+    @abstractmethod
+    def send_signal(self, number: int) -> None:
+        """Signal the child alone, as an outsider would. A child that is gone is left in peace."""
+
+    @abstractmethod
+    def _signal_group(self, number: int) -> None:
+        """Signal the child and whatever it has started."""
+
+    @property
+    def running(self) -> bool:
+        return not self.exited.done()
+
+    def kill(self, cause: ExitCause = ExitCause.KILLED) -> None:
+        """SIGKILL to the whole group; the exit is reported as ``cause``."""
+        if self.running:
+            self._asked = self._asked or cause
+            self._signal_group(signal.SIGKILL)
+
+    async def wait(self, timeout_s: float) -> ProcessExit:
+        """Wait for the exit.
+
+        Raises:
+            TimeoutError: it still runs after ``timeout_s``.
+        """
+        async with asyncio.timeout(timeout_s):
+            return await asyncio.shield(self.exited)
+
+    async def gone(self, timeout_s: float = DEFAULT_LIMITS.kill_timeout_s) -> ProcessExit:
+        """Wait for the exit after a kill; a process that outlasts ``timeout_s`` is given up, and said to be gone."""
+        try:
+            return await self.wait(timeout_s)
+        except TimeoutError:
+            log.error("the kernel does not let a killed process go; it is left behind", pid=self.pid)
+            self._ended(-signal.SIGKILL)
+            return self.exited.result()
+
+    async def stop(self, deadline_s: float, cause: ExitCause = ExitCause.STOPPED) -> ProcessExit:
+        """SIGTERM, then SIGKILL after ``deadline_s``; returns once it is gone."""
+        if self.running:
+            self._asked = self._asked or cause
+            self.send_signal(signal.SIGTERM)
+            with contextlib.suppress(TimeoutError):
+                return await self.wait(deadline_s)
+            self._signal_group(signal.SIGKILL)
+        return await self.gone()
+
+    def _ended(self, code: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(ProcessExit(self.pid, code, exit_cause(code, asked=self._asked)))
+
+
+class ChildProcess(Child):
+    """A process of the operating system. Create it with ``launch`` on the loop's thread."""
+
+    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(popen.pid, loop)
+        self._popen = popen
+        self._loop = loop
+        self._pidfd: int | None = None
+        self._see_exit()
+
+    def send_signal(self, number: int) -> None:
+        if self.running:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def _see_exit(self) -> None:
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._pidfd, self._on_exit)
+        else:
+            threading.Thread(target=self._wait_in_thread, name=f"wait-{self.pid}", daemon=True).start()
+
+    def _wait_in_thread(self) -> None:
+        self._popen.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(self._on_exit)
+
+    def _on_exit(self) -> None:
+        if self._pidfd is not None:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = None
+        self._signal_group(signal.SIGKILL)
+        self._ended(self._popen.wait())
+
+    def _signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+def launch(spec: Launch) -> ChildProcess:
+    """Start a process. Call it on the thread of the running loop: its end is the child's end (``fate``).
+
+    Raises:
+        OSError: the executable cannot be started or the log cannot be opened.
+    """
+    loop = asyncio.get_running_loop()
+    log = open_log(spec.log_path)
+    try:
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(spec.stdin)
+            stdin.seek(0)
+            popen = subprocess.Popen(
+                list(spec.command), stdin=stdin, stdout=log, stderr=log, env=_environment(spec.env), process_group=0
+            )
+    finally:
+        os.close(log)
+    return ChildProcess(popen, loop)
+
+
+def is_stopped_by_signal(pid: int) -> bool:
+    """Whether the operating system shows the process in SIGSTOP's state. False when it is gone."""
+    if sys.platform == "linux":
+        try:
+            return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    import psutil  # 30 ms that a role process on Linux need not spend
+
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _environment(added: Mapping[str, str]) -> dict[str, str]:
+    """Ours, plus the way to our own code first and the working directory last (a job may name functions there)."""
+    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path.cwd())]
+    own = {
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONUNBUFFERED": "1",
+        PARENT_PID_VARIABLE: str(os.getpid()),
+    }
+    return {**os.environ, **own, **added}
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)

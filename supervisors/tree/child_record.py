@@ -1,0 +1,82 @@
+"""What a supervisor keeps of each child, and what it tells of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supervisors.tree.children import ChildSpec, Running
+from supervisors.tree.messages import ChildInfo
+from supervisors.tree.restart_budget import Backoff, ExitCause
+from supervisors.tree.strategies import ChildView
+
+
+@dataclass(frozen=True)
+class SupervisionEvent:
+    """Something that people and metrics want to know. ``at_s`` is the supervisor's clock."""
+
+    kind: str
+    """started, adopted, start_failed, exited, restarting, stopped, ended, gave_up."""
+    supervisor: str
+    child: str
+    at_s: float
+    cause: ExitCause | None = None
+    detail: str = ""
+    restarts: int = 0
+    incarnation: int = 0
+
+
+class Child:
+    """One child's record."""
+
+    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
+        self.spec = spec
+        self.backoff = backoff
+        self.state = "pending"
+        self.running: Running | None = None
+        self.starting = False
+        self.idle = asyncio.Event()
+        """No start is under way."""
+        self.idle.set()
+        self.restarts = 0
+        self.failed_starts = 0
+        self.ready_s = 0.0
+        self.detail = ""
+        self.start_scope: asyncio.Timeout | None = None
+        self.settled = asyncio.Event()
+        """Running, or not to be started any more."""
+
+    def view(self) -> ChildView:
+        up = self.running is not None or self.starting
+        return ChildView(self.spec.name, self.spec.restart, up, self.spec.significant)
+
+    def info(self, supervisor: str) -> ChildInfo:
+        """As ``ctl tree`` shows it."""
+        running = self.running
+        return ChildInfo(
+            name=self.spec.name,
+            role=self.spec.role,
+            node=running.node if running else "",
+            pid=running.pid if running else 0,
+            state=self.state,
+            incarnation=running.incarnation if running else 0,
+            restarts=self.restarts,
+            supervisor=supervisor,
+            detail=self.detail,
+        )
+
+
+@dataclass
+class Recovery:
+    """One round: stop these, wait, start those."""
+
+    stop: list[str]
+    start: list[str]
+    delay_s: float
+
+    def __init__(self, stop: Sequence[str] = (), start: Sequence[str] = (), delay_s: float = 0.0) -> None:
+        self.stop, self.start, self.delay_s = list(stop), list(start), delay_s
+
+    def joined(self, other: Recovery) -> Recovery:
+        return Recovery(self.stop + other.stop, self.start + other.start, max(self.delay_s, other.delay_s))

@@ -1,0 +1,185 @@
+"""What a supervisor knows of a child, and the two kinds of children: actors of this process, and role processes.
+
+ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its end will be heard
+    actor_child     the actor lives here; its end is a Down
+    process_child   a node agent execs it; its end is a ProcessExited, or the Down of the agent
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from actors.core.errors import AskError
+from actors.core.ref import ActorRef
+from actors.roles import RoleArgs
+from configs.limits import Limits
+from supervisors.tree.errors import ChildStartFailed
+from supervisors.tree.messages import SpawnProcess, SpawnReply, StopProcess, StopReply
+from supervisors.tree.restart_budget import ExitCause, RestartPolicy
+from transport.address import ActorAddress
+
+if TYPE_CHECKING:
+    from actors.core.actor import Actor
+    from actors.core.context import Context
+
+AgentChoice = Callable[[], "ActorAddress | Awaitable[ActorAddress]"]
+"""Names the node agent for the next start: a replacement may go to another machine. May wait for one to join."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A child that is ready."""
+
+    address: ActorAddress
+    """Its main actor. Watched by the supervisor when ``agent`` is None."""
+    stop: Callable[[float, ExitCause], Awaitable[None]]
+    """Stops it within so many seconds; returns when it is gone, or when nobody can be asked any more."""
+    pid: int
+    node: str
+    incarnation: int
+    addresses: dict[str, ActorAddress] = field(default_factory=dict[str, ActorAddress])
+    agent: ActorAddress | None = None
+    """The node agent that will tell of its end; watched by the supervisor."""
+    adopted: bool = False
+    """It ran before this start; its former owner is gone."""
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    """How to start a child and what its end means. ``start`` returns when the child is ready, or raises."""
+
+    name: str
+    start: Callable[[Context], Awaitable[Running]]
+    role: str = ""
+    restart: RestartPolicy = RestartPolicy.PERMANENT
+    shutdown_s: float = 10.0
+    """Deadline of an orderly stop; then it is killed."""
+    significant: bool = False
+    """When it ends for good, the supervisor ends too."""
+    ready_s: float = 180.0
+    """Deadline from start to ready."""
+
+
+def actor_child(
+    name: str,
+    factory: Callable[[], Actor],
+    *,
+    node: str,
+    role: str = "",
+    restart: RestartPolicy = RestartPolicy.PERMANENT,
+    shutdown_s: float = 10.0,
+    significant: bool = False,
+    ready_s: float = 60.0,
+) -> ChildSpec:
+    """An actor in the supervisor's own process; ``factory`` makes a fresh one for every start."""
+
+    async def start(context: Context) -> Running:
+        return await _start_actor(context, name, factory(), node)
+
+    return ChildSpec(name, start, role or name, restart, shutdown_s, significant, ready_s)
+
+
+def process_child(
+    args: RoleArgs,
+    agent: ActorRef | ActorAddress | AgentChoice,
+    *,
+    job: str,
+    restart: RestartPolicy = RestartPolicy.PERMANENT,
+    shutdown_s: float = 10.0,
+    significant: bool = False,
+    ready_s: float = 180.0,
+    beacon_budget_s: float | None = None,
+    env: dict[str, str] | None = None,
+    limits: Limits | None = None,
+    on_ready: Callable[[Running], None] | None = None,
+) -> ChildSpec:
+    """A role process that a node agent, of this or another machine, starts and watches.
+
+    Args:
+        agent: the node agent, or a function that names one for each start.
+        job: the job's name; the process is called ``<job>.<args.name>`` at its agent.
+        beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
+        env: added to the process's environment.
+        limits: of the process; default: those of its node agent.
+        on_ready: told of each start's addresses.
+    """
+    process = f"{job}.{args.name}"
+
+    async def start(context: Context) -> Running:
+        chosen = await _choose(agent)
+        order = SpawnProcess(
+            name=process,
+            args=args,
+            ready_timeout_s=ready_s,
+            beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
+            env=env or {},
+            limits=limits.model_dump_json() if limits else "",
+        )
+        running = await _start_process(context, chosen, order)
+        if on_ready is not None:
+            on_ready(running)
+        return running
+
+    return ChildSpec(args.name, start, args.role, restart, shutdown_s, significant, ready_s)
+
+
+async def _choose(agent: ActorRef | ActorAddress | AgentChoice) -> ActorAddress:
+    if isinstance(agent, ActorAddress):
+        return agent
+    if isinstance(agent, ActorRef):
+        return agent.address
+    chosen = agent()
+    return chosen if isinstance(chosen, ActorAddress) else await chosen
+
+
+async def _start_actor(context: Context, name: str, actor: Actor, node: str) -> Running:
+    address = (await context.spawn(name, actor)).address
+
+    async def stop(deadline_s: float, cause: ExitCause) -> None:
+        await context.stop_child(name, str(cause))
+
+    return Running(address, stop, os.getpid(), node, address.peer.incarnation, {name: address})
+
+
+async def _start_process(context: Context, agent: ActorAddress, order: SpawnProcess) -> Running:
+    overhead_s = context.limits.spawn_overhead_s
+    try:
+        reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)
+    except AskError as error:
+        why = f"its node agent gave no answer: {error}"
+        raise ChildStartFailed(order.name, ExitCause.UNREACHABLE, why, node=agent.peer.name) from error
+    if reply.started is None:
+        failure = reply.failure
+        assert failure is not None, "a SpawnReply says what failed when nothing started"
+        raise ChildStartFailed(order.name, failure.cause, failure.detail, failure.log_tail, failure.log_path)
+    started = reply.started
+    found = (started.node, started.pid, started.incarnation)
+    return running_process(context, agent, order.name, order.args.name, *found, started.addresses)
+
+
+def running_process(
+    context: Context,
+    agent: ActorAddress,
+    process: str,
+    actor: str,
+    node: str,
+    pid: int,
+    incarnation: int,
+    addresses: dict[str, ActorAddress],
+    *,
+    adopted: bool = False,
+) -> Running:
+    """What a supervisor keeps of a ready ``process`` of ``agent``, whose main actor is ``actor``."""
+
+    async def stop(deadline_s: float, cause: ExitCause) -> None:
+        question = StopProcess(name=process, deadline_s=deadline_s, cause=cause)
+        try:
+            await context.ref(agent).ask(question, StopReply, timeout_s=deadline_s + context.limits.spawn_overhead_s)
+        except AskError as error:
+            context.log.warning("a process could not be stopped through its agent", process=process, why=str(error))
+
+    address = addresses.get(actor) or next(iter(addresses.values()))
+    return Running(address, stop, pid, node, incarnation, addresses, agent, adopted)

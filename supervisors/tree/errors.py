@@ -1,0 +1,84 @@
+"""What can go wrong in supervision. Continues the tree of ``transport/errors.py``.
+
+HeadraceError
+└── SupervisionError
+    ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
+    ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
+    ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
+    ├── NoNode               no machine to start a process on; start one and retry
+    ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
+    ├── HeadLost             a node's head does not answer any more; join again when it is back
+    ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
+    └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+
+ReplyError (actors/core/errors.py)
+└── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
+"""
+
+from __future__ import annotations
+
+from actors.core.errors import ReplyError
+from supervisors.tree.restart_budget import ExitCause
+from transport.errors import HeadraceError
+
+
+class SupervisionError(HeadraceError):
+    """A supervisor could not keep a promise."""
+
+
+class ChildStartFailed(SupervisionError):
+    """A child did not become ready. ``log_tail`` holds its last words, ``log_path`` all of them.
+
+    ``node`` is named if it is to blame, and not the child: its agent gave no answer.
+    """
+
+    def __init__(
+        self,
+        child: str,
+        cause: ExitCause,
+        detail: str,
+        log_tail: tuple[str, ...] = (),
+        log_path: str = "",
+        *,
+        node: str = "",
+    ) -> None:
+        where = f"\n--- last lines of {log_path}\n" if log_tail else ""
+        super().__init__(f"{child} did not start: {detail}{where}" + "\n".join(log_tail))
+        self.child = child
+        self.cause = cause
+        self.detail = detail
+        self.log_tail = log_tail
+        self.log_path = log_path
+        self.node = node
+
+
+class SupervisorGaveUp(SupervisionError):
+    """The restart budget is spent, or a child never became ready. All children have been stopped."""
+
+
+class HeadGaveUp(SupervisionError):
+    """The head could not be kept alive; its log says why. ``headrace run --resume`` goes on when that is cured."""
+
+
+class NoNode(SupervisionError):
+    """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class ProviderError(SupervisionError):
+    """A provider could not bring up the machine that it was asked for. Ask for another one."""
+
+
+class ModelNotMade(SupervisionError):
+    """The process that makes the tiny model failed or ran out of time."""
+
+
+class ModelNotFetched(SupervisionError):
+    """``model.path`` names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+
+
+class HeadLost(SupervisionError):
+    """A node has lost its head for longer than it is willing to wait."""
+
+
+class FaultNotPossible(ReplyError):
+    """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""

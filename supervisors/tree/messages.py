@@ -1,0 +1,187 @@
+"""What supervisors, node agents and role processes say to each other.
+
+supervisor ──SpawnProcess──▶ node agent ── exec ──▶ role process
+           ◀──SpawnReply───             ◀─ProcessReady, ProcessBeacon─
+           ──StopProcess──▶
+           ◀─ProcessExited─  (exactly one per process that had become ready)
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.core.message import Message, message
+from actors.roles import RoleArgs
+from supervisors.tree.restart_budget import ExitCause
+from transport.address import ActorAddress
+
+
+class ProcessStarted(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that is ready for work."""
+
+    name: str
+    node: str
+    pid: int
+    incarnation: int
+    """Of its peer; new with every start."""
+    addresses: dict[str, ActorAddress]
+    """Its actors by name."""
+    seconds: float
+    """From exec to ready."""
+
+
+class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a process did not become ready."""
+
+    cause: ExitCause
+    detail: str
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+    log_path: str = ""
+
+
+@message("node.spawn")
+class SpawnProcess(Message):
+    """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner."""
+
+    name: str
+    """Unique at this agent: ``<job>.<actor>``."""
+    args: RoleArgs
+    """``node`` is filled in by the agent."""
+    ready_timeout_s: float
+    beacon_budget_s: float
+    """How long its event loop may be silent while its link lives, before it counts as hung."""
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    limits: str = ""
+    """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
+
+
+@message("node.spawn_reply")
+class SpawnReply(Message):
+    """Exactly one of the two is set."""
+
+    started: ProcessStarted | None = None
+    failure: ProcessFailure | None = None
+
+
+@message("node.stop")
+class StopProcess(Message):
+    """Ask: SIGTERM, SIGKILL after the deadline. Answered with StopReply when it is gone; unknown names are gone."""
+
+    name: str
+    deadline_s: float
+    cause: ExitCause = ExitCause.STOPPED
+    """What its exit is to be reported as: stopped, preempted."""
+
+
+@message("node.stop_reply")
+class StopReply(Message):
+    exit_code: int | None = None
+    """None: there was no such process."""
+
+
+@message("node.signal")
+class SignalProcess(Message):
+    """Ask, for fault injection: a raw signal, from outside as it were. Answered with SignalReply."""
+
+    name: str
+    signal: int
+
+
+@message("node.signal_reply")
+class SignalReply(Message):
+    pid: int | None = None
+    """None: there is no such process."""
+
+
+@message("node.adopt")
+class AdoptProcesses(Message):
+    """Ask: the asker becomes the owner of these processes, whose former owner is gone. Answered with ProcessList."""
+
+    names: tuple[str, ...]
+
+
+@message("node.list")
+class ListProcesses(Message):
+    """Ask; answered with ProcessList."""
+
+
+class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One process of a node agent."""
+
+    name: str
+    role: str
+    pid: int
+    incarnation: int
+    health: str
+    """As ``failure_detector.Health``."""
+    addresses: dict[str, ActorAddress] = msgspec.field(default_factory=dict)
+    loop_lag_s: float = 0.0
+    """The worst lag of its event loop in its last beacon interval."""
+
+
+@message("node.processes")
+class ProcessList(Message):
+    node: str
+    processes: list[ProcessInfo]
+
+
+@message("node.process_ready")
+class ProcessReady(Message):
+    """Ask, role process to its agent: all its actors are up. Repeated until it is answered, with core's Done."""
+
+    name: str
+    pid: int
+    incarnation: int
+    addresses: dict[str, ActorAddress]
+
+
+@message("node.process_beacon")
+class ProcessBeacon(Message):
+    """Role process to its agent, every ``beacon_interval_s``: the event loop turns."""
+
+    name: str
+    pid: int
+    loop_lag_s: float
+
+
+@message("node.process_exited")
+class ProcessExited(Message):
+    """Node agent to the owner of a process that had become ready."""
+
+    name: str
+    node: str
+    pid: int
+    incarnation: int
+    cause: ExitCause
+    exit_code: int
+    """-n: ended by signal n."""
+    detail: str
+    log_tail: tuple[str, ...] = ()
+
+
+class ChildInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One child of a supervisor, as ``ctl tree`` shows it."""
+
+    name: str
+    role: str
+    node: str
+    pid: int
+    state: str
+    incarnation: int
+    restarts: int
+    supervisor: str
+    detail: str = ""
+    """Why it last ended."""
+
+
+@message("supervisor.get_children")
+class GetChildren(Message):
+    """Ask; answered with Children."""
+
+
+@message("supervisor.children")
+class Children(Message):
+    supervisor: str
+    strategy: str
+    children: list[ChildInfo]

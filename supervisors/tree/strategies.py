@@ -1,0 +1,84 @@
+"""Who else is stopped and started when one child ends: pure functions over names.
+
+Invariants
+- Children stop in reverse start order and start in start order.
+- What is stopped for a sibling's sake is started again, unless it is temporary.
+- No clock, no I/O: ``decide`` sees a tuple of child views and returns a plan.
+
+    one_for_one     a b [c] d e      stop -        start c
+    rest_for_one    a b [c] d e      stop e d      start c d e
+    one_for_all     a b [c] d e      stop e d b a  start a b c d e
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supervisors.tree.restart_budget import ExitCause, RestartPolicy, is_restarted
+
+
+class Strategy(enum.StrEnum):
+    """How far one child's end reaches."""
+
+    ONE_FOR_ONE = "one_for_one"
+    """Children are independent: a rollout fleet."""
+    ONE_FOR_ALL = "one_for_all"
+    """Children are one thing: the ranks of a trainer."""
+    REST_FOR_ONE = "rest_for_one"
+    """Later children lean on earlier ones: the parts of a job."""
+
+
+@dataclass(frozen=True)
+class ChildView:
+    """What a decision sees of one child."""
+
+    name: str
+    restart: RestartPolicy
+    running: bool
+    """It runs or is being started, so it must be stopped before it is started again."""
+    significant: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from an end. ``stop`` in the order of stopping, ``start`` in the order of starting."""
+
+    stop: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    end_supervisor: bool = False
+    """A significant child ended for good: the whole supervisor ends, orderly."""
+
+
+def reach(strategy: Strategy, names: Sequence[str], failed: str) -> tuple[str, ...]:
+    """The children that share the fate of ``failed``, itself included, in start order."""
+    if strategy is Strategy.ONE_FOR_ONE:
+        return (failed,)
+    if strategy is Strategy.ONE_FOR_ALL:
+        return tuple(names)
+    return tuple(names[names.index(failed) :])
+
+
+def decide(strategy: Strategy, children: Sequence[ChildView], failed: str, cause: ExitCause) -> Plan:
+    """What to stop and start now that ``failed`` has ended by ``cause``.
+
+    Args:
+        children: all children in start order.
+
+    Raises:
+        KeyError: ``failed`` is not a child.
+    """
+    by_name = {child.name: child for child in children}
+    child = by_name[failed]
+    if not is_restarted(child.restart, cause):
+        return Plan(end_supervisor=child.significant)
+    shared = reach(strategy, [c.name for c in children], failed)
+    stop = tuple(name for name in reversed(shared) if name != failed and by_name[name].running)
+    start = tuple(name for name in shared if name == failed or _comes_back(by_name[name]))
+    return Plan(stop=stop, start=start)
+
+
+def _comes_back(child: ChildView) -> bool:
+    """A sibling that ended for good earlier stays away; a temporary one that we stop is not started again."""
+    return child.running and child.restart is not RestartPolicy.TEMPORARY

@@ -1,0 +1,392 @@
+"""The supervisor: starts children to *ready*, hears how they end, and does what its strategy and budget say.
+
+    end of a child ─▶ cause ─▶ strategies.decide ─▶ budget ─▶ backoff ─▶ stop siblings in reverse, start in order
+                                      │                └ exceeded ─▶ stop all, crash with SupervisorGaveUp
+                                      └ significant child ended for good ─▶ stop all, end in good order
+
+Invariants
+- Every end of a child is judged exactly once: an end that we asked for is not judged at all.
+- Under one_for_all and rest_for_one one recovery runs at a time; what ends meanwhile joins the next round.
+- A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
+  that a node agent did not answer says nothing of the child: it is not among them. It costs a pause, and all of them
+  on one node cost one unit of budget.
+- A cut-off node costs one unit of budget, however many children it had, and only after it had the grace to come back.
+- All time is the context's clock, all randomness the context's generator.
+
+Consumes: Down, ProcessExited.  Produces: events to ``on_event``.  Waits for: starts and stops, each with a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from actors.core.actor import Actor, handles
+from actors.core.watch import Down, Gone
+from configs.limits import Limits
+from supervisors.tree.child_record import Child, Recovery, SupervisionEvent
+from supervisors.tree.children import ChildSpec, Running
+from supervisors.tree.errors import ChildStartFailed, SupervisorGaveUp
+from supervisors.tree.messages import (
+    ChildInfo,
+    Children,
+    GetChildren,
+    ProcessExited,
+)
+from supervisors.tree.node_loss import still_has
+from supervisors.tree.restart_budget import (
+    Backoff,
+    BackoffPolicy,
+    ExitCause,
+    RestartBudget,
+    counts,
+)
+from supervisors.tree.strategies import Strategy, decide
+from transport.address import ActorAddress
+
+__all__ = ["SupervisionEvent", "Supervisor"]
+
+_EARLY_EXITS_MAX = 64
+
+
+class Supervisor(Actor):
+    """Supervises ``children`` in their order. Create it, spawn it, then await ``ready``."""
+
+    def __init__(
+        self,
+        name: str,
+        strategy: Strategy,
+        children: Sequence[ChildSpec],
+        *,
+        on_event: Callable[[SupervisionEvent], None] | None = None,
+        start_together: bool | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Args:
+        start_together: start children side by side instead of one after the other's ready. Default: only under
+            one_for_one, whose children do not lean on each other.
+        limits: budget, attempts, backoff and grace, of the job whose children these are; default: those of the
+            process. A head that serves jobs was not started with the limits of any of them.
+        """
+        self._name = name
+        self._strategy = strategy
+        self._specs = list(children)
+        self._on_event = on_event
+        self._together = strategy is Strategy.ONE_FOR_ONE if start_together is None else start_together
+        self._given_limits = limits
+        self._children: dict[str, Child] = {}
+        self._pending: Recovery | None = None
+        self._recovering = False
+        self._ending = False
+        self._restarts = 0
+        self._early_exits: dict[tuple[str, int], ProcessExited] = {}
+        self._agents: dict[ActorAddress, None] = {}
+        self._gave_up: SupervisorGaveUp | None = None
+
+    # lifecycle
+
+    async def on_start(self) -> None:
+        limits = self._limits
+        self._budget = RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
+        self._policy = BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s)
+        self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
+        for spec in self._specs:
+            self._adopt(spec)
+        self._request(Recovery(start=[spec.name for spec in self._specs]))
+
+    async def on_stop(self) -> None:
+        await self.shutdown()
+
+    @property
+    def _limits(self) -> Limits:
+        return self._given_limits or self.ctx.limits
+
+    async def ready(self, timeout_s: float) -> None:
+        """Wait until every child is ready (or has ended for good).
+
+        Raises:
+            SupervisorGaveUp: a child never became ready, or the budget is spent.
+            TimeoutError: after ``timeout_s``.
+        """
+        async with asyncio.timeout(timeout_s):
+            for child in list(self._children.values()):
+                await child.settled.wait()
+        if self._gave_up is not None:
+            raise self._gave_up
+
+    async def shutdown(self) -> None:
+        """Stop all children in reverse order, each within its deadline. Idempotent; nothing is restarted after it."""
+        self._ending = True
+        for child in self._children.values():
+            if child.start_scope is not None:
+                child.start_scope.reschedule(self.ctx.now())
+        for child in reversed(list(self._children.values())):
+            async with asyncio.timeout(self.ctx.limits.stop_timeout_s):  # its start has just been cut short
+                await child.idle.wait()
+            await self._stop(child)
+            child.settled.set()
+
+    # children that come and go
+
+    def add_child(self, spec: ChildSpec) -> None:
+        """Add a child at the end of the order and start it; ``wait_ready`` tells when it is up.
+
+        Raises:
+            ValueError: a child of that name exists.
+        """
+        self._adopt(spec)
+        self._request(Recovery(start=[spec.name]))
+
+    async def wait_ready(self, name: str, timeout_s: float) -> Running | None:
+        """Wait until ``name`` is ready; None when it ended for good instead."""
+        child = self._children[name]
+        async with asyncio.timeout(timeout_s):
+            await child.settled.wait()
+        return child.running
+
+    async def remove_child(self, name: str, *, cause: ExitCause = ExitCause.STOPPED) -> None:
+        """Stop and forget a child; siblings are not disturbed. Unknown names are gone already."""
+        child = self._children.pop(name, None)
+        if child is not None:
+            await self._stop(child, cause)
+            child.settled.set()
+
+    def running(self, name: str) -> Running | None:
+        """Where ``name`` runs now, or None."""
+        child = self._children.get(name)
+        return child.running if child is not None else None
+
+    @property
+    def restarts(self) -> int:
+        """Restarts of all children, present and past."""
+        return self._restarts
+
+    def snapshot(self) -> list[ChildInfo]:
+        """All children in start order."""
+        return [child.info(self._name) for child in self._children.values()]
+
+    @handles(GetChildren)
+    async def children(self, message: GetChildren) -> Children:
+        return Children(supervisor=self._name, strategy=str(self._strategy), children=self.snapshot())
+
+    # how ends are heard
+
+    @handles(ProcessExited)
+    async def process_exited(self, message: ProcessExited) -> None:
+        for child in self._children.values():
+            running = child.running
+            if running is not None and _same_process(running, message):
+                self._on_exit(child, message.cause, message.detail)
+                return
+        if len(self._early_exits) >= _EARLY_EXITS_MAX:
+            self._early_exits.pop(next(iter(self._early_exits)))
+        self._early_exits[message.node, message.pid] = message
+
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        if message.address in self._agents:
+            del self._agents[message.address]
+            self.ctx.start_task(self._lost_agent(message), f"lost agent {message.address}")
+            return
+        for child in self._children.values():
+            if child.running is not None and child.running.address == message.address:
+                self._on_exit(child, _cause_of(message), message.detail)
+                return
+
+    async def _lost_agent(self, message: Down) -> None:
+        """A node agent is gone. Its processes are gone with it unless it answers again within the grace."""
+        agent = message.address
+        names = [c.spec.name for c in self._children.values() if c.running is not None and c.running.agent == agent]
+        kept: set[int] = set()
+        if message.reason is Gone.UNREACHABLE:
+            kept = await still_has(self.ctx, agent, self._limits.unreachable_grace_s)
+        if kept:
+            self._watch_agent(agent)
+        cause = ExitCause.PREEMPTED if message.reason is Gone.STOPPED else ExitCause.UNREACHABLE
+        for name in names:
+            child = self._children.get(name)
+            running = child.running if child is not None else None
+            if child is not None and running is not None and running.agent == agent and running.pid not in kept:
+                self._on_exit(child, cause, f"its node agent is {message.reason}: {message.detail}")
+
+    # judgement
+
+    def _on_exit(self, child: Child, cause: ExitCause, detail: str, *, blamed_node: str = "") -> None:
+        running, child.running = child.running, None
+        lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
+        child.state, child.detail = str(cause), detail
+        child.settled.clear()
+        if running is not None:
+            self._tell("exited", child, cause, detail, running.incarnation)
+        if self._ending or self._children.get(child.spec.name) is not child:
+            return
+        plan = decide(self._strategy, [c.view() for c in self._children.values()], child.spec.name, cause)
+        if not plan.start:
+            child.settled.set()
+            self._tell("ended", child, cause, detail)
+            if plan.end_supervisor:
+                self._ending = True
+                self.ctx.start_task(self._end(cause), "end")
+            return
+        node = running.node if running is not None else blamed_node
+        within = self._budget.spend(cause, self.ctx.now(), node=node)
+        if not within or child.failed_starts >= self._limits.start_attempts_max:
+            self._ending = True
+            self.ctx.start_task(self._give_up(child, within), "give up")
+            return
+        # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
+        pause_for = cause if running is not None else ExitCause.CRASHED
+        delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
+        child.state = "backoff"
+        self._tell("restarting", child, cause, f"in {delay_s:.2f} s")
+        self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
+
+    async def _give_up(self, child: Child, within_budget: bool) -> None:
+        limits = self._limits
+        why = f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up"
+        if within_budget:
+            why = f"{child.failed_starts} starts in a row failed"
+        self._gave_up = SupervisorGaveUp(f"{self._name} gave up on {child.spec.name}: {why}; last: {child.detail}")
+        self._tell("gave_up", child, None, str(self._gave_up))
+        await self.shutdown()
+        raise self._gave_up
+
+    async def _end(self, cause: ExitCause) -> None:
+        await self.shutdown()
+        self.ctx.stop(str(cause))
+
+    # recovery
+
+    def _request(self, recovery: Recovery) -> None:
+        if self._strategy is Strategy.ONE_FOR_ONE:
+            self.ctx.start_task(self._recover(recovery), f"start {','.join(recovery.start)}")
+            return
+        self._pending = recovery if self._pending is None else self._pending.joined(recovery)
+        if not self._recovering:
+            self._recovering = True
+            self.ctx.start_task(self._recover_in_rounds(), "recover")
+
+    async def _recover_in_rounds(self) -> None:
+        try:
+            while self._pending is not None and not self._ending:
+                recovery, self._pending = self._pending, None
+                left = await self._recover(recovery)
+                if left and self._pending is not None:
+                    self._pending = self._pending.joined(Recovery(start=left))
+        finally:
+            self._recovering = False
+
+    async def _recover(self, recovery: Recovery) -> list[str]:
+        """Stop, wait, start. Returns the names that were not started because another end came in between."""
+        for name in self._in_order(recovery.stop, reverse=True):
+            await self._stop(self._children[name])
+            if name not in recovery.start:
+                self._children[name].settled.set()
+        if recovery.delay_s > 0:
+            await self.ctx.sleep(recovery.delay_s)
+        names = self._in_order(recovery.start)
+        if self._together:
+            async with asyncio.TaskGroup() as group:
+                for name in names:
+                    group.create_task(self._start(self._children[name]))
+            return []
+        for index, name in enumerate(names):
+            if self._pending is not None or self._ending:
+                return names[index:]
+            child = self._children.get(name)
+            if child is not None:
+                await self._start(child)
+        return []
+
+    def _in_order(self, names: Sequence[str], *, reverse: bool = False) -> list[str]:
+        present = [name for name in self._children if name in set(names)]
+        return present[::-1] if reverse else present
+
+    async def _start(self, child: Child) -> None:
+        """Start one child to ready. A failure is an end like any other."""
+        if self._ending or child.starting or child.running is not None:
+            return
+        spec = child.spec
+        again = child.ready_s > 0
+        child.starting, child.state = True, "starting"
+        child.idle.clear()
+        try:
+            async with asyncio.timeout(spec.ready_s + 2 * self.ctx.limits.spawn_overhead_s) as child.start_scope:
+                running = await spec.start(self.ctx)
+        except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
+            child.starting = False
+            unanswered = isinstance(error, ChildStartFailed) and error.cause is ExitCause.UNREACHABLE
+            child.failed_starts += not again and not unanswered
+            cause = error.cause if isinstance(error, ChildStartFailed) and counts(error.cause) else ExitCause.CRASHED
+            detail = str(error) or repr(error)
+            self._tell("start_failed", child, cause, detail)
+            self._on_exit(child, cause, detail, blamed_node=error.node if isinstance(error, ChildStartFailed) else "")
+            return
+        finally:
+            child.starting, child.start_scope = False, None
+            child.idle.set()
+        child.running, child.state, child.failed_starts = running, "running", 0
+        child.ready_s = self.ctx.now()
+        child.restarts += again
+        self._restarts += again
+        if self._ending or self._children.get(spec.name) is not child:
+            await self._stop(child)
+            child.settled.set()
+            return
+        self._hear_of(running)
+        child.settled.set()
+        self._tell("adopted" if running.adopted else "started", child, None, "", running.incarnation)
+        early = self._early_exits.pop((running.node, running.pid), None)
+        if early is not None and _same_process(running, early):
+            self._on_exit(child, early.cause, early.detail)
+
+    def _hear_of(self, running: Running) -> None:
+        if running.agent is None:
+            self.ctx.watch(running.address)
+        else:
+            self._watch_agent(running.agent)
+
+    def _watch_agent(self, agent: ActorAddress) -> None:
+        if agent not in self._agents:
+            self._agents[agent] = None
+            self.ctx.watch(agent)
+
+    async def _stop(self, child: Child, cause: ExitCause = ExitCause.STOPPED) -> None:
+        running, child.running = child.running, None
+        if running is None:
+            return
+        child.state = "stopping"
+        child.settled.clear()
+        if running.agent is None:
+            self.ctx.unwatch(running.address)
+        await running.stop(child.spec.shutdown_s, cause)
+        child.state = str(cause)
+        self._tell("stopped", child, cause, "", running.incarnation)
+
+    # telling
+
+    def _adopt(self, spec: ChildSpec) -> None:
+        if spec.name in self._children:
+            raise ValueError(f"{self._name} has a child named {spec.name!r} already")
+        self._children[spec.name] = Child(spec, Backoff(self._policy))
+
+    def _tell(self, kind: str, child: Child, cause: ExitCause | None, detail: str, incarnation: int = 0) -> None:
+        bad = kind in ("start_failed", "gave_up") or (cause is not None and counts(cause))
+        log = self.ctx.log.warning if bad else self.ctx.log.info
+        log(f"child {kind}", supervisor=self._name, child=child.spec.name, cause=cause and str(cause), detail=detail)
+        if self._on_event is not None:
+            now_s = self.ctx.now()
+            self._on_event(
+                SupervisionEvent(kind, self._name, child.spec.name, now_s, cause, detail, child.restarts, incarnation)
+            )
+
+
+def _same_process(running: Running, news: ProcessExited) -> bool:
+    return (running.node, running.pid, running.incarnation) == (news.node, news.pid, news.incarnation)
+
+
+def _cause_of(down: Down) -> ExitCause:
+    """An actor that stopped says why in its own word; an unknown word means that its work is done."""
+    if down.reason is Gone.STOPPED:
+        return ExitCause(down.detail) if down.detail in set(ExitCause) else ExitCause.COMPLETED
+    return ExitCause.UNREACHABLE if down.reason is Gone.UNREACHABLE else ExitCause.CRASHED

@@ -1,0 +1,220 @@
+"""Verifiers run elsewhere, under deadlines; a failure is a reason, never a reward of 0."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from actors.environments.errors import ScorerBroken
+from actors.environments.scoring.scorer_pool import ScorerPool
+from configs.schema import JobConfig
+from tests.smallest_job import smallest_job
+
+VERIFIER = """
+import os, subprocess, sys, time
+
+def score(prompt, response, answer, **columns):
+    if response == "start a child and hang":
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        print("child", child.pid, flush=True)
+        time.sleep(60)
+    if response == "start a child that reads":
+        child = subprocess.run([sys.executable, "-c", "import sys; print(len(sys.stdin.read()))"], capture_output=True)
+        return float(child.stdout)
+    if response == "hang":
+        time.sleep(60)
+    if response == "slow":
+        time.sleep(0.5)
+    if response == "die":
+        os._exit(9)
+    if response == "raise":
+        raise KeyError("no such thing")
+    if response == "nan":
+        return float("nan")
+    print("printed by a verifier")
+    return float(response == answer) + columns.get("bonus", 0)
+"""
+
+
+def job_with(function: str, timeout_s: float = 5.0, **sections: Any) -> JobConfig:
+    """One scorer process: whoever comes next gets the one that was used before."""
+    reward = {"kind": "function", "function": function, "timeout_s": timeout_s, "workers": 1}
+    return smallest_job(reward=reward, **sections)
+
+
+@pytest.fixture
+def verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_verifier.py").write_text(VERIFIER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return "my_verifier:score"
+
+
+async def test_each_response_gets_its_reward_in_order(verifier: str) -> None:
+    """Order is kept, further columns arrive, and what a verifier prints does not disturb the frames."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    verdicts = await pool.score([("a", "p", "a", 0, {}), ("b", "p", "a", 0, {}), ("a", "p", "a", 0, {"bonus": 0.5})])
+    await pool.close()
+    assert [v.reward for v in verdicts] == [1.0, 0.0, 1.5]
+
+
+async def test_a_verifier_that_hangs_costs_its_own_sample_only(verifier: str) -> None:
+    """The process is killed at the deadline; the responses before and after it have their rewards."""
+    pool = ScorerPool(job_with(verifier, timeout_s=2.0))
+    await pool.start()
+    verdicts = await pool.score([("a", "p", "a", 0, {}), ("hang", "p", "a", 0, {}), ("a", "p", "a", 0, {})])
+    await pool.close()
+    assert [v.reward for v in verdicts] == [1.0, None, 1.0]
+    assert verdicts[1].timed_out
+    assert "2.0 s" in verdicts[1].reason
+
+
+@pytest.mark.parametrize(("response", "reason"), [("die", "died"), ("raise", "KeyError"), ("nan", "finite")])
+async def test_a_verifier_that_fails_gives_a_reason_and_no_reward(verifier: str, response: str, reason: str) -> None:
+    """Death, an exception and a number that is none are failures, and the pool goes on."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    verdicts = await pool.score([(response, "p", "a", 0, {}), ("a", "p", "a", 0, {})])
+    await pool.close()
+    assert verdicts[0].reward is None
+    assert reason in verdicts[0].reason
+    assert verdicts[1].reward == 1.0
+
+
+async def test_a_scorer_that_cannot_be_made_says_why_at_start() -> None:
+    """A typo in reward.function is an error of the start, not of each sample."""
+    pool = ScorerPool(job_with("no_such_module:score"))
+    with pytest.raises(ScorerBroken, match="no_such_module"):
+        await pool.start()
+    await pool.close()
+    assert sys.executable
+
+
+def responses(*texts: str) -> list[tuple[str, Any, str, int, dict[str, Any]]]:
+    return [(text, "p", "a", 0, {}) for text in texts]
+
+
+async def cancelled_in(pause_s: float, work: Coroutine[Any, Any, Any]) -> None:
+    """``work`` begun, and given up after ``pause_s``."""
+    task = asyncio.create_task(work)
+    await asyncio.sleep(pause_s)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_an_asker_that_goes_away_leaves_no_verdict_to_the_next_one(verifier: str) -> None:
+    """Its frames are still on the way: whoever comes next must not take them for its own."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    await cancelled_in(0.2, pool.score(responses("slow", "a", "a")))
+    verdicts = await pool.score(responses("b", "b", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0]
+
+
+async def test_a_pool_that_is_closed_ends_what_is_under_way_and_what_waits(
+    verifier: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No task is left behind, abandoned or not, and nothing starts a process again."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    before = asyncio.all_tasks()
+    await cancelled_in(0.1, pool.score(responses("hang")))
+    waiting = [asyncio.create_task(pool.score(responses("a"))) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    await pool.close()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(outcome) for outcome in outcomes] == [ScorerBroken, ScorerBroken]
+    assert asyncio.all_tasks() == before
+    assert not caplog.records
+
+
+async def test_a_batch_waits_for_a_slow_verifier_as_long_as_its_asker_does(verifier: str) -> None:
+    """Slow is not broken: with a limit of the pool's own the samples of a healthy verifier were dropped."""
+    pool = ScorerPool(job_with(verifier))
+    await pool.start()
+    pool._job = job_with(verifier, limits={"ready_timeout_s": 0.2})  # pyright: ignore[reportPrivateUsage]
+    slow, next_one = await asyncio.gather(pool.score(responses("slow")), pool.score(responses("a")))
+    await pool.close()
+    assert [v.reward for v in (*slow, *next_one)] == [0.0, 1.0]
+
+
+async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path: Path) -> None:
+    """Else each sample that times out would leave a process that computes on for ever."""
+    log = tmp_path / "tasks.log"
+    pool = ScorerPool(job_with(verifier, timeout_s=2.0), log)
+    await pool.start()
+    (verdict,) = await pool.score(responses("start a child and hang"))
+    await pool.close()
+    assert verdict.timed_out
+    pids = _children_told_of(log)
+    assert pids
+    await _until_none_runs(pids)
+
+
+ROLE = """
+import asyncio, sys
+from pathlib import Path
+from actors.environments.scoring.scorer_pool import ScorerPool
+from configs.schema import JobConfig
+
+async def role():
+    pool = ScorerPool(JobConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
+    await pool.start()
+    await pool.score([("start a child and hang", "p", "a", 0, {})])
+
+asyncio.run(role())
+"""
+
+
+@pytest.mark.parametrize("killed", ["role", "scorer"])
+async def test_what_a_verifier_has_started_ends_when_its_role_or_its_scorer_is_killed(
+    verifier: str, tmp_path: Path, killed: str
+) -> None:
+    """Nobody is told: what is left of the group would compute on, on a machine that has forgotten it."""
+    log = tmp_path / "tasks.log"
+    job = job_with(verifier, timeout_s=60.0).model_dump_json()
+    role = await asyncio.create_subprocess_exec(sys.executable, "-c", ROLE, job, str(log))
+    async with asyncio.timeout(20):
+        while not (log.exists() and _children_told_of(log)):
+            await asyncio.sleep(0.05)
+    (child,) = _children_told_of(log)
+    scorer = psutil.Process(child).parent()
+    assert scorer is not None
+    if killed == "role":
+        role.kill()
+    else:
+        scorer.kill()
+    await _until_none_runs([child, scorer.pid])
+    await asyncio.wait_for(role.wait(), 20)  # it hears that its scorer has died, and is done
+
+
+def _children_told_of(log: Path) -> list[int]:
+    return [int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child")]
+
+
+async def _until_none_runs(pids: list[int]) -> None:
+    async with asyncio.timeout(5):
+        while any(_runs(pid) for pid in pids):
+            await asyncio.sleep(0.05)
+
+
+def _runs(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+async def test_a_child_of_a_verifier_that_reads_its_input_finds_none(verifier: str) -> None:
+    """The requests are not its input: it would wait for ever, or take them away."""
+    pool = ScorerPool(job_with(verifier, timeout_s=5.0))
+    await pool.start()
+    verdicts = await pool.score(responses("start a child that reads", "a"))
+    await pool.close()
+    assert [v.reward for v in verdicts] == [0.0, 1.0]

@@ -1,0 +1,22 @@
+"""What the pool found, as the scheduler is told: a reward, or a typed failure; never a 0 that nobody gave."""
+
+from __future__ import annotations
+
+import pytest
+
+from actors.environments.scoring.scorer_pool import PoolVerdict
+from actors.environments.worker import _verdict
+from actors.protocol.failures import FailureKind
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_a_response_without_a_result_has_a_typed_failure_and_no_reward(timed_out: bool) -> None:
+    verdict = _verdict(7, 2, PoolVerdict(None, "no answer within 1 s", timed_out=timed_out))
+    assert (verdict.prompt, verdict.sibling, verdict.reward) == (7, 2, None)
+    assert (verdict.failure_kind, verdict.failure_message) == (FailureKind.NO_RESULT, "no answer within 1 s")
+
+
+def test_a_reward_of_0_is_a_reward() -> None:
+    verdict = _verdict(7, 2, PoolVerdict(0.0))
+    assert verdict.reward == 0.0
+    assert not verdict.failure_kind

@@ -1,0 +1,191 @@
+"""``headrace plot``: what is read from a run directory, and that each picture shows what is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from actors.ledger.journal import SqliteJournal
+from actors.metrics.trace import TraceFile
+from actors.protocol.metrics import Span
+from benchmarks.papers.result_data import read_result
+from benchmarks.papers.sweep import Panel, Sweep
+from benchmarks.papers.sweep_figures import curves
+from supervisors.cli.command_line import app
+from supervisors.cli.plot.figures import FIGURES, lengths, occupancy, reward, throughput
+from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
+
+
+def spans(*bars: tuple[str, float, float]) -> list[Span]:
+    return [Span(name=name, start_s=1000.0 + a, end_s=1000.0 + b) for name, a, b in bars]
+
+
+def row(step: int, **more: float) -> dict[str, float]:
+    return {
+        "step": step, "seconds": 2.0, "reward_mean": step / 10, "samples": 64, "tokens_generated": 640,
+        "rollout_idle_fraction": 0.25, "trainer_idle_fraction": 0.5,
+    } | more  # fmt: skip
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    (folder / "job.yaml").write_text("name: demo\n")
+    lines = [json.dumps(row(step, length_recall_20=0.5)) for step in range(6)]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    trace = TraceFile(folder / "trace.json", "demo")
+    trace.add("rollout-10", spans(("generate", 0.5, 2.0)))
+    trace.add("rollout-2", spans(("generate", 0.0, 1.0), ("idle", 1.0, 2.0), ("pull", 1.2, 1.4)))
+    trace.add("trainer", spans(("wait", 0.0, 1.5), ("train", 1.5, 2.0)))
+    trace.close()
+    journal = SqliteJournal(folder / "journal.db", "demo")
+    rows = [
+        ("demo", step, p, 0, state, "", 5 + p, 0.5, "stop", 0, 0, 1, "")
+        for step in range(6)
+        for p, state in ((1, "committed"), (9, "committed"), (30, "dropped"))
+    ]
+    journal._db.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
+    journal._db.close()
+    journal._writer.shutdown()
+    return folder
+
+
+def test_lanes_are_the_trainer_and_then_workers_by_number_in_seconds_since_the_start(run_dir: Path) -> None:
+    data = read_run(run_dir)
+    assert list(data.lanes) == ["trainer", "rollout-2", "rollout-10"]
+    assert data.lanes["rollout-10"] == [Bar("generate", 0.5, 2.0)]
+    assert data.end_s == 2.0
+
+
+def test_lengths_are_those_of_committed_samples(run_dir: Path) -> None:
+    assert read_run(run_dir).lengths[3].tolist() == [6, 14]
+
+
+def test_a_lane_is_busy_while_it_does_something_that_keeps_it_from_waiting(run_dir: Path) -> None:
+    lanes = read_run(run_dir).lanes
+    assert busy_fraction(lanes["rollout-2"], 0.0, 2.0) == pytest.approx(0.5), "a pull runs beside"
+    assert busy_fraction(lanes["trainer"], 0.0, 2.0) == pytest.approx(0.25)
+    assert busy_fraction(lanes["rollout-10"], 0.0, 1.0) == pytest.approx(0.5)
+    assert busy_fraction([], 1.0, 1.0) == 0.0
+
+
+def test_a_lane_that_is_silent_for_long_was_not_there() -> None:
+    bars = [Bar("idle", 0, 3), Bar("generate", 4, 5), Bar("generate", 20, 21)]
+    assert presence(bars) == [(0, 5), (20, 21)]
+
+
+def test_the_pictures_show_what_was_measured(run_dir: Path) -> None:
+    data = read_run(run_dir)
+    shares, close = (axes for axes in occupancy(data).axes if axes.get_title(loc="left"))
+    assert [label.get_text() for label in shares.get_yticklabels()] == [
+        "trainer  25%",
+        "rollout-2  50%",
+        "rollout-10  100%",
+    ]
+    assert [label.get_text() for label in close.get_yticklabels()] == ["trainer", "rollout-2", "rollout-10"]
+    histogram, tail = lengths(data).axes
+    assert [text.get_text() for text in histogram.get_legend().get_texts()] == ["steps 0 to 1", "steps 4 to 5"]
+    assert tail.get_lines()[0].get_ydata().tolist() == [10.0] * 6
+    assert len(reward(data).axes) == 2, "with a ranking, its recall beside"
+    samples = throughput(data).axes[0].get_lines()[0].get_ydata()
+    assert samples.tolist() == [32.0] * 6
+
+
+def test_what_is_not_there_is_not_drawn() -> None:
+    empty = RunData(name="x", rows=[{"step": 0}])
+    assert [make(empty) for make in FIGURES.values()] == [None] * 4
+    only_rows = RunData(name="x", rows=[{"step": 0, "reward_mean": 0.5, "seconds": 1.0, "samples": 4}])
+    assert reward(only_rows) is not None
+    assert len(reward(only_rows).axes) == 1
+
+
+def test_one_step_is_enough(tmp_path: Path) -> None:
+    data = RunData(
+        name="x", lanes={"trainer": [Bar("train", 0, 1)]}, rows=[dict(row(0))], lengths={0: np.array([3, 4], np.int32)}
+    )
+    for name, make in FIGURES.items():
+        make(data).savefig(tmp_path / f"{name}.png")
+
+
+def invoke(*args: str) -> Any:
+    return CliRunner().invoke(app, ["plot", *args])
+
+
+def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path) -> None:
+    result = invoke(str(run_dir), "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout.splitlines()[-1])
+    assert [Path(path).name for path in said["pictures"]] == [f"{name}.png" for name in FIGURES]
+    assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in said["pictures"])
+    page = Path(said["page"]).read_text()
+    assert page.count("data:image/png;base64,") == 4
+    assert 'src="http' not in page
+    assert "<dd>0.200 → 0.300</dd>" in page
+    other = invoke(str(run_dir), "--out", str(run_dir / "elsewhere"))
+    assert (run_dir / "elsewhere" / "index.html").exists()
+    assert "4 pictures" in other.stdout
+
+
+def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
+    none = invoke(str(tmp_path))
+    assert (none.exit_code, "it has no job.yaml" in none.stderr) == (2, True)
+    (tmp_path / "job.yaml").write_text("name: x\n")
+    early = invoke(str(tmp_path))
+    assert (early.exit_code, "Wait until its first step" in early.stderr) == (2, True)
+    (tmp_path / "trace.json").write_text("[")
+    damaged = invoke(str(tmp_path))
+    assert (damaged.exit_code, "is no trace" in damaged.stderr) == (2, True)
+
+
+# ------------------------------------------------------------ of a study
+
+
+def result_dir(folder: Path, **changes: object) -> Path:
+    panels = [
+        {"key": key, "title": f"model {key}", "over": over, "ratios": {"sync": [[1.1, 1.3], [0.9, 0.9]]}}
+        for key, over in (("a", "plain"), ("b", "plain"), ("c", "something else"))
+    ]
+    sweep = {"parameter": "recall", "points": ["1", "chance"], "panels": panels}
+    folder.mkdir()
+    result = {"scenario": "s", "claims": [{"within": True}, {"within": False}], "sweep": sweep} | changes
+    (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+def test_curves_are_means_of_the_draws_over_a_baseline_at_one_a_row_for_each_baseline(tmp_path: Path) -> None:
+    data = read_result(result_dir(tmp_path / "r"))
+    assert (data.within, data.claims) == (1, 2)
+    figure = curves(data.sweep)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title(loc="left") for axes in shown] == ["model a", "model b", "model c"]
+    assert [axes.get_ylabel() for axes in shown] == ["throughput over\nplain", "", "throughput over\nsomething else"]
+    line, baseline = shown[0].get_lines()
+    assert line.get_ydata().tolist() == pytest.approx([1.2, 0.9])
+    assert list(baseline.get_ydata()) == [1.0, 1.0]
+    assert [label.get_text() for label in shown[0].get_xticklabels()] == ["1", "chance"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sync", "plain baseline"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"sweep": None}, "has no curves: its study varies nothing"), ({"claims": 3}, "is no result of a study")],
+)
+def test_a_result_that_cannot_be_drawn_is_told_with_what_to_do(
+    tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    result = invoke(str(result_dir(tmp_path / "r", **changes)))
+    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
+
+
+def test_more_than_three_panels_take_another_row() -> None:
+    panels = [Panel(f"{i}", f"a rather long title {i}", "plain", {"sync": np.ones((2, 1))}) for i in range(5)]
+    figure = curves(Sweep("recall", ["1", "chance"], panels))
+    shown = [axes.get_subplotspec() for axes in figure.axes if axes.get_visible()]
+    places = [(spec.rowspan.start, spec.colspan.start) for spec in shown if spec is not None]
+    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]

@@ -1,0 +1,204 @@
+"""What a head makes of its jobs' ends, whatever they are. The runs are stubs: no process is started."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.control.backend import Plain
+from actors.control.errors import NotNow
+from actors.protocol.jobs import JobState
+from configs.limits import Limits
+from supervisors.head.head import Head
+from supervisors.head.head import head as head_module
+from supervisors.head.operations import Operations
+from tests.smallest_job import smallest_job
+from transport.address import ActorAddress, PeerId
+
+NOBODY = ActorAddress("", PeerId("", 0))
+
+
+class Run:
+    """As much of a JobRun as a head looks at."""
+
+    def __init__(self, *parts: Any, **_: Any) -> None:
+        self.job, self.run_dir = parts[2], parts[3]
+        self.tree = SimpleNamespace(workers_wanted=1)
+        self.continued, self.error, self.done = False, "", asyncio.Event()
+        self.stopping, self.may_stop = asyncio.Event(), asyncio.Event()
+        self.may_stop.set()
+        self.listeners: list[Callable[[dict[str, Any]], None]] = []
+
+    async def start(self, _: asyncio.Event) -> bool:
+        return True
+
+    async def wait(self, _: asyncio.Event) -> None:
+        await self.done.wait()
+
+    async def stop(self) -> None:
+        self.stopping.set()
+        await self.may_stop.wait()
+
+    def fail(self, why: str) -> None:
+        self.error = why
+
+    @property
+    def state(self) -> JobState:
+        if self.error:
+            return JobState.FAILED
+        return JobState.FINISHED if self.done.is_set() else JobState.RUNNING
+
+    def summary(self) -> dict[str, Any]:
+        return {"job": self.job.name, "state": str(self.state), "error": self.error}
+
+    def subscribe(self, listener: Callable[[dict[str, Any]], None]) -> Callable[[], None]:
+        self.listeners.append(listener)
+        return lambda: self.listeners.remove(listener)
+
+    def say(self, **progress: Any) -> None:
+        for listener in list(self.listeners):
+            listener(progress)
+
+
+@pytest.fixture
+async def head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Head]:
+    monkeypatch.setattr(head_module, "JobRun", Run)
+    monkeypatch.setattr(head_module, "Nemesis", lambda *_: SimpleNamespace(stop=lambda: None))
+    made = Head(run_root=tmp_path, listen="memory://head", agent=NOBODY, limits=Limits(stop_timeout_s=0.2))
+    made.system = cast(Any, SimpleNamespace(stop=_nothing))
+    yield made
+    for run in made.jobs.values():
+        cast(Any, run).may_stop.set()
+    await made.stop()
+
+
+async def _nothing() -> None:
+    pass
+
+
+async def _bug(*_: Any) -> bool:
+    raise KeyError("nobody has thought of it")
+
+
+def stub(head: Head, job: str = "j") -> Run:
+    return cast(Run, head.jobs[job])
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+# ------------------------------------------------------------ errors that nobody has thought of
+
+
+async def test_a_submitted_job_whose_start_has_a_bug_is_failed_and_its_name_is_free(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "start", _bug)
+    head.launch(smallest_job(), tmp_path)
+    await soon(lambda: stub(head).state.over)
+    assert "nobody has thought of it" in stub(head).error
+    await soon(lambda: not head.register.read())
+    await head.interrupt_jobs()
+
+
+async def test_a_run_with_a_bug_ends_in_a_summary_that_says_so(
+    head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "wait", _bug)
+    summary = await head.run(smallest_job(), tmp_path, asyncio.Event())
+    assert (summary["state"], summary["error"]) == ("failed", "KeyError('nobody has thought of it')")
+
+
+# ------------------------------------------------------------ a name that is used again
+
+
+def submitted() -> dict[str, Any]:
+    data = {"source": "reasoning_gym", "task": "spell_backward"}
+    return smallest_job(data=data, reward={"kind": "reasoning_gym"}).model_dump(mode="json", exclude_unset=True)
+
+
+async def being_taken_down(head: Head, ops: Operations) -> Run:
+    """A job that is over, and whose tree stays until ``may_stop``."""
+    await ops.submit(submitted())
+    run = stub(head)
+    run.may_stop.clear()
+    run.done.set()
+    await run.stopping.wait()
+    return run
+
+
+async def test_a_job_of_the_same_name_waits_until_the_former_one_is_taken_down(head: Head) -> None:
+    ops = Operations(head)
+    former = await being_taken_down(head, ops)
+    again = asyncio.create_task(ops.submit(submitted()))
+    await asyncio.sleep(0.05)
+    assert (again.done(), stub(head)) == (False, former)
+    former.may_stop.set()
+    assert (await again)["run_dir"].endswith("j-2")
+    assert stub(head) is not former
+    assert [directory.name for directory in head.register.read()] == ["j-2"]
+
+
+async def test_a_former_job_that_takes_long_to_take_down_is_told_of_and_nothing_is_begun(
+    head: Head, tmp_path: Path
+) -> None:
+    ops = Operations(head)
+    await being_taken_down(head, ops)
+    with pytest.raises(NotNow, match="taken down"):
+        await ops.submit(submitted())
+    assert not (tmp_path / "j-2").exists()
+
+
+async def test_of_two_that_wait_for_a_name_one_gets_it(head: Head) -> None:
+    ops = Operations(head)
+    former = await being_taken_down(head, ops)
+    both = [asyncio.create_task(ops.submit(submitted())) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    former.may_stop.set()
+    ends = await asyncio.gather(*both, return_exceptions=True)
+    assert sorted(type(end).__name__ for end in ends) == ["NotNow", "dict"]
+
+
+# ------------------------------------------------------------ who watches
+
+
+async def next_of(events: AsyncGenerator[Plain, None]) -> Plain:
+    async with asyncio.timeout(5.0):
+        return await anext(events)
+
+
+async def test_who_watches_an_idle_head_sees_the_jobs_that_are_submitted_later(head: Head, tmp_path: Path) -> None:
+    events = Operations(head).watch(None)
+    first = asyncio.create_task(next_of(events))
+    await asyncio.sleep(0.05)
+    head.launch(smallest_job(), tmp_path / "j")
+    assert await first == {"kind": "state", "job": "j", "state": "running"}
+    stub(head).say(message="hello")
+    assert await next_of(events) == {"kind": "message", "job": "j", "message": "hello"}
+    former = stub(head)
+    former.done.set()
+    assert await head.name_is_free("j")
+    head.launch(smallest_job(), tmp_path / "j-2")
+    assert (await next_of(events))["kind"] == "state"
+    assert former.listeners == []
+    await events.aclose()
+    assert stub(head).listeners == []
+
+
+async def test_who_watches_one_job_hears_of_no_other_and_its_stream_ends_with_it(head: Head, tmp_path: Path) -> None:
+    head.launch(smallest_job(), tmp_path / "j")
+    events = Operations(head).watch("j")
+    assert (await next_of(events))["job"] == "j"
+    head.launch(smallest_job(name="k"), tmp_path / "k")
+    stub(head, "k").say(message="unheard")
+    stub(head).done.set()
+    stub(head).say(state="finished")
+    assert [event async for event in events] == [{"kind": "state", "job": "j", "state": "finished"}]

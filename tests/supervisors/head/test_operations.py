@@ -1,0 +1,90 @@
+"""What the control socket does on a head: rows of files, and verbs that come at an awkward moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.control.errors import NotFound
+from actors.protocol.jobs import JobState
+from supervisors.head.head import Head
+from supervisors.head.operations import Operations
+from supervisors.jobs.job_tree import JobTree
+from supervisors.machine.machine import LOCAL
+from supervisors.machine.nodes import Nodes
+from tests.smallest_job import smallest_job
+
+
+def operations(**head: Any) -> Operations:
+    """On a head that has no more than is named."""
+    return Operations(cast(Head, SimpleNamespace(**head)))
+
+
+# ------------------------------------------------------------ files
+
+
+def row(step: int) -> str:
+    """As long as those of real runs."""
+    return json.dumps({"step": step, "padding": "x" * 1500})
+
+
+@pytest.mark.parametrize("last", [1, 3, 100, 1000])
+async def test_metrics_are_whole_rows_while_the_next_one_is_being_written(tmp_path: Path, last: int) -> None:
+    rows = [row(step) for step in range(200)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*rows, row(200)[:700]]))
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
+    assert [found["step"] for found in await ops.metrics("j", last)] == list(range(200))[-last:]
+
+
+async def test_metrics_of_a_job_without_a_whole_row_are_none(tmp_path: Path) -> None:
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
+    assert await ops.metrics("j", 5) == []
+    (tmp_path / "metrics.jsonl").write_text(row(0)[:700])
+    assert await ops.metrics("j", 5) == []
+
+
+async def test_a_separator_inside_of_a_row_does_not_part_it(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"text": "a\u2028b"}\n')
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
+    assert await ops.metrics("j", 5) == [{"text": "a\u2028b"}]
+
+
+async def test_logs_are_the_last_lines_whatever_their_length(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "trainer.log").write_text("".join(f"{line} {'y' * 3000}\n" for line in range(100)))
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
+    assert [line.split()[0] for line in await ops.logs("j", "trainer", 60)] == [str(n) for n in range(40, 100)]
+
+
+# ------------------------------------------------------------ drain
+
+
+def being_prepared(run_dir: Path) -> Any:
+    """A run whose model is not there yet: it has a tree without supervisors."""
+    job, news = smallest_job(), cast(Any, None)
+    tree = JobTree(cast(Any, None), Nodes("head"), LOCAL, job, run_dir, news, workers=1, adopting=False)
+    return SimpleNamespace(job=job, state=JobState.SUBMITTED, tree=tree)
+
+
+async def test_a_node_is_drained_while_a_job_is_still_being_prepared(tmp_path: Path) -> None:
+    ops = operations(jobs={"j": being_prepared(tmp_path)}, nodes=SimpleNamespace(drain=lambda node: node == "node-1"))
+    assert await ops.drain("node-1") == {"target": "node-1", "workers": 0}
+    with pytest.raises(NotFound, match="node-2"):
+        await ops.drain("node-2")
+
+
+async def test_a_job_that_is_submitted_while_a_node_is_drained_is_not_in_the_way() -> None:
+    jobs: dict[str, Any] = {}
+
+    async def drain(_: str) -> int:
+        name = f"k{len(jobs)}"  # another request's work, while this one waits
+        jobs[name] = SimpleNamespace(state=JobState.FINISHED)
+        return 0
+
+    jobs["j"] = SimpleNamespace(state=JobState.RUNNING, tree=SimpleNamespace(drain_worker=drain, drain_node=drain))
+    ops = operations(jobs=jobs, nodes=SimpleNamespace(drain=lambda _: True))
+    assert (await ops.drain("node-1"))["workers"] == 0

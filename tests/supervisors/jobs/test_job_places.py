@@ -1,0 +1,36 @@
+"""A job that is over takes no place from the next one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from actors.core.system import ActorSystem
+from supervisors.jobs.job_news import JobNews
+from supervisors.jobs.job_tree import JobTree
+from supervisors.machine.machine import LocalMachine
+from supervisors.machine.nodes import Node, Nodes
+from tests.smallest_job import smallest_job
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+from transport.sim.loop import run_simulated
+
+
+def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
+        await system.start()
+        job, nodes = smallest_job(), Nodes("head")
+        taken = {"j.rollout-0", "other.rollout-0"}
+        node = Node("a", ActorAddress("agent", PeerId("a", 1)), slots=1, local=False, placed=taken)
+        nodes._nodes["a"] = node
+        news = JobNews(system, job.name, None)
+        tree = JobTree(system, nodes, LocalMachine(), job, tmp_path, news, workers=1, adopting=False)
+        worker = SimpleNamespace(name="rollout-0")
+        tree._supervisors["rollout"] = cast(Any, SimpleNamespace(snapshot=lambda: [worker]))
+        await tree.stop()
+        assert node.placed == {"other.rollout-0"}
+        await system.stop()
+
+    run_simulated(scenario())

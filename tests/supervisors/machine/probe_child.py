@@ -1,0 +1,95 @@
+"""A role process for tests: like ``main.py actor``, with roles that answer, crash, hang or hold the GIL when told."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import sys
+
+from actors.core.actor import Actor, concurrent, handles
+from actors.core.message import Message, message
+from actors.roles import ROLES, RoleArgs
+
+
+@message("probe.ping")
+class Ping(Message):
+    pass
+
+
+@message("probe.pong")
+class Pong(Message):
+    pid: int
+    node: str
+
+
+@message("probe.crash")
+class Crash(Message):
+    pass
+
+
+@message("probe.finish")
+class Finish(Message):
+    reason: str
+
+
+@message("probe.hold_gil")
+class HoldGil(Message):
+    seconds: int
+
+
+class Probe(Actor):
+    def __init__(self, args: RoleArgs) -> None:
+        self._args = args
+
+    @handles(Ping)
+    @concurrent
+    async def ping(self, message: Ping) -> Pong:
+        return Pong(pid=os.getpid(), node=self._args.node)
+
+    @handles(Crash)
+    async def crash(self, message: Crash) -> None:
+        raise RuntimeError("told to crash")
+
+    @handles(Finish)
+    async def finish(self, message: Finish) -> None:
+        self.ctx.stop(message.reason)
+
+    @handles(HoldGil)
+    async def hold_gil(self, message: HoldGil) -> None:
+        ctypes.PyDLL(None).sleep(message.seconds)  # PyDLL keeps the GIL: no Python thread runs meanwhile
+
+
+class NeverReady(Probe):
+    async def on_start(self) -> None:
+        await asyncio.Event().wait()
+
+
+class Stubborn(Probe):
+    async def on_stop(self) -> None:
+        ctypes.PyDLL(None).sleep(60)
+
+
+def build(args: RoleArgs) -> dict[str, Actor]:
+    return {args.name: Probe(args)}
+
+
+def build_never(args: RoleArgs) -> dict[str, Actor]:
+    return {args.name: NeverReady(args)}
+
+
+def build_broken(args: RoleArgs) -> dict[str, Actor]:
+    raise FileNotFoundError("no model at /nowhere")
+
+
+def build_stubborn(args: RoleArgs) -> dict[str, Actor]:
+    return {args.name: Stubborn(args)}
+
+
+if __name__ == "__main__":
+    sys.modules["probe_child"] = sys.modules["__main__"]
+    for role in ("probe", "never", "broken", "stubborn"):
+        ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
+    from supervisors.machine.child import run_child
+
+    run_child()

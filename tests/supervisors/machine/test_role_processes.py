@@ -1,0 +1,377 @@
+"""Real processes under a node agent and a supervisor: killed, stopped, crashed, busy, stubborn."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import psutil
+import pytest
+
+from actors.core.actor import Actor, handles
+from actors.core.system import ActorSystem
+from actors.roles import RoleArgs
+from actors.weights.segments import held_path, segment_path
+from configs.limits import Limits
+from supervisors.machine.node_agent import NodeAgent, NodeOptions
+from supervisors.tree.children import process_child
+from supervisors.tree.errors import SupervisorGaveUp
+from supervisors.tree.messages import (
+    ListProcesses,
+    ProcessExited,
+    ProcessList,
+    SignalProcess,
+    SignalReply,
+    SpawnProcess,
+    SpawnReply,
+    StopProcess,
+    StopReply,
+)
+from supervisors.tree.restart_budget import ExitCause, RestartPolicy
+from supervisors.tree.strategies import Strategy
+from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from transport.address import ActorAddress, PeerId
+from transport.zmq.transport import ZmqTransport
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import probe_child
+
+LIMITS = Limits(backoff_first_s=0.01, restart_max=3, orphan_grace_s=0.5, stop_timeout_s=5.0)
+NOWHERE = ActorAddress("nobody", PeerId("nowhere", 1))
+
+
+def role_args(name: str, run_dir: Path, role: str = "probe") -> RoleArgs:
+    return RoleArgs(
+        role=role, name=name, node="", job="{}", model_path="", run_dir=str(run_dir), scheduler=NOWHERE, metrics=NOWHERE
+    )
+
+
+class Head:
+    """This process as the head: transport, system, node agent."""
+
+    def __init__(self, run_dir: Path, limits: Limits = LIMITS) -> None:
+        self.run_dir, self.limits = run_dir, limits
+        self.events: list[SupervisionEvent] = []
+        self._arrival = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        transport = ZmqTransport(PeerId("head", 11), listen="ipc://*", cluster="test", limits=self.limits)
+        self.system = ActorSystem(transport, limits=self.limits, seed=1)
+        await self.system.start()
+        command = [sys.executable, "-P", str(HERE / "probe_child.py")]
+        self.agent = await self.system.spawn("node", NodeAgent("n1", NodeOptions(cluster="test", command=command)))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.system.stop()
+        assert not psutil.Process().children(), "the agent left processes behind"
+
+    def on_event(self, event: SupervisionEvent) -> None:
+        self.events.append(event)
+        self._arrival.set()
+
+    async def until(self, kind: str, child: str, count: int = 1) -> SupervisionEvent:
+        async with asyncio.timeout(20):
+            while True:
+                found = [e for e in self.events if (e.kind, e.child) == (kind, child)]
+                if len(found) >= count:
+                    return found[-1]
+                self._arrival.clear()
+                await self._arrival.wait()
+
+    async def supervise(self, strategy: Strategy, *names: str, role: str = "probe", **options) -> Supervisor:
+        specs = [process_child(role_args(name, self.run_dir, role), self.agent, job="j", **options) for name in names]
+        supervisor = Supervisor("fleet", strategy, specs, on_event=self.on_event, start_together=True)
+        await self.system.spawn("fleet", supervisor)
+        await supervisor.ready(30)
+        return supervisor
+
+    async def processes(self) -> dict[str, tuple[int, str]]:
+        reply = await self.agent.ask(ListProcesses(), ProcessList, timeout_s=5)
+        return {p.name: (p.pid, p.health) for p in reply.processes}
+
+
+@pytest.fixture
+async def head(tmp_path):
+    async with Head(tmp_path) as head:
+        yield head
+
+
+async def test_a_role_process_becomes_ready_quickly_and_its_actor_answers(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    running = supervisor.running("p0")
+    pong = await head.system.ref(running.address).ask(probe_child.Ping(), probe_child.Pong, timeout_s=5)
+    assert (pong.pid, pong.node) == (running.pid, "n1")
+    assert running.address.peer.name == "n1.j.p0"
+    assert (head.run_dir / "logs" / "p0.log").read_text().count('"event": "ready"') == 1
+
+
+async def test_a_role_process_gives_way_to_the_process_that_started_it(tmp_path):
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    async with Head(tmp_path, LIMITS.model_copy(update={"role_niceness": 7})) as head:
+        pid = (await head.supervise(Strategy.ONE_FOR_ONE, "p0")).running("p0").pid
+        threads = [os.getpriority(os.PRIO_PROCESS, thread.id) for thread in psutil.Process(pid).threads()]
+    assert len(threads) > 1 and set(threads) == {min(own + 7, 19)}, "libzmq's threads too"
+
+
+async def test_a_killed_process_is_seen_at_once_and_comes_back_in_a_new_life(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1")
+    before, sibling = supervisor.running("p0"), supervisor.running("p1")
+    at_s = time.monotonic()
+    os.kill(before.pid, signal.SIGKILL)
+    exited = await head.until("exited", "p0")
+    assert time.monotonic() - at_s < 0.3
+    assert exited.cause is ExitCause.KILLED
+    await head.until("started", "p0", 2)
+    after = supervisor.running("p0")
+    assert after.pid != before.pid and after.incarnation != before.incarnation
+    assert supervisor.running("p1") is sibling
+    assert supervisor.restarts == 1
+
+
+async def test_a_stopped_process_is_hung_within_two_seconds_killed_and_replaced(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    pid = supervisor.running("p0").pid
+    at_s = time.monotonic()
+    reply = await head.agent.ask(SignalProcess(name="j.p0", signal=signal.SIGSTOP), SignalReply, timeout_s=5)
+    assert reply.pid == pid
+    exited = await head.until("exited", "p0")
+    assert time.monotonic() - at_s < 2.2
+    assert exited.cause is ExitCause.KILLED and "hung: stopped by a signal" in exited.detail
+    await head.until("started", "p0", 2)
+
+
+async def test_a_process_that_holds_the_gil_is_busy_and_left_alone(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    running = supervisor.running("p0")
+    head.system.ref(running.address).tell(probe_child.HoldGil(seconds=5))
+    pong = await head.system.ref(running.address).ask(probe_child.Ping(), probe_child.Pong, timeout_s=10)
+    assert pong.pid == running.pid
+    assert [e.kind for e in head.events] == ["started"]
+    assert (await head.processes())["j.p0"] == (running.pid, "alive")
+
+
+async def test_a_silent_event_loop_is_hung_once_its_budget_is_used_up(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", beacon_budget_s=2.0)
+    head.system.ref(supervisor.running("p0").address).tell(probe_child.HoldGil(seconds=60))
+    exited = await head.until("exited", "p0")
+    assert "no progress beacon" in exited.detail
+    await head.until("started", "p0", 2)
+
+
+async def test_one_for_all_gives_every_process_a_new_life(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ALL, "r0", "r1")
+    before = {name: supervisor.running(name).incarnation for name in ("r0", "r1")}
+    os.kill(supervisor.running("r0").pid, signal.SIGKILL)
+    await head.until("started", "r0", 2)
+    await head.until("started", "r1", 2)
+    after = {name: supervisor.running(name).incarnation for name in ("r0", "r1")}
+    assert not set(before.values()) & set(after.values())
+
+
+async def test_a_crashed_actor_ends_its_process_with_its_last_words(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", restart=RestartPolicy.TEMPORARY)
+    head.system.ref(supervisor.running("p0").address).tell(probe_child.Crash())
+    ended = await head.until("ended", "p0")
+    assert ended.cause is ExitCause.CRASHED and "exit code 70" in ended.detail
+    assert "told to crash" in (head.run_dir / "logs" / "p0.log").read_text()
+
+
+async def test_an_actor_that_finishes_completes_its_process_and_a_drained_one_is_preempted(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1", restart=RestartPolicy.TEMPORARY)
+    head.system.ref(supervisor.running("p0").address).tell(probe_child.Finish(reason="completed"))
+    head.system.ref(supervisor.running("p1").address).tell(probe_child.Finish(reason="preempted"))
+    assert (await head.until("ended", "p0")).cause is ExitCause.COMPLETED
+    assert (await head.until("ended", "p1")).cause is ExitCause.PREEMPTED
+
+
+async def test_the_spent_budget_escalates_and_leaves_no_process(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1")
+    for count in range(2, LIMITS.restart_max + 3):
+        os.kill(supervisor.running("p0").pid, signal.SIGKILL)
+        if count < LIMITS.restart_max + 2:
+            await head.until("started", "p0", count)
+    end = await head.system.wait_stopped("fleet")
+    assert isinstance(end.error, SupervisorGaveUp)
+    assert await head.processes() == {}
+
+
+async def test_a_role_that_cannot_start_fails_with_its_last_log_lines(head):
+    with pytest.raises(SupervisorGaveUp, match="no model at /nowhere"):
+        await head.supervise(Strategy.ONE_FOR_ONE, "p0", role="broken")
+
+
+class Owner(Actor):
+    """Asks the agent for processes, as a supervisor would, and keeps the news."""
+
+    def __init__(self, agent: ActorAddress) -> None:
+        self.agent = agent
+        self.news: asyncio.Queue[ProcessExited] = asyncio.Queue(maxsize=8)
+
+    async def spawn(self, args: RoleArgs, ready_s: float = 20) -> SpawnReply:
+        order = SpawnProcess(name=f"j.{args.name}", args=args, ready_timeout_s=ready_s, beacon_budget_s=60)
+        return await self.ctx.ref(self.agent).ask(order, SpawnReply, timeout_s=ready_s + 5)
+
+    @handles(ProcessExited)
+    async def exited(self, message: ProcessExited) -> None:
+        self.news.put_nowait(message)
+
+
+async def test_a_process_that_is_not_ready_in_time_is_a_typed_failure_and_is_gone(head):
+    owner = Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    reply = await owner.spawn(role_args("p0", head.run_dir, "never"), ready_s=1.5)
+    assert reply.started is None and "not ready" in reply.failure.detail
+    assert await head.processes() == {}
+
+
+async def test_a_name_is_taken_while_its_process_runs_for_another_owner_and_replaced_for_the_same(head):
+    owner, other = Owner(head.agent.address), Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    await head.system.spawn("other", other)
+    first = (await owner.spawn(role_args("p0", head.run_dir))).started
+    assert "runs here already" in (await other.spawn(role_args("p0", head.run_dir))).failure.detail
+    second = (await owner.spawn(role_args("p0", head.run_dir))).started
+    assert second.pid != first.pid and not psutil.pid_exists(first.pid)
+    async with asyncio.timeout(5):
+        news = await owner.news.get()
+    assert (news.pid, news.cause) == (first.pid, ExitCause.STOPPED)
+
+
+async def test_an_agent_that_stops_in_good_order_tells_the_owners_of_a_preemption(head):
+    owner = Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    await owner.spawn(role_args("p0", head.run_dir))
+    await head.system.stop_actor("node")
+    async with asyncio.timeout(5):
+        news = await owner.news.get()
+    assert (news.name, news.cause) == ("j.p0", ExitCause.PREEMPTED)
+
+
+async def test_a_stubborn_process_is_killed_after_the_deadline_and_reported_as_stopped(head):
+    owner = Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    await owner.spawn(role_args("p0", head.run_dir, "stubborn"))
+    stop = StopProcess(name="j.p0", deadline_s=0.3)
+    assert (await head.agent.ask(stop, StopReply, timeout_s=5)).exit_code == -9
+    async with asyncio.timeout(5):
+        news = await owner.news.get()
+    assert (news.name, news.cause, news.node) == ("j.p0", ExitCause.STOPPED, "n1")
+    assert (await head.agent.ask(stop, StopReply, timeout_s=5)).exit_code is None
+
+
+async def test_processes_whose_owner_is_gone_are_stopped_after_the_grace(head):
+    owner = Owner(head.agent.address)
+    await head.system.spawn("owner", owner)
+    pid = (await owner.spawn(role_args("p0", head.run_dir))).started.pid
+    owner.ctx.stop()
+    await head.system.wait_stopped("owner")
+    assert (await head.processes())["j.p0"][0] == pid
+    await asyncio.to_thread(psutil.Process(pid).wait, 5)
+
+
+async def test_an_agent_behind_a_tcp_link_serves_a_supervisor_and_its_processes_end_when_the_head_is_gone(tmp_path):
+    command = [sys.executable, "-P", str(HERE / "probe_child.py")]
+    node = ActorSystem(
+        ZmqTransport(PeerId("n2", 21), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+    )
+    await node.start()
+    agent = await node.spawn("agent", NodeAgent("n2", NodeOptions(cluster="test", command=command)))
+    head = ActorSystem(
+        ZmqTransport(PeerId("head", 22), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+    )
+    await head.start()
+    events: asyncio.Queue[SupervisionEvent] = asyncio.Queue(maxsize=64)
+    spec = process_child(role_args("p0", tmp_path), agent.address, job="j")
+    supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, [spec], on_event=events.put_nowait)
+    await head.spawn("fleet", supervisor)
+    await supervisor.ready(30)
+    pid = supervisor.running("p0").pid
+    assert (supervisor.running("p0").node, supervisor.running("p0").address.endpoint[:16]) == ("n2", "tcp://127.0.0.1:")
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(20):
+        while (await events.get()).kind != "exited":
+            pass
+        await supervisor.ready(20)
+    second = psutil.Process(supervisor.running("p0").pid)
+    assert second.pid != pid
+    supervisor.remove_child = supervisor.shutdown = _nothing  # the head dies without a word to its children
+    await head.stop()
+    await asyncio.to_thread(second.wait, 10)
+    await node.stop()
+
+
+async def _nothing(*_: object) -> None:
+    pass
+
+
+AGENT_PROCESS = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {here!r})
+import test_role_processes as t
+async def go():
+    async with t.Head(Path({run_dir!r})) as head:
+        supervisor = await head.supervise(t.Strategy.ONE_FOR_ONE, "p0", "p1")
+        print("pids", supervisor.running("p0").pid, supervisor.running("p1").pid, flush=True)
+        await asyncio.sleep(60)
+asyncio.run(go())
+"""
+
+
+def test_kill_9_of_the_agents_process_leaves_no_orphans(tmp_path):
+    code = AGENT_PROCESS.format(here=str(HERE), run_dir=str(tmp_path))
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent.parent)}
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert parent.stdout is not None
+    line = next(line for line in parent.stdout if line.startswith("pids "))
+    children = [psutil.Process(int(pid)) for pid in line.split()[1:]]
+    assert len(children) == 2
+    parent.kill()
+    parent.communicate(timeout=5)
+    for child in children:
+        child.wait(timeout=5)
+
+
+def held_file(head: Head, address: ActorAddress) -> Path:
+    """What a killed puller leaves: a segment of 3 bytes in shared memory."""
+    path = held_path(segment_path(head.run_dir, 3), address.name)
+    path.write_bytes(b"abc")
+    return path
+
+
+async def test_shared_memory_of_a_process_that_does_not_come_back_is_given_back(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1", restart=RestartPolicy.TEMPORARY)
+    gone, stays = (held_file(head, supervisor.running(name).address) for name in ("p0", "p1"))
+    unfinished = gone.with_name(f"{gone.name}.partial")
+    gone.rename(unfinished)
+    try:
+        os.kill(supervisor.running("p0").pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while unfinished.exists():
+                await asyncio.sleep(0.05)
+        assert stays.exists(), "its sibling runs, and has its own"
+    finally:
+        stays.unlink()
+        unfinished.unlink(missing_ok=True)
+
+
+async def test_shared_memory_of_a_process_that_comes_back_waits_for_its_next_life(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    path = held_file(head, supervisor.running("p0").address)
+    try:
+        os.kill(supervisor.running("p0").pid, signal.SIGKILL)
+        await head.until("started", "p0", 2)
+        await asyncio.sleep(2 * LIMITS.orphan_grace_s)
+        assert path.exists()
+        await head.system.stop()
+        assert not path.exists(), "the machine goes: nobody will look for it again"
+    finally:
+        path.unlink(missing_ok=True)

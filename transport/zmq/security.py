@@ -1,0 +1,168 @@
+"""Keys: who a node is (CURVE), and whom it lets in (a ZAP allow-list).
+
+A key directory holds ``node.secret`` (mode 0600), ``node.public`` and ``allowed/<name>.public``, one file per node that
+may connect. Keys are Z85 text of 40 characters on disk, hexadecimal in endpoints.
+
+Invariants
+- CURVE alone proves the listener only; without the allow-list any client key is accepted. So a listener with keys
+  always runs the allow-list, and a dialer connects only to listeners whose key it allows.
+- A secret that others can read is refused, not repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from configs.limits import Limits
+from transport.errors import HandshakeRefused, TransportError
+from transport.transport import Frame
+from transport.zmq.socket import Context, Curve, Role, SocketOptions, ZmqSocket, curve_keypair, curve_public, z85_encode
+
+ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+class KeyFileError(TransportError):
+    """A key file is missing, unreadable or readable by others. Configuration; do not retry."""
+
+
+@dataclass(frozen=True)
+class NodeKeys:
+    """One node's pair and the public keys it allows, Z85. The own key is always allowed."""
+
+    public: bytes
+    secret: bytes
+    allowed: frozenset[bytes] = frozenset()
+
+    def __repr__(self) -> str:
+        return f"NodeKeys(public={self.public.decode()}, allowed={len(self.allowed)})"
+
+    @property
+    def public_hex(self) -> str:
+        """The public key as endpoints carry it."""
+        return self.public.hex()
+
+    def allows(self, public: bytes) -> bool:
+        """Whether a node with this key may connect."""
+        return public == self.public or public in self.allowed
+
+    def for_listener(self) -> Curve:
+        """Options of a listening socket."""
+        return Curve(self.public, self.secret, None)
+
+    def for_dialer(self, server_hex: str | None, endpoint: str) -> Curve:
+        """Options of a socket that dials the listener with this key.
+
+        Raises:
+            HandshakeRefused: the endpoint names no key, or one that is not allowed here.
+        """
+        if server_hex is None:
+            raise HandshakeRefused(
+                f"endpoint {endpoint!r} names no key: use the full endpoint as the listener printed it"
+            )
+        server = bytes.fromhex(server_hex)
+        if not self.allows(server):
+            raise HandshakeRefused(
+                f"the key of {endpoint!r} is not allowed here: add it to allowed/ of the key directory"
+            )
+        return Curve(self.public, self.secret, server)
+
+
+def generate_keys() -> NodeKeys:
+    """A new pair that allows nobody else yet."""
+    public, secret = curve_keypair()
+    return NodeKeys(public, secret)
+
+
+def write_keys(keys: NodeKeys, directory: Path) -> None:
+    """Write a pair to ``directory`` (made with mode 0700); the secret with mode 0600.
+
+    Raises:
+        KeyFileError: there is a pair already; it is never overwritten.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    (directory / "allowed").mkdir(mode=0o700, exist_ok=True)
+    secret = directory / "node.secret"
+    try:
+        descriptor = os.open(secret, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise KeyFileError(f"{secret} exists: remove it yourself if it is no longer needed") from None
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(keys.secret + b"\n")
+    (directory / "node.public").write_bytes(keys.public + b"\n")
+
+
+def allow(directory: Path, name: str, public: bytes) -> None:
+    """Let the node ``name`` with this public key connect, from the next load on.
+
+    Raises:
+        ValueError: the name cannot be a file name.
+        KeyFileError: the key is none.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"node name {name!r}: expected letters, digits, dot, dash, underscore")
+    path = directory / "allowed" / f"{name}.public"
+    _check(public, path)
+    path.write_bytes(public + b"\n")
+
+
+def load_keys(directory: Path) -> NodeKeys:
+    """Read a node's pair and its allow-list.
+
+    Raises:
+        KeyFileError: a file is missing, is no key, or the secret is readable by others.
+    """
+    path = directory / "node.secret"
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise KeyFileError(f"{path}: {error.strerror}; make keys with `headrace keys`") from error
+    if mode & 0o077:
+        raise KeyFileError(
+            f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys"
+        )
+    _check(secret, path)
+    allowed = [_check(file.read_bytes().strip(), file) for file in sorted((directory / "allowed").glob("*.public"))]
+    return NodeKeys(curve_public(secret), secret, frozenset(allowed))
+
+
+def _check(key: bytes, path: Path) -> bytes:
+    if len(key) != 40 or not key.isascii():
+        raise KeyFileError(f"{path}: expected a key of 40 characters, got {len(key)}")
+    return key
+
+
+class ZapAllowList:
+    """Answers libzmq's question, for every CURVE connection of a context, whether the key is allowed."""
+
+    def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
+        self._keys = keys
+        self.refused = 0
+        options = SocketOptions(1024, 4096, limits.drain_max_messages, limits.drain_max_ms, limits.connect_timeout_s)
+        self._socket = ZmqSocket(context, Role.LISTENER, options, self._answer)
+        self._socket.bind(ZAP_ENDPOINT)
+
+    def _answer(self, frames: list[Frame]) -> None:
+        # routing id, empty, version, request id, domain, address, identity, mechanism, credentials
+        if len(frames) < 8:
+            return
+        key = self._z85(bytes(frames[8])) if len(frames) == 9 and bytes(frames[7]) == b"CURVE" else b""
+        allowed = self._keys.allows(key)
+        self.refused += not allowed
+        status, text = (b"200", b"OK") if allowed else (b"400", b"this key is not on the allow-list")
+        user = key if allowed else b""
+        self._socket.try_send([frames[0], b"", b"1.0", frames[3], status, text, user, b""])
+
+    @staticmethod
+    def _z85(raw: bytes) -> bytes:
+        return z85_encode(raw) if len(raw) == 32 else b""
+
+    def close(self) -> None:
+        """Stop answering."""
+        self._socket.close(linger_s=0)

@@ -1,0 +1,479 @@
+"""Links to other processes over ZeroMQ, by ipc or TCP.
+
+    listener: ROUTER per lane ◀── HELLO, DATA ── dialer: DEALER per lane; several for bulk with limits.bulk_sockets
+        │                                             │
+        └── zmq_listen.Listener ──▶ zmq_link.Link ◀── zmq_dial.Dial
+                                        │
+                                   Receiver.on_frames / on_peer_up / on_peer_down
+
+Invariants
+- Liveness is a connection's: ZMTP heartbeats run in libzmq's own thread, so a process whose loop or GIL is busy stays
+  linked, and a stopped, killed or cut-off one does not.
+- At the listener, whether a connection exists is asked of libzmq by sending a PROBE to its routing id: after each
+  disconnect that the monitor reports, and at every heartbeat.
+- A link that breaks delivers first what has arrived, then reports; a link that is down delivers nothing.
+- The receiver is called from socket and timer callbacks only, never from within ``send`` or ``disconnect``.
+- A frame of 64 KiB or more is shared with libzmq, not copied: its sender must not change the buffer any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from configs.limits import Limits
+from transport.address import PeerId
+from transport.endpoints import advertised, for_welcome, lane_binds, split_key
+from transport.errors import HandshakeRefused, LinkTimeout
+from transport.memory_transport import queue_bounds
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
+from transport.zmq.dial import Dial, DialHost
+from transport.zmq.handshake import CODEC, PROTOCOL_VERSION, Confirm, Hello, Mark, Welcome, control, routing_id
+from transport.zmq.lane import LaneOut, lane_of, lanes_out
+from transport.zmq.link import Counters, Link, LinkState
+from transport.zmq.listen import Incoming, Listener, ListenHost
+from transport.zmq.lives import Lives
+from transport.zmq.security import NodeKeys, ZapAllowList
+from transport.zmq.socket import (
+    Context,
+    Curve,
+    Role,
+    SocketEvent,
+    ZmqSocket,
+    lane_options,
+    new_context,
+    terminate,
+)
+from transport.zmq.timers import Probes, Timers
+
+log = structlog.get_logger("headrace.transport")
+
+_RETRY_FIRST_S: Final = 0.02
+_RETRY_MAX_S: Final = 0.5
+_SETTLE_S: Final = 0.005
+"""libzmq reports a disconnect before it hands over the last messages that it has read."""
+_SETTLE_MAX_S: Final = 0.25
+
+
+class ZmqTransport:
+    """One peer. ``role`` is told to others for their logs only."""
+
+    def __init__(
+        self,
+        peer: PeerId,
+        *,
+        listen: str,
+        cluster: str,
+        limits: Limits,
+        keys: NodeKeys | None = None,
+        context: Context[Any] | None = None,
+        advertise_host: str | None = None,
+        role: str = "",
+    ) -> None:
+        if keys is not None and context is not None:
+            raise ValueError("keys need a context of their own: the allow-list is one per context; pass context=None")
+        self.limits = limits
+        self.counters = Counters()
+        self._peer = peer
+        self._cluster = cluster
+        self._listen = listen
+        self._keys = keys
+        self._advertise_host = advertise_host
+        self._role = role
+        self._owns_context = context is None
+        self._context = context
+        self._sockets = len(Lane) - 1 + limits.bulk_sockets
+        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
+        self._bounds = queue_bounds(limits)
+        self._lives = Lives()
+        self._links: dict[PeerId, Link] = {}
+        self._dials: dict[str, Dial] = {}
+        self._accepted: dict[PeerId, int] = {}
+        self._dial_numbers = itertools.count(1)
+        self._bound: list[str] = []
+        self._endpoint = ""
+        self._open = False
+        self._zap: ZapAllowList | None = None
+        self._listener: Listener
+        self._timers: Timers
+        self._probes: Probes
+        self._receiver: Receiver
+        self._loop: asyncio.AbstractEventLoop
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    @property
+    def endpoint(self) -> str:
+        return self._endpoint
+
+    def peers(self) -> list[PeerId]:
+        """Peers with a live link, in order of arrival."""
+        return [peer for peer, link in self._links.items() if link.state is LinkState.LIVE]
+
+    # start
+
+    async def start(self, receiver: Receiver) -> None:
+        """Bind and listen.
+
+        Raises:
+            OSError: the address is taken.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._timers = Timers()
+        self._receiver = receiver
+        self._context = self._context or new_context(self.limits.bulk_sockets)
+        if self._secure:
+            assert self._keys is not None, "secure means that there are keys"
+            self._zap = ZapAllowList(self._context, self._keys, self.limits)
+        host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
+        self._listener = Listener(host, self._lives, self.counters, self.limits.connect_timeout_s)
+        self._probes = Probes(self._timers, self._listener.probe)
+        try:
+            for number, address in enumerate(self._binds):
+                self._listener.sockets[number] = socket = self._router(number)
+                self._bound.append(socket.bind(address))
+        except OSError:
+            self._close_sockets(linger_s=0)
+            raise
+        key = self._keys.public_hex if self._secure and self._keys is not None else None
+        self._endpoint = advertised(self._bound[0], host=self._advertise_host, key=key)
+        self._open = True
+        self._tick()
+
+    @property
+    def _secure(self) -> bool:
+        """CURVE guards TCP; an ipc socket is guarded by its directory."""
+        return self._keys is not None and self._binds[0].startswith("tcp://")
+
+    def _router(self, number: int) -> ZmqSocket:
+        assert self._context is not None, "made at start"
+        lane = lane_of(number)
+        curve = self._keys.for_listener() if self._secure and self._keys is not None else None
+        return ZmqSocket(
+            self._context,
+            Role.LISTENER,
+            lane_options(lane, self._bounds[lane], self.limits, curve=curve),
+            functools.partial(self._listener.on_message, number),
+            functools.partial(self._on_listener_event, lane),
+            self._listener.flush,
+        )
+
+    def _welcome(self) -> Welcome:
+        lanes = for_welcome(self._bound)
+        return Welcome(self._peer.name, self._peer.incarnation, self._endpoint, lanes, self._role)
+
+    # connect
+
+    async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
+        """See ``Transport.connect``; failed attempts are repeated until ``timeout_s`` is over."""
+        if endpoint == self._endpoint:
+            raise HandshakeRefused(f"endpoint {endpoint!r} is this process itself; deliver locally instead")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._connect(endpoint)
+        except TimeoutError:
+            raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s") from None
+
+    async def _connect(self, endpoint: str) -> PeerId:
+        pause_s = _RETRY_FIRST_S
+        while True:
+            linked = self._linked_at(endpoint)
+            if linked is not None:
+                return linked
+            if not self._open:
+                raise LinkTimeout(f"{self._peer} is closed")
+            dial = self._dial(endpoint)
+            dial.waiters += 1
+            try:
+                peer = await asyncio.shield(dial.done)
+            finally:
+                dial.waiters -= 1
+                if not dial.waiters and not dial.done.done():
+                    dial.finish(None)
+            if peer is not None:
+                return peer
+            await asyncio.sleep(pause_s)
+            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+
+    def _linked_at(self, endpoint: str) -> PeerId | None:
+        for peer, link in self._links.items():
+            if link.state is LinkState.LIVE and endpoint in link.endpoints:
+                return peer
+        return None
+
+    def _dial(self, endpoint: str) -> Dial:
+        dial = self._dials.get(endpoint)
+        if dial is not None and not dial.done.done():
+            return dial
+        address, key = split_key(endpoint)
+        host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self._count_malformed)
+        dial = Dial(host, endpoint, address, key, next(self._dial_numbers))
+        self._dials[endpoint] = dial
+        dial.done.add_done_callback(
+            lambda _: self._dials.pop(endpoint, None) if self._dials.get(endpoint) is dial else None
+        )
+        try:
+            dial.start()
+        except ValueError as error:
+            dial.refuse(str(error))
+        except HandshakeRefused:
+            dial.finish(None)
+            raise
+        return dial
+
+    def _hello(self, number: int) -> Hello:
+        name, incarnation = self._peer.name, self._peer.incarnation
+        return Hello(PROTOCOL_VERSION, CODEC, self._cluster, name, incarnation, self._endpoint, number, self._role)
+
+    def _dealer(self, dial: Dial, number: int) -> ZmqSocket:
+        assert self._context is not None, "made at start"
+        lane = lane_of(number)
+        route = routing_id(self._peer, dial.number)
+        options = lane_options(lane, self._bounds[lane], self.limits, routing_id=route, curve=self._dial_curve(dial))
+        return ZmqSocket(
+            self._context,
+            Role.DIALER,
+            options,
+            functools.partial(dial.on_message, number),
+            dial.on_event,
+            functools.partial(dial.on_writable, number),
+        )
+
+    def _dial_curve(self, dial: Dial) -> Curve | None:
+        if dial.endpoint.startswith("ipc://"):
+            return None
+        if self._keys is not None:
+            return self._keys.for_dialer(dial.server_key, dial.endpoint)
+        if dial.server_key is not None:
+            raise HandshakeRefused(f"endpoint {dial.endpoint!r} wants keys: make them with `headrace keys`")
+        return None
+
+    def _on_welcome(self, dial: Dial, welcome: Welcome) -> Confirm | None:
+        if welcome.peer == self._peer:
+            dial.refuse("this is the process itself; deliver locally instead")
+            return None
+        if self._lives.is_fenced(welcome.peer):
+            dial.refuse(f"{welcome.peer} has been replaced by a newer {welcome.name}")
+            return None
+        link = self._links.get(welcome.peer)
+        if link is not None and link.state is LinkState.LIVE:
+            link.endpoints.add(dial.endpoint)
+            return None
+        if any(other.confirmed and other.peer == welcome.peer for other in self._dials.values()):
+            return None
+        return Confirm(self._accepted.get(welcome.peer, 0), min(self._sockets, len(welcome.lanes)))
+
+    def _on_ready(self, dial: Dial) -> Link:
+        assert dial.welcome is not None, "READY is heard after WELCOME only"
+        outs = lanes_out(dial.sockets, None, self._bounds)
+        link = self._new_link(dial.welcome.peer, dial.number, outs, dialed_here=True)
+        link.release = lambda _: dial.close(linger_s=self.limits.close_timeout_s)
+        link.endpoints = {dial.endpoint, dial.welcome.endpoint}
+        self._up(link)
+        return link
+
+    # accept
+
+    def _accept(self, incoming: Incoming, confirm: Confirm, route: bytes) -> Link | None:
+        peer = incoming.hello.peer
+        if not self._open:
+            return None
+        old = self._links.get(peer)
+        if old is not None and old.dialed_here and confirm.last_seen < old.dial:
+            return None
+        mine = [dial for dial in self._dials.values() if dial.peer == peer and dial.confirmed and not dial.done.done()]
+        if mine and self._peer < peer:
+            return None
+        if old is not None:
+            self._down(old, DownReason.UNREACHABLE)
+        sockets = {number: self._listener.sockets[number] for number in (Lane.SIGNAL, *sorted(incoming.confirmed))}
+        link = self._new_link(peer, incoming.hello.dial, lanes_out(sockets, route, self._bounds), dialed_here=False)
+        link.release = lambda _: self._listener.forget(route)
+        link.endpoints = {incoming.hello.endpoint}
+        self._remember_accepted(peer, incoming.hello.dial)
+        for out in link.outs.values():
+            out.push(control(Mark.READY))
+        self._up(link)
+        for dial in [d for d in self._dials.values() if d.peer == peer or d.endpoint == incoming.hello.endpoint]:
+            dial.finish(peer)
+        return link
+
+    def _remember_accepted(self, peer: PeerId, number: int) -> None:
+        self._accepted.pop(peer, None)
+        self._accepted[peer] = number
+        if len(self._accepted) > 4096:
+            del self._accepted[next(iter(self._accepted))]
+
+    def _new_link(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
+        deliver = self._receiver.on_frames
+        return Link(peer, number, dialed_here, outs, self.counters, deliver, self._on_broken, self._on_malformed)
+
+    # links come and go
+
+    def _up(self, link: Link) -> None:
+        for old in [other for peer, other in self._links.items() if peer.name == link.peer.name]:
+            same_life = old.peer == link.peer  # its link broke, and the handshake was faster than reading what is left
+            reason = DownReason.UNREACHABLE if same_life else DownReason.REPLACED
+            old.end(reason)
+            self._down(old, reason)
+        self._lives.welcome(link.peer)
+        self._links[link.peer] = link
+        self._receiver.on_peer_up(link.peer)
+
+    def _on_broken(self, link: Link) -> None:
+        """Let the link die: read what has arrived, then report."""
+        if link.state in (LinkState.DYING, LinkState.DOWN):
+            return
+        link.state = LinkState.DYING
+        self._timers.later(_SETTLE_S, self._begin_settling, link)
+
+    def _begin_settling(self, link: Link) -> None:
+        for socket in link.sockets:
+            socket.check_soon()
+        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
+
+    def _settle(self, link: Link, before: list[int], until: float) -> None:
+        read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
+        if read or self._loop.time() > until:
+            self._down(link, link.reason)
+        else:
+            self._timers.later(0.001, self._settle, link, before, until)
+
+    def _down(self, link: Link, reason: DownReason) -> None:
+        if link.state is LinkState.DOWN:
+            return
+        link.state = LinkState.DOWN
+        if reason is DownReason.UNREACHABLE:
+            self.counters.broken += 1
+        if self._links.get(link.peer) is link:
+            del self._links[link.peer]
+        link.release(link)
+        if self._open:
+            self._receiver.on_peer_down(link.peer, reason)
+
+    def _on_malformed(self, link: Link) -> None:
+        if link.malformed >= self.limits.malformed_max and link.state is LinkState.LIVE:
+            self.counters.cut_off += 1
+            self._end(link, DownReason.UNREACHABLE)
+
+    def _count_malformed(self) -> None:
+        self.counters.malformed += 1
+
+    def report_malformed(self, peer: PeerId) -> None:
+        """See ``Transport.report_malformed``."""
+        self.counters.malformed += 1
+        link = self._links.get(peer)
+        if link is not None:
+            link.malformed += 1
+            self._on_malformed(link)
+
+    def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
+        if event is SocketEvent.DISCONNECTED:
+            self._probes.after_disconnect(lane)
+        elif event is not SocketEvent.CONNECT_FAILED:
+            self.counters.refused += 1
+
+    def _tick(self) -> None:
+        self._listener.expire()
+        for lane in Lane:
+            self._listener.probe(lane)
+        for link in list(self._links.values()):
+            link.flush()
+        self._timers.later(self.limits.heartbeat_interval_s, self._tick)
+
+    # send and stop
+
+    def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
+        """See ``Transport.send``.
+
+        Raises:
+            ValueError: a frame is larger than ``message_max_bytes``; nothing was queued.
+        """
+        link = self._links.get(peer)
+        if link is None:
+            return SendOutcome.NO_LINK
+        limit = self.limits.message_max_bytes
+        for frame in frames:
+            if len(frame) > limit:
+                raise ValueError(
+                    f"a frame of {len(frame)} bytes, at most {limit} are allowed: send it as a bulk stream"
+                )
+        return link.send(lane, frames)
+
+    def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
+        """See ``link_faults.Repeating``."""
+        link = self._links.get(peer)
+        return SendOutcome.NO_LINK if link is None else link.send_again(lane, frames)
+
+    def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
+        """Say goodbye behind what is queued; both ends see ``reason``."""
+        link = self._links.get(peer)
+        if link is not None:
+            self._end(link, reason)
+
+    def _end(self, link: Link, reason: DownReason) -> None:
+        link.end(reason)
+        self._timers.later(0, self._await_flushed, link, self._loop.time() + self.limits.close_timeout_s)
+
+    def _await_flushed(self, link: Link, until: float) -> None:
+        if link.flushed or self._loop.time() > until:
+            self._down(link, link.reason)
+        else:
+            self._timers.later(0.005, self._await_flushed, link, until)
+
+    async def close(self, *, timeout_s: float) -> None:
+        """See ``Transport.close``."""
+        if not self._open:
+            return
+        self._open = False
+        until = self._loop.time() + timeout_s
+        for dial in list(self._dials.values()):
+            dial.finish(None)
+        for link in list(self._links.values()):
+            link.end(DownReason.STOPPED)
+        # libzmq tells no one when it has taken a message, so ask it now and then
+        while self._loop.time() < until and any(not link.flushed for link in self._links.values()):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        await self._shut(max(0.05, until - self._loop.time()))
+        log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
+
+    async def _shut(self, linger_s: float) -> None:
+        self._drop_all(DownReason.STOPPED, linger_s=linger_s)
+        if self._owns_context and self._context is not None:
+            ended = await terminate(self._context, linger_s + self.limits.close_timeout_s)
+            if not ended:
+                log.warning("sockets linger beyond their time; they are left behind", peer=self.peer.name)
+        if self._listen == "ipc://*":  # ours, with what killed processes have left that listened beside us
+            shutil.rmtree(Path(self._binds[0].removeprefix("ipc://")).parent, ignore_errors=True)
+
+    def _drop_all(self, reason: DownReason, *, linger_s: float) -> None:
+        self._timers.cancel_all()
+        for link in list(self._links.values()):
+            for socket in link.sockets:
+                socket.close(linger_s=linger_s)
+            self._down(link, reason)
+        self._close_sockets(linger_s=linger_s)
+
+    def _close_sockets(self, *, linger_s: float) -> None:
+        self._listener.close(linger_s=linger_s)
+        if self._zap is not None:
+            self._zap.close()
+
+    def abort(self) -> None:
+        """Crash, for tests and fault injection: close every connection without a goodbye and without flushing."""
+        self._open = False
+        for dial in list(self._dials.values()):
+            dial.finish(None)
+        self._drop_all(DownReason.UNREACHABLE, linger_s=0)
+        if self._owns_context and self._context is not None:
+            self._context.term()
