@@ -3,8 +3,7 @@
     send ─▶ rules? ─none─▶ inner.send            inner ─▶ cut off? ─no─▶ receiver
                └─ hold, drop, delay, repeat, flip a bit      └─ hold until it heals, or the link breaks
 
-Wraps a transport that numbers its own messages; without a rule it only passes on. ``faults.py`` is the other kind, for
-tests: it numbers messages itself and must be at both ends.
+Wraps a transport that numbers its own messages; without a rule it only passes on.
 
 Invariants
 - The contract of ``transport.py`` holds under every rule: what is held back stays in order and bounded, and a message
@@ -181,14 +180,14 @@ class FaultableTransport:
         """See ``Transport.connect``; a peer that is cut off does not answer."""
         if self._idle:
             return await self.inner.connect(endpoint, timeout_s=timeout_s)
-        until_s = self._loop.time() + timeout_s
-        while True:
-            peer = await self.inner.connect(endpoint, timeout_s=max(0.001, until_s - self._loop.time()))
+        until_s, left_s = self._loop.time() + timeout_s, timeout_s
+        while left_s > 0.0:
+            peer = await self.inner.connect(endpoint, timeout_s=left_s)
             if peer not in self._hidden and not self._cut(peer):
                 return peer
-            if self._loop.time() + _POLL_S >= until_s:
-                raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s")
             await asyncio.sleep(_POLL_S)
+            left_s = until_s - self._loop.time()
+        raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s")
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """See ``Transport.send``."""

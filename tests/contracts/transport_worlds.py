@@ -16,8 +16,7 @@ import uvloop
 from configs.limits import DEFAULT_LIMITS, Limits
 from tests.free_ports import free_ports
 from transport.address import PeerId, new_peer
-from transport.faults import FaultyTransport
-from transport.link_faults import FaultableTransport
+from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
 from transport.sim.network import SimNetwork
@@ -28,15 +27,15 @@ from transport.zmq.transport import ZmqTransport
 KINDS = [
     "memory",
     "sim",
-    "faulty-sim",
+    "faultable-sim-ruled",
     "zmq-tcp",
     "zmq-ipc",
     "zmq-tcp-striped",
     "zmq-tcp-curve",
     "zmq-tcp-uvloop",
     "zmq-ipc-striped-uvloop",
-    "faulty-zmq-ipc",
     "faultable-zmq-ipc",
+    "faultable-zmq-ipc-ruled",
 ]
 WAIT_S = 5.0
 
@@ -116,10 +115,10 @@ class World:
     ) -> tuple[Any, Recorder]:
         """A started transport and its receiver. ``fixed``: it listens where ``endpoint(name)`` says."""
         transport = self._make(same_life or new_peer(name), cluster, limits, fixed)
-        if "faulty" in self.kind:
-            transport = FaultyTransport(transport, limits=limits)
         if "faultable" in self.kind:
             transport = FaultableTransport(transport, limits=limits)
+            if "ruled" in self.kind:  # without a rule it only passes on; this one hits nobody
+                transport.add(LinkRule(Misbehaviour.DELAY, peers=frozenset({"nobody"})))
         recorder = Recorder()
         await transport.start(recorder)
         self._transports.append(transport)

@@ -214,7 +214,7 @@ tenth more is well under the second in which a process is to be there."""
     "modules",
     [
         "actors.core.system, transport.zmq.transport, transport.memory_transport",
-        "transport.zmq.transport, transport.faults, transport.sim.network, transport.codec, transport.envelope",
+        "transport.zmq.transport, transport.link_faults, transport.sim.network, transport.codec, transport.envelope",
     ],
 )
 def test_the_kernel_starts_with_few_modules_and_none_of_the_heavy_ones(modules: str) -> None:

@@ -170,9 +170,23 @@ def test_delayed_messages_are_late_and_in_order() -> None:
     play(scenario)
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_messages_behind_a_delayed_one_wait_for_it() -> None:
     async def scenario(pair: Pair) -> None:
-        pair.rule(Misbehaviour.DELAY, delay_s=5)
+        pair.rule(Misbehaviour.DELAY, probability=0.2, delay_s=0.05)
+        for number in range(100):
+            pair.send(str(number))
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(1)
+        assert pair.arrived() == [str(number) for number in range(100)]
+        assert 0 < pair.ends["a"].rules[0].hits < 100
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kind", [Misbehaviour.DELAY, Misbehaviour.PARTITION])
+def test_what_is_held_back_is_bounded(kind: Misbehaviour) -> None:
+    async def scenario(pair: Pair) -> None:
+        pair.rule(kind, delay_s=5)
         outcomes = pair.send(*(str(n) for n in range(DEFAULT_LIMITS.signal_queue_frames + 1)), lane=Lane.SIGNAL)
         assert outcomes.count(SendOutcome.QUEUED) == DEFAULT_LIMITS.signal_queue_frames
         assert outcomes[-1] is SendOutcome.FULL

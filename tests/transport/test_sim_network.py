@@ -11,7 +11,6 @@ import pytest
 from configs.limits import DEFAULT_LIMITS
 from transport.address import PeerId
 from transport.errors import LinkTimeout
-from transport.faults import Fault, FaultKind, FaultyTransport
 from transport.memory_transport import MemoryTransport
 from transport.sim.loop import run_simulated
 from transport.sim.network import SimNetwork, Weather
@@ -43,11 +42,10 @@ class Log:
 class Pair:
     """Two linked peers, ``a`` and ``b``, and all that they hear."""
 
-    def __init__(self, weather: Weather | None = None, seed: int = 0, faulty: bool = False) -> None:
+    def __init__(self, weather: Weather | None = None, seed: int = 0) -> None:
         self.network = SimNetwork(seed, weather)
         self.log: list[tuple[Any, ...]] = []
-        ends: list[Any] = [MemoryTransport(self.network, PeerId(name, n)) for n, name in enumerate("ab", 1)]
-        self.a, self.b = [FaultyTransport(end, seed=seed) for end in ends] if faulty else ends
+        self.a, self.b = (MemoryTransport(self.network, PeerId(name, n)) for n, name in enumerate("ab", 1))
 
     async def link(self) -> Pair:
         await self.a.start(Log("a", self.log))
@@ -156,77 +154,3 @@ def test_who_stops_behind_a_partition_is_unreachable_and_not_stopped() -> None:
         await asyncio.sleep(5)
 
     assert simulate(Pair(), scenario).heard("b", "down") == ["unreachable"]
-
-
-# the fault layer
-
-
-def faults(*rules: Fault) -> Callable[[Pair], Coroutine[Any, Any, None]]:
-    async def scenario(pair: Pair) -> None:
-        pair.a.faults.extend(rules)
-        await chatter(pair)
-
-    return scenario
-
-
-def test_a_dropped_message_breaks_the_link_before_the_gap_shows() -> None:
-    pair = simulate(Pair(faulty=True), faults(Fault(FaultKind.DROP, peer="b", probability=0.02)))
-    got = pair.heard("b", "frames")
-    assert 0 < len(got) < 300
-    assert got == [str(n).encode() for n in range(len(got))]
-    assert pair.heard("a", "down") == pair.heard("b", "down") == ["unreachable"]
-
-
-def test_a_repeated_message_arrives_once_and_a_delayed_one_keeps_its_place() -> None:
-    rules = Fault(FaultKind.DUPLICATE, probability=0.3), Fault(FaultKind.DELAY, probability=0.2, delay_s=0.05)
-    pair = simulate(Pair(faulty=True), faults(*rules))
-    assert pair.heard("b", "frames") == [str(n).encode() for n in range(300)]
-    assert pair.b.duplicates_dropped == rules[0].hits > 0
-    assert rules[1].hits > 0
-
-
-def test_a_rule_hits_its_peer_its_lane_and_its_number_of_times_only() -> None:
-    rules = [
-        Fault(FaultKind.CORRUPT, lane=Lane.MESSAGE, times=3),
-        Fault(FaultKind.DROP, lane=Lane.BULK),
-        Fault(FaultKind.DROP, peer="c"),
-    ]
-    pair = simulate(Pair(faulty=True), faults(*rules))
-    got = pair.heard("b", "frames")
-    assert [n for n in range(300) if got[n] != str(n).encode()] == [0, 1, 2]
-    assert [rule.hits for rule in rules] == [3, 0, 0]
-
-
-def test_a_partition_made_by_the_fault_layer_holds_back_and_then_breaks() -> None:
-    async def scenario(pair: Pair) -> None:
-        pair.a.partition("b")
-        pair.send(1)
-        await asyncio.sleep(HEARTBEAT_S / 2)
-        pair.a.heal("b")
-        await asyncio.sleep(0.1)
-        assert pair.heard("b", "frames") == [b"1"]
-        pair.a.partition("b")
-        pair.send(2)
-        await asyncio.sleep(HEARTBEAT_S + 0.1)
-        assert pair.heard("a", "down") == pair.heard("b", "down") == ["unreachable"]
-        with pytest.raises(LinkTimeout):
-            await pair.a.connect("memory://b", timeout_s=0.5)
-        pair.a.heal("b")
-        await pair.a.connect("memory://b", timeout_s=1)
-        assert pair.send(3) is SendOutcome.QUEUED
-        await asyncio.sleep(0.1)
-        assert pair.heard("b", "frames") == [b"1", b"3"]
-
-    simulate(Pair(faulty=True), scenario)
-
-
-def test_a_held_back_lane_is_bounded() -> None:
-    async def scenario(pair: Pair) -> None:
-        pair.a.partition("b")
-        outcomes = [pair.send(number, Lane.SIGNAL) for number in range(DEFAULT_LIMITS.signal_queue_frames + 1)]
-        assert outcomes[-2:] == [SendOutcome.QUEUED, SendOutcome.FULL]
-        pair.a.heal("b")
-        await asyncio.sleep(1)
-        assert len(pair.heard("b", "frames")) == DEFAULT_LIMITS.signal_queue_frames
-
-    simulate(Pair(faulty=True), scenario)
