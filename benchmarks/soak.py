@@ -12,17 +12,15 @@ Whatever lies in shared memory when all is over has leaked, and so has what is m
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +39,6 @@ DRIFT_GOAL: Final = 0.05
 SERVICES: Final = ("weights", "rewards")
 """Killed in turn, each time after ``_WORKERS_BETWEEN`` workers."""
 _WORKERS_BETWEEN: Final = 4
-_NODE_END_S: Final = 30.0
 
 
 class Soak:
@@ -107,23 +104,6 @@ def segments(run_dir: Path) -> list[Path]:
     ]
 
 
-@contextlib.contextmanager
-def node(endpoint: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``headrace node`` on this machine, with room for one worker."""
-    command = [sys.executable, "-m", "main", "node", "--join", endpoint, "--name", "second", "--slots", "1"]
-    with log.open("w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=_NODE_END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def free_endpoint() -> str:
     """Where the head can listen; known before it does, as those that join must know it."""
     with socket.socket() as taken:
@@ -183,16 +163,16 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     run = HarmedRun(directory / "run", job_file, settings=settings)
     puller = {"name": "puller", "job": job.name, "cluster": CLUSTER, "endpoint": endpoint, "machine": "elsewhere"}
     try:
-        with node(endpoint, directory / "node.log") as second:
-            run.wait_for_step(1)
-            with beside("_weights", "follower", json.dumps(puller | {"memory": str(memory)})) as follower:
-                roots = {"machine": run.process.pid, "node": second.pid, "puller": follower.pid}
-                soak = Soak(run, roots, options)
-                first = run.rows()[-1]
-                soak.go_on()
-                rows = [row for row in run.rows() if row["step"] > first["step"]]
-                took_s = soak.seconds
-            summary = run.end()
+        second = run.add_node("second", endpoint)
+        run.wait_for_step(1)
+        with beside("_weights", "follower", json.dumps(puller | {"memory": str(memory)})) as follower:
+            roots = {"machine": run.process.pid, "node": second.pid, "puller": follower.pid}
+            soak = Soak(run, roots, options)
+            first = run.rows()[-1]
+            soak.go_on()
+            rows = [row for row in run.rows() if row["step"] > first["step"]]
+            took_s = soak.seconds
+        summary = run.end()
     except AssertionError as error:
         raise BenchmarkFailed(str(error)) from error
     finally:

@@ -1,4 +1,4 @@
-"""The pytest fixture ``headrace_run``, for tests of your own: starts real runs, harms them, ends what is left of them.
+"""Pytest fixtures for tests of your own: they start real runs, harm them, end what is left of them.
 
     # conftest.py
     pytest_plugins = ["supervisors.testing.pytest_plugin"]
@@ -10,7 +10,7 @@
         run.inject("kill", {"role": "rollout"})
         run.finish()
 
-Guide: docs/guides/fault_injection.md.
+``headrace_cluster`` does the same for a head and its nodes. Guide: docs/guides/fault_injection.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from supervisors.testing.run_under_test import HeadraceRun
+from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
 
 
 @pytest.fixture
@@ -40,3 +40,20 @@ def headrace_run(tmp_path: Path) -> Iterator[Callable[..., HeadraceRun]]:
     yield start
     for run in runs:
         run.close()
+
+
+@pytest.fixture
+def headrace_cluster(tmp_path: Path) -> Iterator[Callable[..., HeadraceCluster]]:
+    """``headrace_cluster("tcp://127.0.0.1:7000")`` starts a head that takes jobs, and listens there for nodes.
+
+    Arguments as of HeadraceCluster. Head and nodes are killed at the end of the test.
+    """
+    clusters: list[HeadraceCluster] = []
+
+    def start(listen: str, **options: Any) -> HeadraceCluster:
+        clusters.append(HeadraceCluster(tmp_path / "head", listen, **options))
+        return clusters[-1]
+
+    yield start
+    for cluster in clusters:
+        cluster.close()

@@ -1,11 +1,12 @@
-"""A real run as a child process, to be looked at from outside, harmed, and held against Headrace's promises.
+"""A real run as child processes, to be looked at from outside, harmed, and held against Headrace's promises.
 
     run = HeadraceRun(run_dir, "job.yaml", settings=["steps=30"], faults=[{"kind": "kill", "target": {…}}])
     run.wait_for_step(5)
     run.inject("hang", "rollout-0")
     summary = run.finish()          # waits; the job must have finished, and every checker must be content
 
-``pytest_plugin.py`` makes a fixture of it. It talks to the run as anybody would: command line, control socket, files.
+``HeadraceCluster`` is the same for ``headrace head``, to which jobs are submitted. ``pytest_plugin.py`` makes a fixture
+of each. They talk to Headrace as anybody would: command line, control socket, files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any, Final, TypeVar
 import yaml
 
 from actors.control.client import ControlClient
+from actors.control.errors import TimedOut, Unreachable
 from actors.control.socket import read_endpoint
 from configs.fault_plan import dump_fault, fault_from_mapping
 from configs.limits import DEFAULT_LIMITS
@@ -36,59 +38,42 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 _POLL_S: Final = 0.05
 _TAIL: Final = 25
 """Last lines of what a run said, for the message of a failed wait."""
+_NOT_THERE: Final = (Unreachable, TimedOut, OSError)
+"""What a question over the control socket raises while the head is being started, or started again."""
+_EXIT_CODES: Final = {"finished": 0, "interrupted": 130}
 
 
-class HeadraceRun:
-    """``headrace run`` in ``run_dir``.
+class _UnderTest:
+    """The process of a ``headrace`` command, nodes beside it, and the record of a run in ``run_dir``.
 
-    Args:
-        job: a job file, or a job as a plain map.
-        settings: as after ``--set``: ``["steps=30"]``.
-        faults: a plan, as the path of a YAML file or as a list of faults, each a plain map.
+    ``directory`` is that of the command, where the endpoint of its control socket stands; its output lies beside it.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        job: str | Path | Mapping[str, Any],
-        *,
-        settings: Sequence[str] = (),
-        faults: str | Path | Sequence[Mapping[str, Any]] | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.run_dir = run_dir
-        run_dir.parent.mkdir(parents=True, exist_ok=True)
-        self._beside = run_dir.parent
-        arguments = [str(self._file("job", job)), "--dir", str(run_dir)]
-        if faults is not None:
-            plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
-            arguments += ["--faults", str(self._file("faults", plan))]
-        self._start([*arguments, *(word for setting in settings for word in ("--set", setting))])
+    process: subprocess.Popen[bytes]
 
-    def _file(self, kind: str, content: str | Path | Mapping[str, Any]) -> Path:
-        if not isinstance(content, Mapping):
-            return Path(content)
-        path = self._beside / f"{self.run_dir.name}.{kind}.yaml"
-        path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
-        return path
+    def __init__(self, directory: Path) -> None:
+        self.directory = self.run_dir = directory
+        self.nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._said, self._errors = (directory.with_name(f"{directory.name}.{kind}") for kind in ("out", "err"))
+        directory.parent.mkdir(parents=True, exist_ok=True)
 
-    def _start(self, arguments: Sequence[str]) -> None:
-        self._said = self._beside / f"{self.run_dir.name}.out"
-        self._errors = self._beside / f"{self.run_dir.name}.err"
+    def _launch(self, said: Path, errors: Path, *arguments: str) -> subprocess.Popen[bytes]:
         path = os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")]), str(Path.cwd())])
-        with self._said.open("w") as out, self._errors.open("a") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "main", "run", *arguments, "--json"],
+        with said.open("w") as out, errors.open("a") as err:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", "main", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 env={**os.environ, "PYTHONPATH": path},
             )
 
-    def resume(self, *, settings: Sequence[str] = ()) -> None:
-        """``headrace run --resume`` of the same run directory, once this one is over."""
-        assert self.process.poll() is not None, "a run that goes on cannot be resumed: finish or kill it first"
-        self._start(["--resume", str(self.run_dir), *(word for s in settings for word in ("--set", s))])
+    def add_node(self, name: str, join: str, *arguments: str, slots: int = 1) -> subprocess.Popen[bytes]:
+        """``headrace node`` on this machine, which joins the endpoint ``join``; ends with the run."""
+        log = self.directory.with_name(f"{name}.log")
+        words = ("node", "--join", join, "--name", name, "--slots", str(slots), *arguments)
+        self.nodes[name] = self._launch(log, log, *words)
+        return self.nodes[name]
 
     # ------------------------------------------------------------ looking
 
@@ -118,7 +103,7 @@ class HeadraceRun:
         """
 
         async def ask() -> Any:
-            async with ControlClient(read_endpoint(str(self.run_dir))) as client:
+            async with ControlClient(read_endpoint(str(self.directory))) as client:
                 return await client.call(op, dict(args or {}), timeout_s=timeout_s)
 
         with concurrent.futures.ThreadPoolExecutor(1) as thread:  # the test may be a coroutine, with a loop of its own
@@ -127,16 +112,21 @@ class HeadraceRun:
 
     def processes(self) -> dict[str, int]:
         """Process ids by name: ``head``, and the actors that run in processes of their own."""
-        rows = self.call("tree")
+        rows = [row for row in self.call("tree") if row["state"] == "running"]
         head = next((row["pid"] for row in rows if row["name"] == "head"), self.process.pid)
         return {row["name"]: row["pid"] for row in rows if row["name"] == "head" or row["pid"] not in (0, head)}
+
+    def workers(self) -> dict[str, str]:
+        """The rollout workers that run, each with its node."""
+        rows = self.call("tree")
+        return {row["name"]: row["node"] for row in rows if row["role"] == "rollout" and row["state"] == "running"}
 
     # ------------------------------------------------------------ waiting
 
     def wait_until(
         self, what: str, probe: Callable[[], T | None], *, timeout_s: float = DEFAULT_LIMITS.run_patience_s
     ) -> T:
-        """Look again and again until ``probe`` returns something true.
+        """Look again and again until ``probe`` returns something true; it may ask a head that is not there right now.
 
         Raises:
             AssertionError: the run ended first, or it took too long; with the last words of the run.
@@ -144,7 +134,7 @@ class HeadraceRun:
 
         def look() -> T | None:
             over = self.over
-            found = probe()
+            found = _tried(probe)
             assert found or not over, f"the run ended before {what}\n{self.last_words()}"
             return found
 
@@ -156,7 +146,7 @@ class HeadraceRun:
         """As ``wait_until``, of a run that may be over."""
         until_s = time.monotonic() + timeout_s
         while time.monotonic() < until_s:
-            if found := probe():
+            if found := _tried(probe):
                 return found
             time.sleep(_POLL_S)
         raise AssertionError(f"no {what} within {timeout_s:g} s\n{self.last_words()}")
@@ -175,24 +165,6 @@ class HeadraceRun:
             return next(fitting, None)
 
         return self.wait_until(f"event {name} {fields}", look, timeout_s=timeout_s)
-
-    def finish(self, *, timeout_s: float = DEFAULT_LIMITS.run_finish_s, clean: bool = True) -> dict[str, Any]:
-        """Wait for the end and return the summary of ``headrace run --json``.
-
-        With ``clean`` the job must have finished, and no checker may find anything: AssertionError otherwise.
-        """
-        try:
-            code = self.process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the run is not over after {timeout_s:g} s\n{self.last_words()}") from None
-        lines = [line for line in self._said.read_text().splitlines() if line.startswith("{")]
-        assert lines or not clean, f"the run ended with {code} and without a summary\n{self.last_words()}"
-        summary: dict[str, Any] = json.loads(lines[-1]) if lines else {}
-        if clean:
-            assert (code, summary["state"]) == (0, "finished"), f"exit code {code}: {summary}\n{self.last_words()}"
-            report = self.report(must_finish=True)
-            assert report.clean, "\n".join(violation.what for violation in report.violations)
-        return summary
 
     def last_words(self) -> str:
         """What the run last said and recorded."""
@@ -226,19 +198,121 @@ class HeadraceRun:
         answer = self.call("inject", {"fault": dump_fault(fault_from_mapping(fault))}, timeout_s=patience_s)
         return list(answer["hit"])
 
+    def kill(self) -> None:
+        """SIGKILL to the process of the command, with which every other one on its machine ends."""
+        _kill(self.process)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        for process in (*self.nodes.values(), self.process):
+            _kill(process)
+
+
+class HeadraceRun(_UnderTest):
+    """``headrace run`` in ``run_dir``.
+
+    Args:
+        job: a job file, or a job as a plain map.
+        settings: as after ``--set``: ``["steps=30"]``.
+        faults: a plan, as the path of a YAML file or as a list of faults, each a plain map.
+        arguments: further ones of the command.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        job: str | Path | Mapping[str, Any],
+        *,
+        settings: Sequence[str] = (),
+        faults: str | Path | Sequence[Mapping[str, Any]] | None = None,
+        seed: int = 0,
+        arguments: Sequence[str] = (),
+    ) -> None:
+        super().__init__(run_dir)
+        words = [str(self._file("job", job)), "--dir", str(run_dir), *arguments]
+        if faults is not None:
+            plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
+            words += ["--faults", str(self._file("faults", plan))]
+        self._start(words, settings)
+
+    def _file(self, kind: str, content: str | Path | Mapping[str, Any]) -> Path:
+        if not isinstance(content, Mapping):
+            return Path(content)
+        path = self.run_dir.with_name(f"{self.run_dir.name}.{kind}.yaml")
+        path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
+        return path
+
+    def _start(self, words: Sequence[str], settings: Sequence[str]) -> None:
+        given = (word for setting in settings for word in ("--set", setting))
+        self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json")
+
+    def resume(self, *, settings: Sequence[str] = ()) -> None:
+        """``headrace run --resume`` of the same run directory, once this one is over."""
+        assert self.over, "a run that goes on cannot be resumed: finish or kill it first"
+        self._start(["--resume", str(self.run_dir)], settings)
+
     def interrupt(self) -> None:
         """Ctrl-C: a checkpoint, then the end."""
         self.process.send_signal(signal.SIGINT)
 
-    def kill(self) -> None:
-        """SIGKILL to the process of ``headrace run``, with which every other one of the run ends."""
-        self.process.kill()
-        self.process.wait(timeout=DEFAULT_LIMITS.kill_timeout_s)
+    def finish(
+        self, *, state: str = "finished", timeout_s: float = DEFAULT_LIMITS.run_finish_s, clean: bool = True
+    ) -> dict[str, Any]:
+        """Wait for the end and return the summary of ``headrace run --json``.
 
-    def close(self) -> None:
-        """End whatever still runs."""
-        if not self.over:
-            self.kill()
+        With ``clean`` the job must have ended as ``state`` says, and no checker may find anything: AssertionError
+        otherwise.
+        """
+        try:
+            code = self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run is not over after {timeout_s:g} s\n{self.last_words()}") from None
+        lines = [line for line in self._said.read_text().splitlines() if line.startswith("{")]
+        assert lines or not clean, f"the run ended with {code} and without a summary\n{self.last_words()}"
+        summary: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        if clean:
+            ended = f"exit code {code}: {summary}\n{self.last_words()}"
+            assert (code, summary["state"]) == (_EXIT_CODES[state], state), ended
+            report = self.report(must_finish=state == "finished")
+            assert report.clean, "\n".join(violation.what for violation in report.violations)
+        return summary
+
+
+class HeadraceCluster(_UnderTest):
+    """``headrace head`` in ``directory``, to which nodes and jobs come; looked at is the job that was submitted last.
+
+    Args:
+        listen: where nodes join: ``tcp://127.0.0.1:7000``.
+        arguments: further ones of the command.
+    """
+
+    def __init__(self, directory: Path, listen: str, *, arguments: Sequence[str] = ()) -> None:
+        super().__init__(directory)
+        self._listen = listen
+        words = ("head", "--listen", listen, "--dir", str(directory), *arguments)
+        self.process = self._launch(self._said, self._errors, *words)
+
+    def join(self, *names: str) -> None:
+        """Add nodes of one slot each."""
+        for name in names:
+            self.add_node(name, self._listen)
+
+    def submit(self, job: Mapping[str, Any]) -> None:
+        """Have ``job`` run, as soon as the head is there."""
+        self.wait_until("head", lambda: self.call("jobs") == [])
+        self.run_dir = Path(self.call("submit", {"job": dict(job)})["run_dir"])
+
+
+def _tried(probe: Callable[[], T | None]) -> T | None:
+    try:
+        return probe()
+    except _NOT_THERE:
+        return None
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    process.kill()  # does nothing to one that is over
+    process.wait(timeout=DEFAULT_LIMITS.kill_timeout_s)
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

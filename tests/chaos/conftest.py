@@ -1,9 +1,9 @@
-"""A tiny model made once for all real runs, and runs that end with their test."""
+"""A tiny model made once for all real runs, and runs of it that end with their test."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from headrace_run import SMALL_JOB, RunOfHeadrace
+from headrace_run import SMALL_JOB
+
+from supervisors.testing.run_under_test import HeadraceRun
 
 
 @pytest.fixture(scope="session")
@@ -26,14 +28,11 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def start_run(tmp_path: Path, small_model: Path) -> Iterator[Callable[..., RunOfHeadrace]]:
-    """Starts runs of SMALL_JOB with some keys changed; what still runs at the end of the test is killed."""
-    runs: list[RunOfHeadrace] = []
+def start_run(headrace_run: Callable[..., HeadraceRun], small_model: Path) -> Callable[..., HeadraceRun]:
+    """Starts runs of SMALL_JOB with some keys changed."""
 
-    def start(name: str, *more: str, **changes: Any) -> RunOfHeadrace:
-        runs.append(RunOfHeadrace(tmp_path / name, SMALL_JOB | changes, *more, model=small_model))
-        return runs[-1]
+    def start(name: str, **changes: Any) -> HeadraceRun:
+        job = SMALL_JOB | changes | {"model": {"source": "hf", "path": str(small_model)}}
+        return headrace_run(job, name=name)
 
-    yield start
-    for run in runs:
-        run.close()
+    return start

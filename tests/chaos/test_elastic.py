@@ -141,10 +141,8 @@ def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
     run.wait_for_event("node_left")
     run.wait_for_event("worker_began", worker="rollout-c")
     run.interrupt()
-    summary = run.finish(timeout_s=120, clean=False)
+    summary = run.finish(state="interrupted", timeout_s=120)
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-    report = run.report()
-    assert report.clean, "\n".join(violation.what for violation in report.violations)
     joined = [row["node"] for row in run.events("node_joined")]
     assert (set(joined[:2]), joined[2]) == ({"a", "b"}, "c")
     ways = [row["wanted"] > row["workers"] for row in run.events("pool_resized")]
@@ -176,10 +174,8 @@ def test_what_a_noticed_machine_cannot_finish_is_handed_over_shortly_before_its_
     last_step = max((row["step"] for row in run.rows()), default=-1)
     run.wait_for_step(last_step + 2)  # by then what was moved has ended elsewhere
     run.interrupt()
-    summary = run.finish(timeout_s=120, clean=False)
+    summary = run.finish(state="interrupted", timeout_s=120)
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-    report = run.report()
-    assert report.clean, "\n".join(violation.what for violation in report.violations)
 
     in_time = [row for row in taken if row["left_s"] <= 0.6]
     assert in_time and all(row["worker"] == "rollout-a" for row in taken)

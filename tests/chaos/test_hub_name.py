@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
+from headrace_run import SMALL_JOB, simulated_rollout
 
+from supervisors.testing.run_under_test import HeadraceRun
 from tests.supervisors.jobs.hub_server import HubServer, Repository, files_of
 
 NAME = "acme/small"
@@ -27,57 +28,51 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small_model: Path) -> I
 
 
 @pytest.fixture
-def start(tmp_path: Path, small_model: Path) -> Iterator[Callable[..., RunOfHeadrace]]:
-    runs: list[RunOfHeadrace] = []
+def start(headrace_run: Callable[..., HeadraceRun], small_model: Path) -> Callable[..., HeadraceRun]:
+    def start(steps: int) -> HeadraceRun:
+        rollout = simulated_rollout(small_model)
+        return headrace_run(SMALL_JOB | {"model": {"path": NAME}, "steps": steps, "rollout": rollout})
 
-    def start(name: str, model: str, *more: str, steps: int) -> RunOfHeadrace:
-        job = SMALL_JOB | {"model": {"path": model}, "steps": steps, "rollout": simulated_rollout(small_model)}
-        runs.append(RunOfHeadrace(tmp_path / name, job, *more))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.close()
+    return start
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_of_a_hub_name_is_interrupted_while_it_downloads_and_resumed_with_its_first_commit(
-    hub: HubServer, start: Callable[..., RunOfHeadrace], tmp_path: Path
+    hub: HubServer, start: Callable[..., HeadraceRun], tmp_path: Path
 ) -> None:
     hub.flow.clear()  # the download stops in its middle
-    run = start("run", NAME, steps=6)
+    run = start(6)
     report = tmp_path / "run" / "model_download.json"
-    run.wait_for("the download", lambda: report.exists() and "downloading" in report.read_text())
+    run.wait_until("the download", lambda: report.exists() and "downloading" in report.read_text())
     run.interrupt()
-    code, summary = run.finish(timeout_s=30)
-    assert (code, summary["state"], summary["steps"]) == (130, "interrupted", 0)
+    summary = run.finish(timeout_s=30, clean=False)
+    assert (run.process.returncode, summary["state"], summary["steps"]) == (130, "interrupted", 0)
 
     hub.flow.set()
     run.resume()
     run.wait_for_step(1)
     run.interrupt()
-    code, summary = run.finish()
-    assert (code, summary["state"]) == (130, "interrupted")
+    run.finish(state="interrupted")
     record = json.loads((tmp_path / "run" / "model.json").read_text())
     assert record["commit"] == hub.repositories[NAME].refs["main"]
 
     hub.repositories[NAME].commit({"config.json": b"another model"})
     hub.close()
     run.resume()
-    code, summary = run.finish()
-    assert (code, summary["state"], summary["steps"]) == (0, "finished", 6)
+    summary = run.finish()
+    assert summary["steps"] == 6
     assert json.loads((tmp_path / "run" / "model.json").read_text()) == record
     assert (Path(summary["checkpoint"]) / "tokenizer.json").exists()
 
 
 @pytest.mark.slow
 def test_a_hub_name_that_leads_nowhere_fails_with_one_message(
-    hub: HubServer, start: Callable[..., RunOfHeadrace]
+    hub: HubServer, start: Callable[..., HeadraceRun]
 ) -> None:
     """The check before the start sees the repository; that it is gated shows when its files are fetched."""
     hub.repositories[NAME].gated = True
-    run = start("gated", NAME, steps=1)
-    code, summary = run.finish(timeout_s=60)
-    assert (code, summary["state"], summary["steps"]) == (1, "failed", 0)
+    run = start(1)
+    summary = run.finish(timeout_s=60, clean=False)
+    assert (run.process.returncode, summary["state"], summary["steps"]) == (1, "failed", 0)
     assert summary["error"].startswith(f"model.path: {NAME!r} is gated on {hub.endpoint}, and no token was sent. Ask")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +16,17 @@ import pytest
 import yaml
 from headrace_run import SMALL_JOB
 
+from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
 from tests.free_ports import free_ports
 from transport.zmq.security import load_keys
 
-Start = Callable[..., subprocess.Popen[str]]
+StartRun = Callable[..., HeadraceRun]
+StartCluster = Callable[..., HeadraceCluster]
 
 
 def headrace(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts ``headrace`` commands with their output in files; they are ended with the test."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        with (tmp_path / f"{arguments[0]}.log").open("w") as log:
-            command = [sys.executable, "-u", "-m", "main", *arguments]
-            processes.append(subprocess.Popen(command, stdout=log, stderr=log, text=True))
-        return processes[-1]
-
-    yield start
-    for process in reversed(processes):
-        process.terminate()
-    for process in processes:
-        process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -83,7 +66,7 @@ class Ctl:
         return done.returncode, done.stderr
 
     def until(self, what: str, seen: Callable[[Any], bool], *arguments: str) -> None:
-        until_s = time.monotonic() + 120
+        until_s = time.monotonic() + 180
         while True:
             done = headrace(*self._head, *arguments)
             if done.returncode == 0 and seen(json.loads(done.stdout.splitlines()[-1])):
@@ -94,7 +77,7 @@ class Ctl:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores_the_rest(
-    start: Start, tmp_path: Path, small_model: Path, keys: Path
+    headrace_run: StartRun, small_model: Path, keys: Path
 ) -> None:
     nodes, control = free_ports(), free_ports()
     job = SMALL_JOB | {
@@ -102,14 +85,11 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
         "model": {"path": str(small_model)},
         "cluster": {"nodes": 1, "place_rollout": "remote", "listen": f"tcp://0.0.0.0:{nodes}"},
     }
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
-    run_dir = tmp_path / "run"
-    run = start(
-        "run", str(tmp_path / "job.yaml"), "--dir", str(run_dir), "--keys", str(keys / "head"),
-        "--control", f"tcp://0.0.0.0:{control}", "--control-keys", str(keys / "control"), "--json",
-    )  # fmt: skip
+    words = ("--keys", str(keys / "head"), "--control", f"tcp://0.0.0.0:{control}", "--control-keys")
+    run = headrace_run(job, arguments=[*words, str(keys / "control")])
+    run_dir = run.run_dir
     join = f"tcp://127.0.0.1:{nodes}?key={load_keys(keys / 'head').public_hex}"
-    start("node", "--join", join, "--name", "far", "--slots", "2", "--keys", str(keys / "node"))
+    run.add_node("far", join, "--keys", str(keys / "node"), slots=2)
 
     alice, bob = Ctl(str(run_dir), keys / "alice"), Ctl(str(run_dir), keys / "bob")
     alice.until("work", lambda rows: rows[0]["step"] > 2, "jobs")
@@ -135,21 +115,19 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
     step = alice("jobs")[0]["step"]
     alice.until("progress after all that", lambda rows: rows[0]["step"] > step + 5, "jobs")
     assert alice("cancel")["state"] == "stopping"
-    assert run.wait(timeout=60) == 130
-    summary = json.loads((tmp_path / "run.log").read_text().splitlines()[-1])
-    assert (summary["state"], summary["prompts_lost"], summary["samples_trained_twice"]) == ("interrupted", 0, 0)
-    assert summary["restarts"] == 0
+    summary = run.finish(state="interrupted", timeout_s=60)
+    assert (summary["prompts_lost"], summary["samples_trained_twice"], summary["restarts"]) == (0, 0, 0)
 
 
 @pytest.mark.slow
-def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(start: Start, tmp_path: Path, keys: Path) -> None:
+def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(
+    headrace_cluster: StartCluster, tmp_path: Path, keys: Path
+) -> None:
     """The server's own pair is an operator's; the endpoint that is printed names the host."""
     port = free_ports()
-    head = start(
-        "head", "--listen", "tcp://127.0.0.1:*", "--dir", str(tmp_path / "runs"),
-        "--control", f"tcp://0.0.0.0:{port}", "--control-keys", str(keys / "control"),
-    )  # fmt: skip
-    own, bob = Ctl(str(tmp_path / "runs"), keys / "control"), Ctl(str(tmp_path / "runs"), keys / "bob")
+    words = ("--control", f"tcp://0.0.0.0:{port}", "--control-keys", str(keys / "control"))
+    cluster = headrace_cluster("tcp://127.0.0.1:*", arguments=words)
+    own, bob = (Ctl(str(cluster.directory), keys / client) for client in ("control", "bob"))
     own.until("an answer", lambda rows: rows == [], "jobs")
     (tmp_path / "job.yaml").write_text(
         yaml.safe_dump(SMALL_JOB | {"model": {"source": "tiny", "warm_start_steps": 50_000}})
@@ -160,6 +138,6 @@ def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(start: Start, 
     assert [row["job"] for row in bob("jobs")] == ["small"]
     assert own("cancel")["state"] == "interrupted"  # its model is being made: it need not wait for that
     bob.until("the end", lambda rows: rows[0]["state"] == "interrupted", "jobs")
-    assert f"tcp://{socket.gethostname()}:{port}?key=" in (tmp_path / "head.log").read_text()
-    head.send_signal(signal.SIGTERM)
-    assert head.wait(timeout=30) == 0
+    cluster.process.terminate()
+    assert cluster.process.wait(timeout=30) == 0
+    assert f"tcp://{socket.gethostname()}:{port}?key=" in cluster.last_words()

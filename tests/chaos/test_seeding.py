@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB, RunOfHeadrace, simulated_rollout
+from headrace_run import SMALL_JOB, simulated_rollout
 
-from supervisors.checkers.checks import check
-from supervisors.checkers.run_directory import read_history
+from supervisors.testing.run_under_test import HeadraceRun
 
 Bars = list[tuple[float, float]]
 
 
-def bars(run: RunOfHeadrace, track: str, name: str) -> Bars:
+def bars(run: HeadraceRun, track: str, name: str) -> Bars:
     """When that process did so, in microseconds, by the run's trace."""
     rows: list[dict[str, Any]] = json.loads((run.run_dir / "trace.json").read_text())
     number = next(row["tid"] for row in rows if row["ph"] == "M" and row["args"].get("name") == track)
@@ -28,17 +27,12 @@ def overlap_s(some: Bars, others: Bars) -> float:
     return sum(max(0.0, min(b, d) - max(a, c)) for a, b in some for c, d in others) / 1e6
 
 
-def finish(run: RunOfHeadrace) -> None:
-    code, summary = run.finish(timeout_s=300)
-    assert (code, summary["state"]) == (0, "finished")
+def finish(run: HeadraceRun) -> None:
+    summary = run.finish(timeout_s=300)
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-    report = check(read_history(run.run_dir), must_finish=True)
-    assert report.clean, "\n".join(violation.what for violation in report.violations)
 
 
-def beside_a_machine(
-    start_run: Callable[..., RunOfHeadrace], model: Path, trace: Path, **sections: Any
-) -> RunOfHeadrace:
+def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: Path, **sections: Any) -> HeadraceRun:
     """A run of 20 steps beside one machine that comes at once; ``sections`` go on top of it.
 
     Simulated engines of 30 ms a step: answers of 40 tokens take 1.2 s, the first window is a third of that.
@@ -58,7 +52,7 @@ def beside_a_machine(
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_workers_sleep(
-    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path
+    start_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path
 ) -> None:
     run = beside_a_machine(start_run, small_model, tmp_path / "one.csv")
     finish(run)
@@ -70,14 +64,14 @@ def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_worker
     awake = bars(run, "rollout-0", "generate")
     assert asleep
     assert overlap_s(awake, training) < 0.05 * overlap_s(asleep, training), "spans are of two clocks' roundings"
-    rows = run.steps()
+    rows = run.rows()
     assert all(row["seed_s"] > 0 and row["seeding_target"] >= 1 for row in rows)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_trainers_goes_on_alone(
-    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path
+    start_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path
 ) -> None:
     """As above, one step of staleness; long answers are few, so the next step's begin beside them."""
     trace = tmp_path / "lost.csv"
@@ -102,7 +96,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
     assert {row["why"] for row in alone} == {"generated"}
     assert sum(row["handed_over"] for row in alone) > 0, "what had begun of the next step"
     assert not run.events("engine_stays_awake")
-    assert max(row["staleness_max"] for row in run.steps()) == 1
+    assert max(row["staleness_max"] for row in run.rows()) == 1
     asleep, training = bars(run, "rollout-0", "asleep"), bars(run, "trainer", "train")
     assert overlap_s(bars(run, "rollout-0", "generate"), training) < 0.05 * overlap_s(asleep, training)
 
@@ -111,7 +105,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("spot", "kept"), [(100.0, 0), (0.01, 1)], ids=["dear", "cheap"])
 def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
-    start_run: Callable[..., RunOfHeadrace], small_model: Path, tmp_path: Path, spot: float, kept: int
+    start_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path, spot: float, kept: int
 ) -> None:
     prices = {"place_rollout": "elastic", "prices": {"reserved": 10.0, "spot": spot}}
     run = beside_a_machine(start_run, small_model, tmp_path / "one.csv", cluster=prices)
@@ -126,7 +120,7 @@ def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_without_another_machine_torch_engines_and_trainer_take_turns(
-    start_run: Callable[..., RunOfHeadrace],
+    start_run: Callable[..., HeadraceRun],
 ) -> None:
     """A real engine, which frees its cache and wakes with the next version. One worker: it is there for every step."""
     rollout = SMALL_JOB["rollout"] | {"workers": 1}

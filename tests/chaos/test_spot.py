@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import RunOfHeadrace, simulated_rollout
+from headrace_run import simulated_rollout
 
-from supervisors.checkers.checks import check
-from supervisors.checkers.run_directory import read_history
+from supervisors.testing.run_under_test import HeadraceRun
 
 TRACE = Path(__file__).parents[2] / "configs" / "traces" / "three_nodes.csv"
 
@@ -17,7 +16,7 @@ TRACE = Path(__file__).parents[2] / "configs" / "traces" / "three_nodes.csv"
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_twice(
-    start_run: Callable[..., RunOfHeadrace], small_model: Path
+    start_run: Callable[..., HeadraceRun], small_model: Path
 ) -> None:
     """Five machines, three at once at most; two go with notice and one without.
 
@@ -37,13 +36,10 @@ def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_t
         worked[event] |= {row["node"] for row in run.events(event)}
         return worked[event]
 
-    run.wait_for("the last machine", lambda: "e" in seen("node_joined"), timeout_s=240)
-    run.wait_for("the end of the trace", lambda: {"a", "b", "c"} <= seen("node_left"), timeout_s=120)
-    code, summary = run.finish(timeout_s=300)
-    assert (code, summary["state"]) == (0, "finished")
+    run.wait_until("the last machine", lambda: "e" in seen("node_joined"), timeout_s=240)
+    run.wait_until("the end of the trace", lambda: {"a", "b", "c"} <= seen("node_left"), timeout_s=120)
+    summary = run.finish(timeout_s=300)
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)
-    report = check(read_history(run.run_dir), must_finish=True)
-    assert report.clean, "\n".join(violation.what for violation in report.violations)
 
     started = {row["child"] for row in run.events("child_started")}
     assert started & {"rollout-a", "rollout-b", "rollout-c", "rollout-d", "rollout-e"}, (
@@ -56,6 +52,6 @@ def test_a_spot_trace_is_replayed_on_a_real_run_and_nothing_is_lost_or_trained_t
             assert 0.5 < told[worker]["left_s"] <= 2.0, "its notice has reached the scheduler, with what is left of it"
     assert summary["cost"] > 0
     assert summary["cost_per_step"] == pytest.approx(summary["cost"] / summary["steps"])
-    rows = run.steps()
+    rows = run.rows()
     assert sum(row["cost"] for row in rows) == pytest.approx(summary["cost"])
     assert all(row["cost"] > 0 for row in rows)
