@@ -37,6 +37,6 @@ def simulated_rollout(model: Path, *, step_s: float = 0.03, **changes: Any) -> d
 
 
 def simulated_job(model: Path, **sections: Any) -> dict[str, Any]:
-    """SMALL_JOB without torch, a step in a fifth of a second. Its processes are real, and start in a third of the time."""
+    """SMALL_JOB without torch, a step in a fifth of a second. Its processes are real, and soon started."""
     parts = {"rollout": simulated_rollout(model, step_s=0.01), "trainer": {"backend": "simulated"}}
     return SMALL_JOB | {"model": {"source": "hf", "path": str(model)}} | parts | sections
