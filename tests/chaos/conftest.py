@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from headrace_run import SMALL_JOB
+from headrace_run import SMALL_JOB, simulated_job
 
 from supervisors.testing.run_under_test import HeadraceRun
 
@@ -29,10 +29,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start_run(headrace_run: Callable[..., HeadraceRun], small_model: Path) -> Callable[..., HeadraceRun]:
-    """Starts runs of SMALL_JOB with some keys changed."""
+    """Starts runs of a simulated SMALL_JOB with some sections changed."""
 
-    def start(name: str, **changes: Any) -> HeadraceRun:
-        job = SMALL_JOB | changes | {"model": {"source": "hf", "path": str(small_model)}}
-        return headrace_run(job, name=name)
+    def start(name: str, **sections: Any) -> HeadraceRun:
+        return headrace_run(simulated_job(small_model, **sections), name=name)
 
     return start

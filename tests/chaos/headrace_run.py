@@ -21,12 +21,22 @@ SMALL_JOB: dict[str, Any] = {
 }
 
 
-def simulated_rollout(model: Path, **changes: Any) -> dict[str, Any]:
-    """SMALL_JOB's ``rollout`` on engines that take 30 ms a step on any machine, with tokens that ``model`` knows.
+TORCH: dict[str, Any] = {section: SMALL_JOB[section] for section in ("rollout", "trainer")}
+"""What tests of the real engine and trainer put on top of a simulated job."""
+
+
+def simulated_rollout(model: Path, *, step_s: float = 0.03, **changes: Any) -> dict[str, Any]:
+    """SMALL_JOB's ``rollout`` on engines that take ``step_s`` a step on any machine, with tokens that ``model`` knows.
 
     For tests that need a run to be at a certain point at a certain time: real engines are as fast as the machine.
     """
     vocab = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    options = {"base_s": 0.03, "mean_tokens": 12, "vocab": vocab}
+    options = {"base_s": step_s, "mean_tokens": 12, "vocab": vocab}
     rollout = {name: value for name, value in SMALL_JOB["rollout"].items() if name != "threads"}
     return rollout | {"engine": "simulated", "engine_options": options} | changes
+
+
+def simulated_job(model: Path, **sections: Any) -> dict[str, Any]:
+    """SMALL_JOB without torch, a step in a fifth of a second. Its processes are real, and soon started."""
+    parts = {"rollout": simulated_rollout(model, step_s=0.01), "trainer": {"backend": "simulated"}}
+    return SMALL_JOB | {"model": {"source": "hf", "path": str(model)}} | parts | sections

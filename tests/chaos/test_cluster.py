@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB
+from headrace_run import simulated_job
 
 from supervisors.testing.run_under_test import HeadraceCluster
 from tests.free_ports import free_ports
@@ -26,8 +26,7 @@ def cluster(headrace_cluster: StartCluster) -> HeadraceCluster:
 
 def job_on_nodes(model: Path) -> dict[str, Any]:
     """Longer than any test; its two workers need a node each."""
-    cluster = {"nodes": 2, "place_rollout": "remote"}
-    return SMALL_JOB | {"steps": 2000, "model": {"source": "hf", "path": str(model)}, "cluster": cluster}
+    return simulated_job(model, steps=2000, cluster={"nodes": 2, "place_rollout": "remote"})
 
 
 def wait_at_work(cluster: HeadraceCluster, *nodes: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace_run import SMALL_JOB, simulated_rollout
+from headrace_run import TORCH, simulated_job, simulated_rollout
 
 from actors.ledger import events as ev
 from actors.protocol.work import SamplingParams
@@ -66,11 +66,10 @@ def check_tokens(run: HeadraceRun) -> Told:
     return told
 
 
-def simulated_job(model: Path, *, options: dict[str, float], rollout: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def elastic_job(model: Path, *, options: dict[str, float], rollout: dict[str, Any], **sections: Any) -> dict[str, Any]:
     plain = simulated_rollout(model)
     engine = {"engine_options": plain["engine_options"] | options}
-    job = {"model": {"source": "hf", "path": str(model)}, "rollout": plain | engine | rollout}
-    return SMALL_JOB | job | {"checkpoint": {"every": 0}} | changes
+    return simulated_job(model, rollout=plain | engine | rollout, checkpoint={"every": 0}, **sections)
 
 
 @pytest.mark.slow
@@ -89,7 +88,7 @@ def test_samples_move_to_a_worker_that_comes_in_the_middle_of_a_step(
         {"kv_tokens": 200.0} if what == "pending" else {}
     )
     rollout = {"workers": 1, "max_running": 40, "max_tokens": 64}
-    job = simulated_job(
+    job = elastic_job(
         small_model,
         options=options,
         rollout=rollout,
@@ -122,10 +121,11 @@ def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
     """
     trace = tmp_path / "three.csv"
     trace.write_text("at_s,node,event,kind\n" + "\n".join(f"0,{name},up,spot" for name in "abc"))
-    job = simulated_job(
+    job = elastic_job(
         small_model,
         options={"base_s": 0.006, "mean_tokens": 12.0},
         rollout={"workers": 1, "max_running": 6, "max_tokens": 24},
+        trainer=TORCH["trainer"],
         steps=100_000,
         algorithm={"group_size": 4, "prompts_per_step": 12},
         sync={"mode": "async"},
@@ -156,8 +156,8 @@ def test_what_a_noticed_machine_cannot_finish_is_handed_over_shortly_before_its_
 ) -> None:
     """Answers take up to twelve seconds, the notice is of three: until half a second before its end they run there."""
     trace = tmp_path / "one.csv"
-    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n25,a,notice,spot\n28,a,kill,spot\n")
-    job = simulated_job(
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n15,a,notice,spot\n18,a,kill,spot\n")
+    job = elastic_job(
         small_model,
         options={"base_s": 0.03, "mean_tokens": 150.0},
         rollout={"workers": 1, "max_running": 8, "max_tokens": 400},

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB
+from headrace_run import simulated_job
 
 from actors.control.errors import BadArgs, NotNow
 from configs.errors import ConfigError
@@ -23,11 +23,7 @@ StartRun = Callable[..., HeadraceRun]
 @pytest.fixture
 def job(small_model: Path) -> dict[str, Any]:
     """Long enough for the faults; every checkpoint is kept, so that the journal holds every token."""
-    return SMALL_JOB | {
-        "steps": 400,
-        "model": {"source": "hf", "path": str(small_model)},
-        "checkpoint": {"every": 25, "keep": 1000},
-    }
+    return simulated_job(small_model, steps=200, checkpoint={"every": 25, "keep": 1000})
 
 
 def doctor(run_dir: Path) -> tuple[int, dict[str, Any]]:
@@ -60,7 +56,7 @@ def test_a_plan_of_every_kind_is_carried_out_and_the_run_is_none_the_worse(
         {"kind": "clock", "target": {"role": "trainer"}, "jump_s": -86400, "heal_after_s": 1},
     ]
     for number, fault in enumerate(faults):
-        fault["after_step"] = 1 + 30 * number
+        fault["after_step"] = 1 + 15 * number
     run = headrace_run(job, faults=faults, seed=11)
     summary = run.finish(timeout_s=550)
 
@@ -85,10 +81,10 @@ def test_a_plan_that_kills_its_own_head_goes_on_with_the_next_one(headrace_run: 
     faults: list[dict[str, Any]] = [
         {"kind": "kill", "target": {"role": "head"}, "after_step": 10},
         {"kind": "kill", "target": {"role": "rollout"}, "after_step": 20, "times": 2, "every_s": 4},
-        {"kind": "hang", "target": {"role": "head"}, "after_step": 60},
-        {"kind": "kill", "target": {"role": "head"}, "after_step": 100},
+        {"kind": "hang", "target": {"role": "head"}, "after_step": 50},
+        {"kind": "kill", "target": {"role": "head"}, "after_step": 80},
     ]
-    run = headrace_run(job | {"steps": 400}, faults=faults)
+    run = headrace_run(job, faults=faults)
     summary = run.finish()
     assert summary["faults"] == {"injected": 5, "failed": 0, "skipped": 0}
     assert [row["fault"] for row in run.events("fault_announced")] == [0, 2, 3]
@@ -102,7 +98,7 @@ def test_a_run_that_is_killed_as_a_whole_is_told_as_crashed_and_its_resumption_i
     headrace_run: StartRun, job: dict[str, Any]
 ) -> None:
     """Dead without a word, with everything that it had started; doctor says so; a resume finishes the job."""
-    run = headrace_run(job | {"steps": 60}, name="whole")
+    run = headrace_run(job | {"steps": 30}, name="whole")
     run.wait_for_step(5)
     pids = run.processes().values()
     run.kill()

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import SMALL_JOB, simulated_rollout
+from headrace_run import TORCH, simulated_rollout
 
 from actors.ledger.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
 from supervisors.testing.run_under_test import HeadraceRun
 
-STEPS = 120
+STEPS = 60
 
 
 def processes_of(run_dir: Path) -> dict[int, str]:
@@ -65,10 +65,10 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
 ) -> None:
     """SIGKILL to the head twice in mid-run, once SIGSTOP: trainer, engines and services live through all.
 
-    In sync mode workers idle while the trainer computes: the simulated engine's pace makes a head die while they work.
+    In sync mode workers idle while a real trainer computes: the simulated one makes a head die while they work.
     """
-    rollout = simulated_rollout(small_model) if engine == "simulated" else SMALL_JOB["rollout"]
-    run = start_run("head", steps=STEPS, sync={"mode": mode}, rollout=rollout)
+    parts = TORCH if engine == "torch" else {"rollout": simulated_rollout(small_model)}
+    run = start_run("head", steps=STEPS, sync={"mode": mode}, **parts)
     run.wait_for_step(2)
     before, pauses_s = pids(run), list[tuple[float, float]]()
     for number, harm in enumerate((signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)):

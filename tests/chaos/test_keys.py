@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from headrace_run import SMALL_JOB
+from headrace_run import SMALL_JOB, simulated_job
 
 from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
 from tests.free_ports import free_ports
@@ -80,11 +80,8 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
     headrace_run: StartRun, small_model: Path, keys: Path
 ) -> None:
     nodes, control = free_ports(), free_ports()
-    job = SMALL_JOB | {
-        "steps": 5000,
-        "model": {"path": str(small_model)},
-        "cluster": {"nodes": 1, "place_rollout": "remote", "listen": f"tcp://0.0.0.0:{nodes}"},
-    }
+    place = {"nodes": 1, "place_rollout": "remote", "listen": f"tcp://0.0.0.0:{nodes}"}
+    job = simulated_job(small_model, steps=5000, cluster=place)
     words = ("--keys", str(keys / "head"), "--control", f"tcp://0.0.0.0:{control}", "--control-keys")
     run = headrace_run(job, arguments=[*words, str(keys / "control")])
     run_dir = run.run_dir

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from headrace_run import TORCH
 
 from actors.ledger.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory
@@ -24,7 +25,7 @@ def test_a_run_survives_the_death_of_each_of_its_processes(start_run: Callable[.
     After each the run moves on; at the end every sample of every step is accounted for exactly once, restarts are
     counted, and no process and no shared memory is left.
     """
-    run = start_run("kill", steps=STEPS, checkpoint={"every": 10})
+    run = start_run("kill", **TORCH, steps=STEPS, checkpoint={"every": 10})
     run.wait_for_step(2)
     pids = run.processes()
     for name in ("rollout-0", "rewards", "weights", "trainer"):

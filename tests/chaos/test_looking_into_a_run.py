@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB
+from headrace_run import simulated_job
 
 from supervisors.testing.run_under_test import HeadraceRun
 
@@ -20,12 +19,8 @@ ROLES = ("trainer", "weights", "rewards", "rollout-0")
 def test_every_process_is_seen_and_one_that_was_stopped_is_seen_to_be_silent(
     headrace_run: StartRun, small_model: Path
 ) -> None:
-    job: dict[str, Any] = SMALL_JOB | {
-        "steps": 100,
-        "model": {"source": "hf", "path": str(small_model)},
-        "limits": {"health_interval_s": 0.5, "stopped_grace_s": 3.0},
-    }
-    run = headrace_run(job)
+    limits = {"health_interval_s": 0.5, "stopped_grace_s": 3.0}
+    run = headrace_run(simulated_job(small_model, steps=10_000, limits=limits))
     run.wait_for_step(1)
     rows = run.call("stalls", {"longer_than_s": 0.0})
     assert not [row for row in rows if row["kind"] == "silent"]
@@ -50,4 +45,5 @@ def test_every_process_is_seen_and_one_that_was_stopped_is_seen_to_be_silent(
         )
         assert 0 <= health["loop_lag_p50_s"] <= health["loop_lag_p99_s"] <= health["loop_lag_max_s"]
     assert "head" in {health["process"] for health in run.events("process_health")}
-    run.finish()
+    run.interrupt()
+    run.finish(state="interrupted")

@@ -19,11 +19,15 @@ from supervisors.testing.run_under_test import HeadraceRun
 
 FIRST = int(os.environ.get("HEADRACE_CHAOS_FIRST", "0"))
 RUNS = int(os.environ.get("HEADRACE_CHAOS_RUNS", "10"))
+SHORT = 2
+"""Of these runs, in ``make test``; the others are for ``make test-long``."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(FIRST, FIRST + RUNS))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(FIRST + i, marks=[pytest.mark.long] if i >= SHORT else []) for i in range(RUNS)]
+)
 def test_a_run_with_a_random_plan_finishes_and_keeps_every_promise(
     headrace_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path, seed: int
 ) -> None:

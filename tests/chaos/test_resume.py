@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
+from headrace_run import TORCH
 
 from actors.ledger.journal import committed_samples
 from supervisors.testing.run_under_test import HeadraceRun
@@ -24,12 +25,12 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(start_run: Callab
 
     The uninterrupted run is bombarded with random frames on its control socket meanwhile, which changes nothing.
     """
-    whole = start_run("whole", steps=STEPS)
+    whole = start_run("whole", **TORCH, steps=STEPS)
     whole.wait_until("control socket", lambda: (whole.run_dir / "control.endpoint").exists())
     _bombard((whole.run_dir / "control.endpoint").read_text().strip())
     assert whole.finish()["steps"] == STEPS
 
-    broken = start_run("broken", steps=STEPS)
+    broken = start_run("broken", **TORCH, steps=STEPS)
     broken.wait_for_step(3)
     broken.interrupt()
     assert broken.finish(state="interrupted")["steps"] < STEPS

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB, simulated_rollout
+from headrace_run import TORCH, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 
@@ -33,7 +33,7 @@ def finish(run: HeadraceRun) -> None:
 
 
 def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: Path, **sections: Any) -> HeadraceRun:
-    """A run of 20 steps beside one machine that comes at once; ``sections`` go on top of it.
+    """A run of 12 steps beside one machine that comes at once; ``sections`` go on top of it.
 
     Simulated engines of 30 ms a step: answers of 40 tokens take 1.2 s, the first window is a third of that.
     """
@@ -42,11 +42,12 @@ def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: 
     job: dict[str, Any] = {
         "rollout": rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
         "scheduling": {"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        "trainer": TORCH["trainer"],
         "sync": {"mode": "dynamic"},
         "cluster": {"place_rollout": "elastic"},
         "provider": {"kind": "local", "trace": str(trace)},
     }
-    return start_run("beside", steps=20, **job | sections)
+    return start_run("beside", steps=12, **job | sections)
 
 
 @pytest.mark.slow
@@ -83,6 +84,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
         rollout=rollout
         | {"engine_options": rollout["engine_options"] | {"mean_tokens": 25}, "length_ranking": "siblings"},
         scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
+        trainer=TORCH["trainer"],
         sync={"mode": "async", "max_staleness": 1},
         cluster={"place_rollout": "elastic"},
         provider={"kind": "local", "trace": str(trace)},
@@ -123,13 +125,11 @@ def test_without_another_machine_torch_engines_and_trainer_take_turns(
     start_run: Callable[..., HeadraceRun],
 ) -> None:
     """A real engine, which frees its cache and wakes with the next version. One worker: it is there for every step."""
-    rollout = SMALL_JOB["rollout"] | {"workers": 1}
-    run = start_run(
-        "alone", steps=20, rollout=rollout, scheduling={"seeding": True}, cluster={"place_rollout": "local"}
-    )
+    torch = TORCH | {"rollout": TORCH["rollout"] | {"workers": 1}}
+    run = start_run("alone", **torch, steps=12, scheduling={"seeding": True}, cluster={"place_rollout": "local"})
     finish(run)
     windows = run.events("seeding_window")
-    assert [(row["step"], row["why"]) for row in windows] == [(step, "generated") for step in range(20)]
+    assert [(row["step"], row["why"]) for row in windows] == [(step, "generated") for step in range(12)]
     assert not run.events("engine_stays_awake")
     generating, training = bars(run, "rollout-0", "generate"), bars(run, "trainer", "train")
     assert bars(run, "rollout-0", "asleep")
