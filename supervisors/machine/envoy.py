@@ -11,9 +11,9 @@ import os
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import AskError
-from actors.core.kernel.answers import Done
 from actors.core.leader import Leader
 from actors.core.look import Look, Sight
+from actors.core.message import Done
 from actors.core.watch import Down
 from actors.metrics.ask_watch import AskWatch
 from actors.protocol.metrics import Event, ProcessHealth
