@@ -38,8 +38,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.core.actor import Actor, batched, concurrent, handles, idempotent
-from actors.core.kernel.delivery import Delivery
+from actors.core.actor import Actor, Delivery, batched, concurrent, handles, idempotent
 from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down, Gone
