@@ -38,9 +38,11 @@ class Departures:
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
 
-    def noticed(self, worker: Worker, news: Draining) -> None:
-        """A worker says that it will be gone. Of several notices the one counts that ends first."""
+    def noticed(self, news: Draining) -> None:
+        """A worker says that it will be gone. If there are several notices, the one that ends first counts."""
         scope, now = self._scope, self._scope.ctx.now()
+        if (worker := scope.speaker(news.worker)) is None:
+            return
         worker.leaves_s = min(worker.leaves_s, now + news.left_s)
         held = len(scope.ledger.in_flight(worker.name))
         scope.event("worker_draining", worker=worker.name, why=news.reason, left_s=round(news.left_s, 3), samples=held)

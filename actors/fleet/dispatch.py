@@ -117,9 +117,8 @@ class Dispatcher:
         if not groups or not self._ranking.active:
             return groups
         batch = self._books.ledger.batches[step]
-        prompt_tokens = sum(map(len, batch.prompt_ids)) / len(batch.prompt_ids)
         past, begun = tuple(self._ranking.past), bool(batch.attempts.any())
-        return self._lanes.mark(step, groups, workers, prompt_tokens, past, self._held, begun=begun)
+        return self._lanes.mark(step, groups, workers, batch.prompt_tokens, past, self._held, begun=begun)
 
     def _held(self) -> dict[str, tuple[int, ...]]:
         """Worker → what is left, as predicted, of each sample that it holds."""

@@ -17,33 +17,36 @@ import numpy as np
 
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.fleet.reattachment import Reattachment, TakenUp
+from actors.fleet.recovery import Recoveries
 from actors.fleet.returns import Returns
 from actors.fleet.scope import JobScope
 from actors.fleet.versions import Versions
 from actors.fleet.workers import Worker
 from actors.ledger.errors import NotAccepted
 from actors.protocol.work import Drain
-from actors.protocol.workers import Registered, RegisterWorker
-from actors.scheduler.meter import StepMeter
+from actors.protocol.workers import Leaving, Registered, RegisterWorker
 
 _LEASE_BITS: Final = 32
 """Leases of a later life of the scheduler have higher numbers than all of this one."""
 
 
 class Enrolment:
-    """Of one life of the scheduler. Made after ``Opened``."""
+    """The registrations of one life of the scheduler. Made after ``Opened``."""
 
     def __init__(
-        self, scope: JobScope, versions: Versions, returns: Returns, reattachment: Reattachment, meter: StepMeter
+        self,
+        scope: JobScope,
+        versions: Versions,
+        returns: Returns,
+        reattachment: Reattachment,
+        recoveries: Recoveries,
     ) -> None:
         self._scope = scope
         self._versions = versions
         self._returns = returns
         self._reattachment = reattachment
-        self._meter = meter
+        self._recoveries = recoveries
         self._leases = scope.ledger.epoch << _LEASE_BITS
-        self._crashed: set[str] = set()
-        """Names whose last life ended badly; their next one is a restart."""
 
     def register(self, offer: RegisterWorker) -> Registered:
         """Raises:
@@ -54,7 +57,7 @@ class Enrolment:
         if before is not None:
             self._replace(before, offer)
         worker = scope.workers.add(offer, now)
-        self.count_restart(worker.name, again=before is not None and before.address.peer != worker.address.peer)
+        self._recoveries.begins(worker.name, again=before is not None and before.address.peer != worker.address.peer)
         scope.ctx.watch(worker.address)
         worker.pulls(self._versions.newest, now)
         self._leases += 1
@@ -67,7 +70,7 @@ class Enrolment:
             engine_start_s=round(offer.engine_start_s, 3),
         )
         taken = self._take_up(worker, offer)
-        scope.flow.assign()
+        scope.assign()
         return Registered(
             epoch=scope.ledger.epoch,
             lease_s=scope.limits.lease_s,
@@ -103,11 +106,12 @@ class Enrolment:
         self._returns.lose(before, "it registered anew")
         scope.ctx.unwatch(before.address)
 
-    def leave(self, worker: Worker, why: str) -> None:
-        """It says that it goes."""
-        self._scope.event("worker_leaving", worker=worker.name, why=why)
-        self._scope.ctx.unwatch(worker.address)
-        self._returns.lose(worker, why)
+    def leave(self, news: Leaving) -> None:
+        """A worker says that it goes."""
+        if (worker := self._scope.speaker(news.worker)) is not None:
+            self._scope.event("worker_leaving", worker=worker.name, why=news.reason)
+            self._scope.ctx.unwatch(worker.address)
+            self._returns.lose(worker, news.reason)
 
     # ------------------------------------------------------------ leases
 
@@ -135,15 +139,3 @@ class Enrolment:
             self._scope.event("worker_lease_lapsed", worker=worker.name, node=worker.node)
             self._scope.ctx.unwatch(worker.address)
             self._returns.lose(worker, "its lease has lapsed")
-
-    # ------------------------------------------------------------ restarts
-
-    def mark_crashed(self, name: str) -> None:
-        """The present life of that name, a worker's or a service's, has ended badly."""
-        self._crashed.add(name)
-
-    def count_restart(self, name: str, *, again: bool) -> None:
-        """A life of that name begins; ``again``: another one of it was here before."""
-        if again or name in self._crashed:
-            self._crashed.discard(name)
-            self._meter.restarts += 1

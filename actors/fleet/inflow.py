@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import cast
@@ -28,16 +29,22 @@ from actors.ledger.errors import IllegalTransition
 from actors.policies.latency_table import step_shapes
 from actors.protocol.tokens import ROW, TOKEN, TokenDelta
 from actors.protocol.work import DeltasTaken
-from actors.scheduler.steps import Steps
 
 
 class Inflow:
-    """Of one life of the scheduler."""
+    """The way of tokens into the ledger."""
 
-    def __init__(self, scope: JobScope, returns: Returns, steps: Steps) -> None:
+    def __init__(self, scope: JobScope, returns: Returns) -> None:
         self._scope = scope
         self._returns = returns
-        self._steps = steps
+
+    async def take_in_turns(self, batch: Sequence[Delivery]) -> None:
+        """TokenDeltas in the order in which they came; others are heard between two turns."""
+        for number, turn in enumerate(self.turns(batch)):
+            if number:
+                await asyncio.sleep(0)
+            await self._scope.books.journal.room()
+            self.take(turn)
 
     def turns(self, batch: Sequence[Delivery]) -> Iterator[list[Delivery]]:
         """``batch`` in order, cut so that each part but for its last delta holds fewer than ``entry_tokens``."""
@@ -84,7 +91,8 @@ class Inflow:
                 for one in said:
                     self._enter([one])
             return
-        prompt_tokens = self._steps.prompt_tokens
+        newest = next(reversed(scope.ledger.batches.values()), None)
+        prompt_tokens = 0.0 if newest is None else newest.prompt_tokens
         shapes = step_shapes(event.offsets, event.counts, event.row_counts)
         for (worker, delta), shape in zip(said, shapes, strict=True):
             if not worker.began:

@@ -18,10 +18,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from actors.core.message import Message, message
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
 from actors.ledger.books import Books
 from actors.protocol.workers import RegisterWorker
+
+
+@message("scheduler.end_of_grace")
+class EndOfGrace(Message):
+    """To oneself: whoever went on while there was no scheduler has had the time to come back."""
 
 
 @dataclass(slots=True)

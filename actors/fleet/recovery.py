@@ -51,6 +51,9 @@ class Recoveries:
         self._losses: list[_Loss] = []
         self._stopped_s: dict[str, float] = {}
         """``trainer`` and ``head``: when the job stood still for want of it."""
+        self._crashed: set[str] = set()
+        """Names whose last life ended badly; their next one is a restart."""
+        self._restarts = 0
         self._times: dict[str, float] = dict.fromkeys(
             ("detect_s", "detect_max_s", "reassign_s", "reassign_max_s", "trainer_to_progress_s", "head_to_progress_s"),
             0.0,
@@ -95,6 +98,21 @@ class Recoveries:
             self._times[f"{recovered.part}_to_progress_s"] = recovered.after_s
         return done
 
+    # ------------------------------------------------------------ restarts
+
+    def mark_crashed(self, name: str) -> None:
+        """The present life of that name, a worker's or a service's, has ended badly."""
+        self._crashed.add(name)
+
+    def begins(self, name: str, *, again: bool) -> None:
+        """A life of that name begins; ``again``: another one of it was here before."""
+        if again or name in self._crashed:
+            self._crashed.discard(name)
+            self._restarts += 1
+
     def metrics(self) -> dict[str, float]:
-        """Columns of metrics.jsonl: 0 before the first loss."""
-        return dict(self._times)
+        """Columns of metrics.jsonl: 0 before the first loss.
+
+        ``restarts`` counts lives that began after another of their name had ended in a crash or out of reach.
+        """
+        return {"restarts": self._restarts} | self._times

@@ -29,7 +29,6 @@ from actors.ledger.outcome import Outcome
 from actors.protocol.failures import FailureKind
 from actors.protocol.work import Revoke
 from actors.protocol.workers import AssignmentsFailed, WorkerEnded
-from actors.scheduler.scoring import Scoring
 
 
 @message("scheduler.no_word")
@@ -40,15 +39,19 @@ class NoWord(Message):
 
 
 class Returns:
-    """See the module's docstring. ``scoring`` gets what turns out to have ended; ``settled(step)`` follows a drop."""
+    """See the module's docstring. ``finished`` gets what turns out to have ended; ``settled(step)`` follows a drop."""
 
     def __init__(
-        self, scope: JobScope, scoring: Scoring, recoveries: Recoveries, settled: Callable[[int], None]
+        self,
+        scope: JobScope,
+        recoveries: Recoveries,
+        finished: Callable[[Rows], None],
+        settled: Callable[[int], None],
     ) -> None:
         self._scope = scope
-        self._scoring = scoring
-        self._settled = settled
         self._recoveries = recoveries
+        self._finished = finished
+        self._settled = settled
         self._unexplained = Unexplained(scope.ledger)
 
     def kept_back(self, step: int) -> np.ndarray:
@@ -61,12 +64,11 @@ class Returns:
             if (worker := self._scope.workers.by_name.get(name)) is not None:
                 worker.in_flight -= hand_outs
         if outcome.finished:
-            self._scoring.add(outcome.finished)
-            self._scoring.pump_soon()
+            self._finished(outcome.finished)
         for step, rows in outcome.queued.items():
             self._drop_hopeless(self._scope.ledger.batches[step], rows, "it has moved too often")
         if outcome.ended:
-            self._scope.flow.assign()
+            self._scope.assign()
 
     def revoke(self, worker: Worker, assignments: np.ndarray, why: str) -> None:
         """End these hand-outs here at once and there as soon as possible."""
@@ -74,9 +76,11 @@ class Returns:
             self._tell_to_stop(worker, assignments)
             self.after(self._scope.books.apply(ev.Returned(worker.name, assignments, why)))
 
-    def failed(self, worker: Worker, news: AssignmentsFailed) -> None:
+    def failed(self, news: AssignmentsFailed) -> None:
         """A worker could not go on with some."""
         scope, kind = self._scope, news.failure.kind
+        if (worker := scope.speaker(news.worker)) is None:
+            return
         located = scope.ledger.located(worker.name, news.assignments)
         scope.event("assignments_failed", worker=worker.name, kind=kind, why=news.failure.message)
         if kind is FailureKind.INFRASTRUCTURE:

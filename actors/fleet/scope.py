@@ -1,13 +1,12 @@
-"""What all parts of one job's scheduler share: the books, the workers, who serves, and how to say something.
+"""What all parts of one job's fleet and scheduler share: the ledger, the workers, who serves, and how to say something.
 
 Invariants
 - Parts change the ledger through ``books`` and speak through ``tell``; neither is done behind the other parts' backs.
-- Three turns of the flow belong to no part, since each is taken after many things: ``Flow``.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 from actors.core.context import Context
 from actors.core.message import Message
@@ -22,24 +21,8 @@ from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
 
-class Flow(Protocol):
-    """What may go on after something has happened. Each is cheap where there is nothing to do."""
-
-    def assign(self) -> None:
-        """Hand out what is queued, as credit allows."""
-        ...
-
-    def lease(self) -> None:
-        """Send the trainer what is complete."""
-        ...
-
-    def need_batch(self) -> None:
-        """Ask the job for the next batch, if one may be issued."""
-        ...
-
-
 class JobScope:
-    """Of one life of the scheduler. ``services``: role → who serves in it, of those that have registered."""
+    """What lasts as long as one life of the scheduler."""
 
     def __init__(
         self,
@@ -49,14 +32,15 @@ class JobScope:
         workers: WorkerTable,
         services: dict[str, ActorAddress],
         metrics: ActorAddress | None,
-        flow: Flow,
+        assign: Callable[[], None],
     ) -> None:
+        """``services``: role → who has registered for it. ``assign`` hands out what is queued, as credit allows."""
         self.ctx = ctx
         self.job = job
         self.books = books
         self.workers = workers
         self.services = services
-        self.flow = flow
+        self.assign = assign
         self._metrics = metrics
 
     @property

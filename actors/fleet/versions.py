@@ -16,20 +16,18 @@ from __future__ import annotations
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker
 from actors.ledger.batch import StepBatch
-from actors.ledger.journal import Journal
+from actors.ledger.whole_steps import newest_whole_step, whole
 from actors.protocol.services import ServiceChanged
 from actors.protocol.weights_news import VersionAvailable
 from actors.protocol.work import PullVersion
-from actors.scheduler.leases import newest_whole_step, whole
 from transport.address import ActorAddress
 
 
 class Versions:
     """Of one life of the scheduler."""
 
-    def __init__(self, scope: JobScope, journal: Journal) -> None:
+    def __init__(self, scope: JobScope) -> None:
         self._scope = scope
-        self._journal = journal
         self.newest = -1
         """That workers are told of: the newest that is offered, but never one of samples that a crash could take."""
         self.offered = -1
@@ -52,7 +50,7 @@ class Versions:
             self._scope.ctx.start_task(self._secure(step), f"secure step {step}")
 
     async def _secure(self, step: int) -> None:
-        await self._journal.durable()
+        await self._scope.books.journal.durable()
         self.secured(step)
 
     def secured(self, step: int) -> None:
@@ -69,7 +67,7 @@ class Versions:
         self._scope.record("version_available", version=version)
         for worker in self._scope.workers.by_name.values():
             self._tell_to_pull(worker)
-        self._scope.flow.assign()  # ahead: each worker has been told to pull what it needs
+        self._scope.assign()  # ahead: each worker has been told to pull what it needs
 
     def tell_again(self, now: float) -> None:
         """Those that have not loaded for long what they were told to."""

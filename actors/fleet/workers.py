@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, field
 
 from actors.core.lease import Grant, LeaseGranter
+from actors.fleet.loads import Loads
 from actors.policies.latency_table import LatencyMeter
 from actors.policies.view import WorkerView
 from actors.protocol.work import EngineStats
@@ -167,6 +168,7 @@ class WorkerTable:
 
     def __init__(self) -> None:
         self.by_name: dict[str, Worker] = {}
+        self.loads = Loads()
         self._busy_s = 0.0
         self._idle_s = 0.0
 

@@ -66,6 +66,8 @@ class StepBatch:
         self.sampling = event.sampling
         self.prompts = prompts
         self.prompt_ids: list[np.ndarray] = np.split(event.prompt_ids, np.cumsum(event.prompt_lengths)[:-1])
+        self.prompt_tokens = len(event.prompt_ids) / len(prompts)
+        """Mean length of the prompts."""
         self.contexts = event.contexts
         n, t = len(prompts) * event.group_size, event.sampling.max_tokens
         self.stop_ids = np.asarray(event.sampling.stop_token_ids, np.int32)

@@ -15,15 +15,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from actors.fleet.dispatch import Tell
+from actors.fleet.fleet import Fleet
+from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
-from actors.ledger.books import Books
-from actors.ledger.ledger import Ledger
+from actors.ledger.whole_steps import complete_groups
 from actors.protocol.groups import EarlySamples, LeaseGroups
 from actors.protocol.steps import StepLeased
 from transport.address import ActorAddress
@@ -38,26 +36,15 @@ MESSAGE_TOKENS = 1 << 18
 class Leases:
     """The one step that the trainer consumes now."""
 
-    def __init__(
-        self, job: str, books: Books, tell: Tell, may_begin: Callable[[StepBatch], bool], *, early: bool = False
-    ) -> None:
-        """``may_begin``: whether the first group of a step may be sent yet."""
-        self._job = job
-        self._books = books
-        self._tell = tell
-        self._may_begin = may_begin
-        self._early = early
+    def __init__(self, scope: JobScope, fleet: Fleet) -> None:
+        self._scope = scope
+        self._books = scope.books
+        self._fleet = fleet
         self.trainer: ActorAddress | None = None
         self.step = -1
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
         self._told_early = np.zeros(0, np.bool_)
-        self.held: Callable[[StepBatch], bool] = lambda _: False
-        """Whether groups of that batch have to wait, those behind the first one too."""
-        self.opened: Callable[[int], None] = lambda _: None
-        """Told which step the trainer has open, -1: none. What it was given before it does not have any more."""
-        self.given: Callable[[StepBatch, np.ndarray], None] = lambda *_: None
-        """Told which rows the trainer has been given to train."""
 
     def open(self, step: int, trainer: ActorAddress) -> None:
         """Start over with ``step``: leases of an earlier opening are void.
@@ -72,37 +59,39 @@ class Leases:
         self.step, self.trainer = step, trainer
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
-        self.opened(step)
+        self._fleet.trainer_opened(step)
 
     def close(self) -> None:
         """The step is committed, or the trainer is gone."""
         self.trainer = None
         self.all_sent = False
-        self.opened(-1)
+        self._fleet.trainer_opened(-1)
 
     def end(self) -> None:
         """Tell the trainer that there is no such step. One who does not hear it opens the step again."""
         if self.trainer is not None:
-            self._tell(self.trainer, StepLeased(self._job, self.step, groups=0, samples=0, dropped=0, never=True))
+            self._scope.tell(
+                self.trainer, StepLeased(self._scope.name, self.step, groups=0, samples=0, dropped=0, never=True)
+            )
 
     def pump(self) -> None:
         """Send what can be sent."""
         batch = self._books.ledger.batches.get(self.step)
-        if self.trainer is None or batch is None or self.all_sent or self.held(batch):
+        if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
             return
         if not len(self._sent):
-            if not self._may_begin(batch):
+            if not self._fleet.may_begin(batch):
                 return
             self._sent = np.zeros(len(batch.prompts), np.bool_)
             self._told_early = np.zeros(len(batch.state), np.bool_)
-        ready = np.nonzero(_complete(batch) & ~self._sent)[0]
+        ready = np.nonzero(complete_groups(batch) & ~self._sent)[0]
         if len(ready):
             if not batch.committed:
                 ready = self._without_small(batch, ready)
             self._send_groups(batch, ready, self.trainer)
         if self._sent.all():
             self._finish(batch, self.trainer)
-        elif self._early:
+        elif self._scope.job.scores_early:
             self._send_early(batch, self.trainer)
 
     def _without_small(self, batch: StepBatch, ready: np.ndarray) -> np.ndarray:
@@ -122,11 +111,11 @@ class Leases:
         for indices in _portions(batch, ready):
             rows = (indices[:, None] * batch.group_size + np.arange(batch.group_size))[by_group[indices]]
             if len(rows):
-                groups = _groups(self._job, batch, rows.astype(np.int32))
-                if self._tell(trainer, groups) is not SendOutcome.QUEUED:
+                groups = _groups(self._scope.name, batch, rows.astype(np.int32))
+                if self._scope.tell(trainer, groups) is not SendOutcome.QUEUED:
                     return
                 self._books.apply(ev.Leased(batch.step, rows.astype(np.int32), replay=batch.committed))
-                self.given(batch, rows)
+                self._fleet.trainer_given(batch, rows)
             self._sent[indices] = True
 
     def _send_early(self, batch: StepBatch, trainer: ActorAddress) -> None:
@@ -134,8 +123,8 @@ class Leases:
         rows = np.flatnonzero((batch.state == S.SCORED) & ~in_sent_group & ~self._told_early)
         for part in np.split(rows, _cuts(batch.length[rows])):
             if len(part):
-                message = _early_samples(self._job, batch, part.astype(np.int32))
-                if self._tell(trainer, message) is not SendOutcome.QUEUED:
+                message = _early_samples(self._scope.name, batch, part.astype(np.int32))
+                if self._scope.tell(trainer, message) is not SendOutcome.QUEUED:
                     return
                 self._told_early[part] = True
 
@@ -143,34 +132,13 @@ class Leases:
         wanted = S.COMMITTED if batch.committed else S.LEASED
         there = batch.state.reshape(-1, batch.group_size) == wanted
         message = StepLeased(
-            job=self._job,
+            job=self._scope.name,
             step=batch.step,
             groups=int(there.any(axis=1).sum()),
             samples=int(there.sum()),
             dropped=int((batch.state == S.DROPPED).sum()),
         )
-        self.all_sent = self._tell(trainer, message) is SendOutcome.QUEUED
-
-
-def newest_whole_step(ledger: Ledger) -> int:
-    """The newest step up to which every sample is committed, scored or dropped; -1 if the first one is not."""
-    step = ledger.committed_steps - 1
-    while (batch := ledger.batches.get(step + 1)) is not None and whole(batch):
-        step += 1
-    return step
-
-
-def whole(batch: StepBatch) -> bool:
-    """Every sample of it is committed, scored or dropped."""
-    return bool(_complete(batch).all())
-
-
-def _complete(batch: StepBatch) -> np.ndarray:
-    """bool[P]: every sibling is scored or dropped; of a committed batch, every group is."""
-    if batch.committed:
-        return np.ones(len(batch.prompts), np.bool_)
-    state = batch.state.reshape(-1, batch.group_size)
-    return ((state == S.SCORED) | (state == S.DROPPED)).all(axis=1)
+        self.all_sent = self._scope.tell(trainer, message) is SendOutcome.QUEUED
 
 
 def _portions(batch: StepBatch, indices: np.ndarray) -> list[np.ndarray]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.fleet.loads import Loads
 from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
@@ -27,9 +26,6 @@ class StepMeter:
         self._tokens = ledger.counters.tokens
         self._cut: tuple[int, float] | None = None
         self._measuring = False
-        self.loads = Loads()
-        self.restarts = 0
-        """Lives that began after another life of the same name had ended in a crash or out of reach."""
 
     def begin(self, now: float) -> None:
         """The trainer has opened its first step, or the first prompts are there: start-up is not part of a step.
@@ -71,11 +67,10 @@ class StepMeter:
             "rollout_idle_fraction": idle_fraction,
             "rows_ignored": counters.unknown_rows + counters.duplicate_rows + counters.gap_rows,
             "samples_migrated": counters.samples_migrated,
-            "restarts": self.restarts,
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
-        row |= self.loads.take()
+        row |= self._workers.loads.take()
         self._since_s, self._measuring = now, True
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
-from actors.fleet.versions import Versions
 from actors.protocol.batches import Progress
 from actors.scheduler.leases import Leases
 from actors.scheduler.stall import StallView, waiting_for
@@ -13,11 +13,11 @@ from actors.scheduler.steps import Steps
 class ProgressReport:
     """``look`` now and then, so that it is known since when the ledger has not changed."""
 
-    def __init__(self, scope: JobScope, steps: Steps, leases: Leases, versions: Versions) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, steps: Steps) -> None:
         self._scope = scope
         self._steps = steps
         self._leases = leases
-        self._versions = versions
+        self._fleet = fleet
         self._moved = (-1, 0.0)
 
     def look(self) -> None:
@@ -31,7 +31,7 @@ class ProgressReport:
         return Progress(
             job=self._scope.name,
             committed_steps=ledger.committed_steps,
-            policy_version=self._versions.newest,
+            policy_version=self._fleet.versions.newest,
             states=ledger.count_states(),
             workers={w.name: w.in_flight for w in workers},
             prompts_lost=counters.prompts_lost,
@@ -62,6 +62,6 @@ class ProgressReport:
                 has_trainer=self._leases.trainer is not None,
                 workers={w.name: w.policy_version for w in workers},
                 needed_version=max(step - scope.job.staleness, 0),
-                newest_version=self._versions.newest,
+                newest_version=self._fleet.versions.newest,
             )
         )

@@ -57,6 +57,11 @@ class Scoring:
             before = self._pending.get(step)
             self._pending[step] = rows if before is None else np.concatenate([before, rows])
 
+    def finished(self, rows: dict[int, np.ndarray]) -> None:
+        """Step → rows that have just ended."""
+        self.add(rows)
+        self.pump_soon()
+
     def pump_soon(self) -> None:
         """Ask at once if no other sample is being generated, else after ``score_linger_s``, with what there is then."""
         if not self._more_to_come():

@@ -10,12 +10,8 @@ Invariants
 from __future__ import annotations
 
 from actors.core.watch import Down, Gone
-from actors.fleet.enrolment import Enrolment
-from actors.fleet.length_ranking import LengthRanking
-from actors.fleet.recovery import Recoveries
+from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
-from actors.fleet.versions import Versions
-from actors.ledger.batch import StepBatch
 from actors.protocol.services import RegisterService
 from actors.scheduler.leases import Leases
 from actors.scheduler.scoring import Scoring
@@ -26,32 +22,19 @@ from transport.address import ActorAddress
 class Services:
     """``scope.services`` is its table; others read it."""
 
-    def __init__(
-        self,
-        scope: JobScope,
-        scoring: Scoring,
-        steps: Steps,
-        leases: Leases,
-        versions: Versions,
-        enrolment: Enrolment,
-        recoveries: Recoveries,
-        ranking: LengthRanking,
-    ) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, scoring: Scoring, leases: Leases, steps: Steps) -> None:
         self._scope = scope
+        self._fleet = fleet
         self._scoring = scoring
         self._steps = steps
         self._leases = leases
-        self._versions = versions
-        self._enrolment = enrolment
-        self._recoveries = recoveries
-        self._ranking = ranking
 
     def register(self, offer: RegisterService) -> None:
         scope, role = self._scope, offer.role
         before = scope.services.get(role)
         scope.services[role] = offer.address
         if before != offer.address:
-            self._enrolment.count_restart(role, again=before is not None and before.peer != offer.address.peer)
+            self._fleet.recoveries.begins(role, again=before is not None and before.peer != offer.address.peer)
             scope.event("service_registered", role=role, address=str(offer.address))
             if before is not None:
                 scope.ctx.unwatch(before)
@@ -63,16 +46,9 @@ class Services:
         elif role == "prompts" and before != offer.address:
             self._steps.ask_again()
         elif role in ("weights", "trainer") and before != offer.address:
-            self._versions.introduce_weights()
+            self._fleet.versions.introduce_weights()
         elif role == "ranker" and before != offer.address:
-            self.ask_ranker(list(scope.ledger.batches.values()))
-
-    def ask_ranker(self, batches: list[StepBatch]) -> None:
-        """How long the responses to these will be. Nobody waits for the answer."""
-        if (ranker := self._scope.services.get("ranker")) is not None:
-            for question in (self._ranking.question(batch) for batch in batches if not batch.committed):
-                if question is not None:
-                    self._scope.tell(ranker, question)
+            self._fleet.ask_ranker(scope.ledger.batches.values())
 
     def down(self, news: Down) -> None:
         """Whoever is at that address serves no longer."""
@@ -81,9 +57,9 @@ class Services:
             if _same_life(address, news.address):
                 scope.event("service_down", role=role, reason=news.reason, detail=news.detail)
                 if news.reason is not Gone.STOPPED:
-                    self._enrolment.mark_crashed(role)
+                    self._fleet.recoveries.mark_crashed(role)
                 if role == "trainer":
-                    self._recoveries.lost(role, scope.ctx.now())
+                    self._fleet.recoveries.lost(role, scope.ctx.now())
                 del scope.services[role]
                 if role == "rewards":
                     self._scoring.serve(None)

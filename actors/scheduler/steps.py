@@ -16,15 +16,11 @@ import asyncio
 
 import numpy as np
 
-from actors.fleet.length_ranking import LengthRanking
-from actors.fleet.recovery import Recoveries
+from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
-from actors.fleet.seeding import Seeding
-from actors.fleet.versions import Versions
 from actors.ledger import events as ev
 from actors.ledger.batch import StepBatch
 from actors.ledger.errors import IllegalTransition, NotAccepted
-from actors.ledger.journal import Journal
 from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
@@ -33,27 +29,14 @@ from actors.scheduler.meter import StepMeter
 
 
 class Steps:
-    """Of one life of the scheduler."""
+    """How far the job is. It lasts as long as one life of the scheduler."""
 
-    def __init__(
-        self,
-        scope: JobScope,
-        journal: Journal,
-        leases: Leases,
-        versions: Versions,
-        meter: StepMeter,
-        recoveries: Recoveries,
-        ranking: LengthRanking,
-        seeding: Seeding | None = None,
-    ) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, meter: StepMeter) -> None:
         self._scope = scope
-        self._journal = journal
+        self._journal = scope.books.journal
+        self._fleet = fleet
         self._leases = leases
-        self._versions = versions
         self._meter = meter
-        self._recoveries = recoveries
-        self._ranking = ranking
-        self._seeding = seeding
         self.count = scope.job.steps
         """Fewer than the job says once its data has ended."""
         self._checkpoint_requested = -1
@@ -66,8 +49,6 @@ class Steps:
         """The newest committed step whose row this life has told the job."""
         self._untold: list[StepCommitted] = []
         """What the job is told as soon as it has registered."""
-        self.prompt_tokens = 0.0
-        """Mean length of the prompts of the batch that was issued last."""
 
     # ------------------------------------------------------------ batches
 
@@ -88,7 +69,6 @@ class Steps:
         if waited_for:
             self._meter.begin(self._scope.ctx.now())
         self._next_known.set()
-        self.prompt_tokens = sum(len(p.token_ids) for p in batch.prompts) / max(1, len(batch.prompts))
         return True
 
     def need_batch(self) -> None:
@@ -156,7 +136,6 @@ class Steps:
                 self._scope.event("open_step_refused", step=order.step, why=str(error))
                 raise NotAccepted(str(error)) from error
             self._end_if_never()
-            self._scope.flow.lease()
 
     async def commit(self, commit: CommitStep) -> Committed:
         """Apply, make durable, tell the job, answer.
@@ -184,7 +163,7 @@ class Steps:
             await self._journal.durable()
             if not replay:
                 self._tell_progress(commit.step)
-            self._versions.secured(commit.step)
+            self._fleet.versions.secured(commit.step)
             self._tell_committed(batch, commit, replay=replay)
             self.need_batch()
         await self._until_next_is_known(commit.step + 1)
@@ -202,19 +181,12 @@ class Steps:
             self._scope.ctx.log.warning("the next batch is late", step=step)
 
     def _tell_progress(self, step: int) -> None:
-        for loss in self._recoveries.committed(self._scope.ctx.now()):
+        for loss in self._fleet.recoveries.committed(self._scope.ctx.now()):
             self._scope.event("progress_resumed", lost=loss.part, step=step, after_s=loss.after_s)
 
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
-        if not replay:
-            metrics |= self._ranking.committed(batch)
-            ranker, lesson = self._scope.services.get("ranker"), self._ranking.lesson(batch)
-            if ranker is not None and lesson is not None:
-                self._scope.tell(ranker, lesson)
-        metrics |= self._recoveries.metrics()
-        if self._seeding is not None and not replay:
-            metrics |= self._seeding.committed(batch.step, commit.metrics)
+        metrics |= self._fleet.committed(batch, commit.metrics, replay=replay)
         news = StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
         self._told_step = max(self._told_step, batch.step)
         if (job := self._scope.services.get("job")) is not None:

@@ -33,7 +33,7 @@ def delivered(tokens: int, sequence: int = 0) -> Delivery:
 def inflow(entry_tokens: int) -> Inflow:
     limits = DEFAULT_LIMITS.model_copy(update={"entry_tokens": entry_tokens})
     scope = SimpleNamespace(ctx=SimpleNamespace(limits=limits))
-    return Inflow(cast(Any, scope), cast(Any, None), cast(Any, None))
+    return Inflow(cast(Any, scope), cast(Any, None))
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 64))
@@ -53,7 +53,7 @@ def test_others_are_heard_between_two_turns_of_one_batch(in_world: InWorld) -> N
     async def scenario(world: Any) -> None:
         await world.start_head()
         heard: list[str] = []
-        world.scheduler._inflow.take = lambda turn: (
+        world.scheduler._fleet.inflow.take = lambda turn: (
             heard.append("deltas"),
             asyncio.get_running_loop().call_soon(heard.append, "others"),
         )

@@ -193,7 +193,7 @@ def test_a_ranking_changes_the_order_of_hand_outs_and_not_one_token(in_world: Ca
         for step, samples in world.trained.items():
             assert [(p, s) for p, s, *_ in samples] == [(p, s) for p in range(4 * step, 4 * step + 4) for s in range(4)]
         assert world.scheduler.counters.prompts_lost == world.scheduler.counters.samples_trained_twice == 0
-        ranking = world.scheduler._ranking
+        ranking = world.scheduler._fleet.ranking
         assert (ranking._keys, ranking._noted) == ({}, {}), "nothing is kept of steps that are over"
         assert len(ranking.past) == (0 if kind == "history" else 3), "but lengths beside what was expected, of a few"
         assert all(len(past.estimates) == len(past.lengths) == 16 for past in ranking.past)

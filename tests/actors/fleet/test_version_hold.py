@@ -12,8 +12,8 @@ import pytest
 from actors.ledger import events as ev
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
+from actors.ledger.whole_steps import newest_whole_step
 from actors.protocol.weights_news import VersionAvailable
-from actors.scheduler.leases import newest_whole_step
 
 InWorld = Callable[..., None]
 
@@ -39,7 +39,7 @@ def test_a_version_waits_for_the_samples_that_made_it(in_world: InWorld) -> None
         disk.ready.clear()
         await world.until(lambda: world.trainer.step == 1)
         await asyncio.sleep(1)
-        assert world.scheduler._versions.offered == 1
+        assert world.scheduler._fleet.versions.offered == 1
         assert [worker.version for worker in world.workers] == [0, 0], "step 0 could still be taken back by a crash"
         disk.ready.set()
         await world.until(lambda: all(worker.version >= 1 for worker in world.workers))
@@ -52,7 +52,7 @@ def test_a_weight_server_that_has_lost_its_newest_version_takes_nobody_back(in_w
     async def scenario(world: Any) -> None:
         await world.start()
         await world.until(lambda: all(worker.version >= 2 for worker in world.workers))
-        versions = world.scheduler._versions
+        versions = world.scheduler._fleet.versions
         newest, elsewhere = versions.newest, msgspec.structs.replace(versions.weights, name="weights-2")
         versions.offer(VersionAvailable(job="j", policy_version=1, weights=elsewhere))
         assert (versions.newest, versions.weights) == (newest, elsewhere)
@@ -74,7 +74,7 @@ def test_what_a_crash_leaves_on_disk_holds_all_that_made_the_versions_in_use(
         disk.ready.clear()
         await asyncio.sleep(0.5)
         served = max(worker.version for worker in world.workers)
-        assert world.scheduler._versions.offered >= at_step
+        assert world.scheduler._fleet.versions.offered >= at_step
         disk.crash()
         left = Ledger()
         left.restore(disk.read()[1])
@@ -92,7 +92,7 @@ def test_a_scheduler_that_opens_again_goes_on_with_the_versions_whose_samples_ar
         await world.until(lambda: world.trainer.step == 3)
         world.kill("head")
         await world.start_head()
-        assert world.scheduler._versions.secured_step >= world.scheduler._ledger.committed_steps - 1 >= 1
-        assert world.scheduler._versions.newest == -1, "nobody has offered one to this life"
+        assert world.scheduler._fleet.versions.secured_step >= world.scheduler._ledger.committed_steps - 1 >= 1
+        assert world.scheduler._fleet.versions.newest == -1, "nobody has offered one to this life"
 
     in_world(scenario, steps=6)
