@@ -165,7 +165,8 @@ class Scheduler(Actor):
         self._leases = Leases(job.name, books, scope.tell, self._versions.may_begin, early=job.scores_early)
         self._ranking = LengthRanking(job.name, make_predictor(job.rollout.length_ranking, limits))
         self._ranking.restore(ledger)
-        lanes, balanced = LongLanes(job.rollout.dedicated_workers), job.scheduling.policy == "rlboost"
+        lanes = LongLanes(dedicates=job.rollout.dedicated_workers != "none")
+        balanced = job.scheduling.policy == "rlboost"
         self._dispatcher = Dispatcher(
             job.name, books, self._workers, job.staleness, limits, scope.tell, self._ranking,
             one_step=job.sync.mode == "one_step_barrier",
