@@ -237,8 +237,6 @@ class Job(Actor):
         return SamplingParams(
             max_tokens=rollout.max_tokens,
             temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
             stop_token_ids=self._stop_token_ids,
             seed=self._config.seed,
         )
