@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from supervisors import doctor, vllm_install
+from supervisors.cli import doctor, vllm_install
 
 
 def line(name: str, checks: doctor.Report) -> doctor.Check:

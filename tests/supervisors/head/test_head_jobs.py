@@ -14,8 +14,8 @@ from actors.control.backend import Plain
 from actors.control.errors import NotNow
 from actors.protocol.jobs import JobState
 from configs.limits import Limits
+from supervisors.head import head as head_module
 from supervisors.head.head import Head
-from supervisors.head.head import head as head_module
 from supervisors.head.operations import Operations
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId

@@ -13,7 +13,7 @@ import pytest
 
 from actors.core.system import ActorSystem
 from configs.limits import Limits
-from supervisors.head.head import machine_process
+from supervisors.head import machine_process
 from supervisors.head.head_messages import HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.head.machine_process import HeadDesk, MachineProcess
 from supervisors.machine.node import NodeProcess

@@ -37,8 +37,8 @@ from actors.trainer.publisher import Publisher
 from actors.trainer.trainer import Trainer
 from actors.weights import holding, memory
 from actors.weights import server as weight_server
-from supervisors import restart_budget, strategies
 from supervisors.machine.node_agent import NodeAgent
+from supervisors.tree import restart_budget, strategies
 from supervisors.tree.supervisor import Supervisor
 
 
