@@ -1,7 +1,7 @@
 """What must hold of the living actors, looked at from outside between two events.
 
-Actors are read here, not asked: a question would be one more event in what is looked at, and a worker that is cut off or
-halted, whose promises matter most, would not answer it.
+Actors are read here, not asked: a question would be one more event in what is looked at, and a worker that is cut off
+or halted, whose promises matter most, would not answer it.
 """
 
 from __future__ import annotations
