@@ -2,7 +2,7 @@
 
     scheduler ──NeedBatch──▶ job ──ReadPrompts──▶ prompts        job ──IssueBatch──▶ scheduler
     scheduler ──StepCommitted, CheckpointStored──▶ job ──StepRow, Event──▶ metrics
-                                                   └──▶ subscribers, watchers (WatchJob)
+                                                   └──JobEvent──▶ whoever runs it
 
     loop            waits for                      unblocked by
     issue a batch   the prompt source              its registration, for the scheduler asks again then; tried
@@ -20,8 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -44,7 +43,7 @@ from actors.protocol.batches import (
     SetPaused,
 )
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
+from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.rewards import PromptsRead, ReadPrompts
@@ -54,7 +53,6 @@ from configs.schema import JobConfig
 from transport.address import ActorAddress
 
 _STOPPED: Final = "stopped by its operator"
-Subscriber = Callable[[jm.JobEvent], None]
 
 
 class NotPossible(ReplyError):
@@ -64,6 +62,7 @@ class NotPossible(ReplyError):
 class Job(RegisteredActor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
     ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
+    ``listener``: who is told of everything, for whoever runs the job.
     """
 
     def __init__(
@@ -76,6 +75,7 @@ class Job(RegisteredActor):
         stop_token_ids: tuple[int, ...] = (),
         restarts: Callable[[], int] | None = None,
         take_cost: Callable[[], float] | None = None,
+        listener: ActorAddress | None = None,
     ) -> None:
         self._config = config
         self._scheduler_at = scheduler
@@ -84,8 +84,8 @@ class Job(RegisteredActor):
         self._stop_token_ids = stop_token_ids
         self._restarts = restarts
         self._take_cost = take_cost
+        self._listener = listener
         self._summary = Summary()
-        self._subscribers: list[Subscriber] = []
         self._issuing: set[int] = set()
         self._asked_again = asyncio.Event()
         """The scheduler knows something new about the prompt source: no use in waiting longer."""
@@ -100,20 +100,14 @@ class Job(RegisteredActor):
 
     # ------------------------------------------------------------ for the process that hosts the job
 
-    def subscribe(self, subscriber: Subscriber) -> None:
-        """Call ``subscriber`` with every JobEvent, on the loop; it must not block or raise."""
-        self._subscribers.append(subscriber)
-
     async def wait_over(self, timeout_s: float | None = None) -> JobState:
-        """Until the job is finished, failed or interrupted, or this actor has ended: then look at its next life.
+        """Until the job is finished, failed or interrupted, or this actor has ended.
 
         Raises:
             TimeoutError.
         """
         async with asyncio.timeout(timeout_s):
             await self._over.wait()
-            if not self.state.over:
-                await asyncio.sleep(self._config.limits.backoff_first_s)  # its supervisor starts another one
         return self.state
 
     def result(self) -> dict[str, str | int | float | None]:
@@ -136,10 +130,6 @@ class Job(RegisteredActor):
             "checkpoint": self._checkpoint,
         } | ({} if self._take_cost is None else summary.cost())
 
-    def fail(self, reason: str) -> None:
-        """A supervisor has given up. Idempotent; a job that is over stays as it is."""
-        self._change(JobState.FAILED, reason)
-
     # ------------------------------------------------------------ life
 
     async def on_start(self) -> None:
@@ -148,6 +138,7 @@ class Job(RegisteredActor):
         if self._run_dir is not None:
             for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
                 self._summary.add(row)
+        self._publish("begun", {})
         self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
         await self.register()
 
@@ -237,7 +228,8 @@ class Job(RegisteredActor):
         self._event("data_ended", step=step)
         if step == 0:
             count = self._config.algorithm.prompts_per_step
-            self.fail(f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it")
+            reason = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
+            self._change(JobState.FAILED, reason)
             return
         await self._scheduler.ask(DataEnded(job=self._config.name, step=step), Acknowledged)
 
@@ -284,9 +276,9 @@ class Job(RegisteredActor):
             self.ctx.ref(self._metrics_at).tell(Event(job=self._config.name, name=name, fields=dict(fields)))
 
     def _publish(self, kind: str, fields: Row) -> None:
-        event = jm.JobEvent(kind=kind, fields=fields)
-        for subscriber in list(self._subscribers):
-            subscriber(event)
+        if self._listener is not None:
+            event = JobEvent(job=self._config.name, kind=kind, fields=fields, result=self.result())
+            self.ctx.ref(self._listener).tell(event)
 
     def _change(self, state: JobState, reason: str = "") -> None:
         if self.state.over or state is self.state:
@@ -309,6 +301,7 @@ class Job(RegisteredActor):
             except AskError as error:
                 self.ctx.log.warning("the last metrics may be missing", error=str(error))
         self._over.set()
+        self._publish("ended", {})
 
     # ------------------------------------------------------------ operators
 
@@ -341,11 +334,6 @@ class Job(RegisteredActor):
         except TimeoutError as error:
             raise NotPossible(f"no checkpoint within {self._config.limits.checkpoint_timeout_s} s") from error
 
-    @handles(jm.FailJob)
-    async def failed(self, order: jm.FailJob) -> jm.JobReport:
-        self.fail(order.reason)
-        return await self._report()
-
     @handles(jm.JobStatus)
     @concurrent
     async def status(self, _: jm.JobStatus) -> jm.JobReport:
@@ -373,33 +361,3 @@ class Job(RegisteredActor):
             quiet_s=quiet_s,
             checkpoint=self._checkpoint,
         )
-
-    @handles(jm.WatchJob)
-    @concurrent
-    async def watch(self, _: jm.WatchJob) -> AsyncIterator[jm.JobEvent]:
-        """A slow watcher loses the oldest events and is told how many."""
-        bound, lost, news = self._config.limits.control_event_queue, 0, asyncio.Event()
-        queue: deque[jm.JobEvent] = deque()
-
-        def put(event: jm.JobEvent) -> None:
-            nonlocal lost
-            if len(queue) >= bound:
-                queue.popleft()
-                lost += 1
-            queue.append(event)
-            news.set()
-
-        put(jm.JobEvent(kind="state", fields={"state": self.state.value, "reason": self._reason}))
-        self._subscribers.append(put)
-        try:
-            while queue or not self.state.over:
-                if lost:
-                    queue.appendleft(jm.JobEvent(kind="lagging", fields={"lost": lost}))
-                    lost = 0
-                while queue:
-                    yield queue.popleft()
-                if not self.state.over:
-                    news.clear()
-                    await news.wait()
-        finally:
-            self._subscribers.remove(put)

@@ -1,6 +1,6 @@
-"""What the scheduler tells the job: what it needs from it, and what is durable.
+"""What is told to the job and by it: what its scheduler needs and has made durable, and what that comes to.
 
-scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job
+scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job ──JobEvent──▶ whoever runs the job
 """
 
 from __future__ import annotations
@@ -35,3 +35,18 @@ class CheckpointStored(Message):
     """The trainer trains no more: the job is over."""
     stopped: bool = False
     """Its operator wanted that."""
+
+
+@message("jobs.event")
+class JobEvent(Message):
+    """Something has happened to the job.
+
+    ``kind`` is ``begun``, ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step,
+    path), or ``ended``: the job is over and its record complete.
+    """
+
+    job: str
+    kind: str
+    fields: dict[str, float | int | str]
+    result: dict[str, float | int | str | None]
+    """What the run comes to with it: the object that ``run --json`` prints."""

@@ -1,7 +1,6 @@
 """What the job hears from its operator: the control server, the terminal, another actor.
 
 operator ──PauseJob, ResumeJob, CancelJob, CheckpointJob, JobStatus──▶ job ──▶ scheduler
-operator ◀────────────────────── JobEvent* ────────WatchJob─────────── job
 """
 
 from __future__ import annotations
@@ -63,14 +62,6 @@ class CheckpointReport(Message):
     path: str
 
 
-@message("jobs.fail")
-class FailJob(Message):
-    """A supervisor has given up; the job is failed for ``reason``. Reply: JobReport."""
-
-    job: str
-    reason: str
-
-
 @message("jobs.status")
 class JobStatus(Message):
     """Reply: JobReport."""
@@ -92,21 +83,3 @@ class JobReport(Message):
     checkpoint: str
     quiet_s: float = 0.0
     """How long no sample has moved."""
-
-
-@message("jobs.watch")
-class WatchJob(Message):
-    """Opens a credit stream of JobEvent; it begins with the present state and ends when the job is over."""
-
-    job: str
-
-
-@message("jobs.event")
-class JobEvent(Message):
-    """``kind``: ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step, path),
-
-    ``lagging`` (lost: how many events this watcher was too slow for).
-    """
-
-    kind: str
-    fields: dict[str, float | int | str]

@@ -8,8 +8,11 @@
 Invariants
 - A process that does not answer within ``limits.look_timeout_s`` is a row of its own: that it is silent is the news.
 - All are asked at the same time, so one that hangs costs no more than that.
-- What is in the head itself is read, not asked, and processes answer on the lane for signals: on the one for messages
-  an answer would wait its turn behind thousands of tokens.
+- A scheduler is read, not asked, though it is an actor: one that hangs in a handler takes no further message, and what
+  its job waits for is then just what an operator wants to know. Nothing else in supervisors does so, but the probes of
+  simulations.
+- Other processes answer on the lane for signals: on the one for messages an answer would wait its turn behind thousands
+  of tokens.
 """
 
 from __future__ import annotations
@@ -17,16 +20,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.core.errors import AskError
 from actors.core.look import Look, Sight, Stall
 from actors.scheduler.scheduler import Scheduler
+from supervisors.head.view import HeadView
 from transport.address import ActorAddress
 from transport.transport import Lane
-
-if TYPE_CHECKING:
-    from supervisors.head.head import Head
 
 Row = dict[str, Any]
 
@@ -45,9 +46,9 @@ class Silent:
 
 
 class Lookout:
-    """Of one head."""
+    """Looks into the processes of one head."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: HeadView) -> None:
         self._head = head
 
     async def stalls(self, longer_than_s: float) -> list[Row]:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.control.backend import Plain
 from actors.control.errors import BadArgs, NotFound, NotNow
@@ -21,19 +21,17 @@ from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
 from supervisors.head.lookout import Lookout
+from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.file_end import whole_lines
 from supervisors.tree.errors import FaultNotPossible
 from supervisors.tree.messages import ChildInfo
 
-if TYPE_CHECKING:
-    from supervisors.head.head import Head
-
 
 class Operations:
-    """Implements ``actors.control.backend.ControlBackend``."""
+    """Implements ``actors.control.backend.ControlBackend`` over a head."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: HeadView) -> None:
         self._head = head
         self._strikes = 0
 

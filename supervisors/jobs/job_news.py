@@ -1,7 +1,8 @@
 """What is told of a job's run: progress maps to whoever listens, and events into events.jsonl.
 
-JobRun, JobTree ─ say ────▶ listeners: the terminal, ctl watch, fault plans
-                └ record ─▶ the job's metrics actor ─▶ events.jsonl
+job ──JobEvent──▶ JobListener ─▶ JobRun ─┐
+                                 JobTree ┴─ say ────▶ listeners: the terminal, ctl watch, fault plans
+                                         └─ record ─▶ the job's metrics actor ─▶ events.jsonl
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from actors.protocol.jobs import JobEvent
+from actors.core.actor import Actor, handles
+from actors.protocol.job_news import JobEvent
 from actors.protocol.metrics import Event
 from transport.transport import SendOutcome
 
@@ -23,8 +25,22 @@ OnProgress = Callable[[Mapping[str, Any]], None]
 log = structlog.get_logger("headrace.job")
 
 
+class JobListener(Actor):
+    """Hears the actor of a job, in each of its lives, for the code that runs the job."""
+
+    def __init__(self, hear: Callable[[JobEvent], None]) -> None:
+        self._hear = hear
+
+    @handles(JobEvent)
+    async def event(self, event: JobEvent) -> None:
+        try:
+            self._hear(event)
+        except Exception:  # whoever reads of the job may fail; the next event is told all the same
+            log.exception("an event of a job was not told to the end", job=event.job, kind=event.kind)
+
+
 class JobNews:
-    """Of one job."""
+    """Tells what becomes of one job."""
 
     def __init__(self, system: ActorSystem, job: str, on_progress: OnProgress | None) -> None:
         self._system = system
@@ -41,7 +57,8 @@ class JobNews:
         for listener in list(self._listeners):
             listener(progress)
 
-    def on_job_event(self, event: JobEvent) -> None:
+    def tell(self, event: JobEvent) -> None:
+        """What the job's actor has said, as a progress map."""
         if event.kind == "step":
             self.say(**{**event.fields, "step": int(event.fields["step"]) + 1})
         elif event.kind == "state":

@@ -21,11 +21,12 @@ from actors.core.patience import Patience
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
 from actors.jobs.stop_tokens import stop_token_ids
+from actors.protocol.job_news import JobEvent
 from actors.protocol.jobs import CancelJob, JobReport, JobState
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
 from supervisors.jobs.cost_meter import CostMeter
-from supervisors.jobs.job_news import JobNews, OnProgress
+from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Preparation
 from supervisors.jobs.strays import Strays
@@ -76,7 +77,12 @@ class JobRun:
         self._preparation = Preparation(job, run_dir, lambda message: self._news.say(message=message))
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
-        self._actor: Job | None = None
+        self._state = JobState.SUBMITTED
+        self._told: dict[str, Any] = {}
+        """The job's result as its actor has told it last."""
+        self._told_s = 0.0
+        self._ended = asyncio.Event()
+        """The job is over, and its record complete."""
         self._error = ""
         self._stopped = False
 
@@ -107,6 +113,7 @@ class JobRun:
             await self._wait_for_nodes()
         if job.cluster.prices:
             self._count_cost()
+        await self._system.spawn(f"news.{job.name}", JobListener(self._hear))
         await self.tree.start_core(self._job_maker(stop_token_ids(model_path, job.rollout.stop)))
         self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
         if self._former is None:
@@ -144,7 +151,7 @@ class JobRun:
 
     def _job_maker(self, stop_tokens: tuple[int, ...]) -> Callable[[], Job]:
         def make_job() -> Job:
-            self._actor = Job(
+            return Job(
                 self.job,
                 self.address("scheduler"),
                 self.address("metrics"),
@@ -152,11 +159,18 @@ class JobRun:
                 stop_token_ids=stop_tokens,
                 restarts=self.restarts,
                 take_cost=self._cost.take if self._cost is not None else None,
+                listener=self.address("news"),
             )
-            self._actor.subscribe(self._news.on_job_event)
-            return self._actor
 
         return make_job
+
+    def _hear(self, event: JobEvent) -> None:
+        """What the job's actor says."""
+        self._told, self._told_s = event.result, asyncio.get_running_loop().time()
+        self._state = JobState(str(event.result["state"]))
+        self._news.tell(event)
+        if event.kind == "ended":
+            self._ended.set()
 
     # ------------------------------------------------------------ wait and stop
 
@@ -165,9 +179,8 @@ class JobRun:
 
         Returns the summary. A failure of the tree is in it, not raised.
         """
-        assert self._actor is not None, "start the run first"
         ends = [
-            asyncio.create_task(self._until_done(), name="job done"),
+            asyncio.create_task(self._ended.wait(), name="job done"),
             asyncio.create_task(self._until_failed(), name="failed"),
         ]
         watcher = asyncio.create_task(self._until_interrupted(interrupted), name="interrupted")
@@ -181,10 +194,6 @@ class JobRun:
             for task in (*ends, watcher):
                 task.cancel()
         return self.summary()
-
-    async def _until_done(self) -> None:
-        while self._actor is not None and not self.state.over:
-            await self._actor.wait_over()
 
     async def _until_failed(self) -> None:
         """Return when a supervisor has given up; the reason becomes the job's error."""
@@ -232,6 +241,8 @@ class JobRun:
         self._stop_counting()
         self._strays.stop()
         await self.tree.stop()
+        if f"news.{self.job.name}" in self._system.actors():
+            await self._system.stop_actor(f"news.{self.job.name}")
         remove_segments(self.run_dir)
 
     # ------------------------------------------------------------ what has become of it
@@ -242,13 +253,15 @@ class JobRun:
             return JobState.FAILED
         if self._preparation.abandoned:
             return JobState.INTERRUPTED
-        return self._actor.state if self._actor is not None else JobState.SUBMITTED
+        return self._state
 
     def summary(self) -> dict[str, Any]:
         """What ``headrace run --json`` ends with."""
         known: dict[str, Any] = {"job": self.job.name, "steps": 0}
-        if self._actor is not None:
-            known = dict(self._actor.result())
+        if self._told:
+            known = self._told | {"restarts": self.restarts()}
+            if not self._state.over:
+                known["seconds"] = round(known["seconds"] + asyncio.get_running_loop().time() - self._told_s, 3)
         return known | {"state": str(self.state)} | ({"error": self._error} if self._error else {})
 
     def restarts(self) -> int:

@@ -65,7 +65,6 @@ class JobTree:
         self._adopting = adopting
         self._resumed = not adopting
         """Until a scheduler has begun here: later ones go on with what this run's operator wants."""
-        self._scheduler: Scheduler | None = None
         self._looked_for: set[str] = set()
         self._leaving: dict[str, asyncio.Event] = {}
         """Workers that are about to go by themselves → that they have."""
@@ -90,7 +89,7 @@ class JobTree:
         return sum(supervisor.restarts for supervisor in self._supervisors.values())
 
     def address(self, part: str) -> ActorAddress:
-        """Of ``scheduler``, ``job`` or ``metrics``."""
+        """Of ``scheduler``, ``job``, ``metrics`` or ``news``, who hears the job."""
         return self._system.address(f"{part}.{self._job.name}")
 
     # ------------------------------------------------------------ start
@@ -101,10 +100,7 @@ class JobTree:
         metrics = self.address("metrics")
 
         def make_scheduler() -> Scheduler:
-            self._resumed = self._resumed and not (self._scheduler is not None and self._scheduler.begun)
-            journal = self._machine.journal(job, run_dir)
-            self._scheduler = Scheduler(job, run_dir, journal, metrics, resumed=self._resumed)
-            return self._scheduler
+            return Scheduler(job, run_dir, self._machine.journal(job, run_dir), metrics, resumed=self._resumed)
 
         core = [
             actor_child(f"metrics.{name}", lambda: self._machine.metrics(job, run_dir), node="head", role="metrics"),
@@ -311,6 +307,8 @@ class JobTree:
         fields |= {"cause": str(event.cause or ""), "detail": event.detail, "incarnation": event.incarnation}
         fields["at_s"] = round(event.at_s, 6)  # the clock by which budgets go; the line's own time is the wall's
         self._news.record(f"child_{event.kind}", **fields)
+        if event.kind == "started" and event.child == f"scheduler.{self._job.name}":
+            self._resumed = False
         if event.kind in ("exited", "stopped") and (gone := self._leaving.get(event.child)) is not None:
             gone.set()
         if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.core.system import ActorSystem
 from configs.fault_plan import FaultPlan
@@ -21,12 +21,9 @@ from supervisors.jobs.job_run import JobRun
 from supervisors.machine.child import host
 from supervisors.machine.process import EXIT_CRASHED, EXIT_START_FAILED, Child
 from supervisors.machine.process_spec import ProcessSpec
-from supervisors.simulation.body import Body
+from supervisors.simulation.ground import Body, Place
 from supervisors.simulation.roles import build_simulated_role
 from transport.errors import HeadraceError
-
-if TYPE_CHECKING:
-    from supervisors.simulation.machine import SimulatedMachine
 
 
 class SimulatedChild(Child):
@@ -35,7 +32,7 @@ class SimulatedChild(Child):
     OBEYS: tuple[int, ...] = (signal.SIGTERM,)
     """Signals that end it in good order; before it is ready for them they kill it, but for SIGINT."""
 
-    def __init__(self, machine: SimulatedMachine, pid: int, name: str, start_s: float) -> None:
+    def __init__(self, machine: Place, pid: int, name: str, start_s: float) -> None:
         super().__init__(pid, machine.world.loop)
         self.machine = machine
         self.body = Body(name, machine.host, machine.world)
@@ -100,14 +97,14 @@ class SimulatedChild(Child):
         if self.running:
             self.machine.world.trace.note("exit", process=self.name, pid=self.pid, code=code)
             self.body.end(silent=silent)
-            self.machine.forget(self)
+            self.machine.forget(self.pid)
             self._ended(code)
 
 
 class SimulatedRole(SimulatedChild):
     """A role process, owned by a node agent."""
 
-    def __init__(self, machine: SimulatedMachine, pid: int, spec: ProcessSpec, start_s: float) -> None:
+    def __init__(self, machine: Place, pid: int, spec: ProcessSpec, start_s: float) -> None:
         self.spec = spec
         super().__init__(machine, pid, spec.peer, start_s)
 
@@ -141,7 +138,7 @@ class SimulatedHead(SimulatedChild):
 
     OBEYS = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self, machine: SimulatedMachine, pid: int, order: HeadOrder, start_s: float) -> None:
+    def __init__(self, machine: Place, pid: int, order: HeadOrder, start_s: float) -> None:
         self.order = order
         self.head: Head | None = None
         super().__init__(machine, pid, "head", start_s)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from supervisors.providers.replay import Replay, planned
 from supervisors.providers.simulated import SimulatedProvider, SwitchedOff
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MainProcess, NodeMain
-
-if TYPE_CHECKING:
-    from supervisors.simulation.world import World
+from supervisors.simulation.world import World
 
 
 class SpotGrid:

@@ -6,7 +6,6 @@ What it has: a name, shared memory (a directory of its own), a disk that outlive
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from actors.core.actor import Actor
 from actors.ledger.journal import Journal
@@ -18,6 +17,7 @@ from supervisors.machine.machine import JOURNAL
 from supervisors.machine.process import Launch, head_command
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.simulation.children import SimulatedChild, SimulatedHead, SimulatedRole
+from supervisors.simulation.ground import Ground
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import RecordedMetrics
 from transport.address import PeerId
@@ -25,15 +25,12 @@ from transport.memory_transport import MemoryTransport
 from transport.sim.process import PROCESS
 from transport.zmq.security import NodeKeys
 
-if TYPE_CHECKING:
-    from supervisors.simulation.world import World
-
 
 class SimulatedMachine:
     """See the module's docstring and ``supervisors.machine.machine.Machine``."""
 
     def __init__(
-        self, world: World, name: str, directory: Path, slots: int, kind: str = "reserved", notice_s: float = 0.0
+        self, world: Ground, name: str, directory: Path, slots: int, kind: str = "reserved", notice_s: float = 0.0
     ) -> None:
         self.world = world
         self.name = name
@@ -78,9 +75,9 @@ class SimulatedMachine:
         child = self.children.get(pid)
         return child is not None and child.body.halted
 
-    def forget(self, child: SimulatedChild) -> None:
-        """``child`` has ended."""
-        self.children.pop(child.pid, None)
+    def forget(self, pid: int) -> None:
+        """The process has ended."""
+        self.children.pop(pid, None)
 
     def kill_children(self) -> None:
         """Their parent is dead, and their fate is its own (``actors/host/fate.py``)."""

@@ -12,7 +12,7 @@ import asyncio
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,14 +20,11 @@ from configs.schema import JobConfig
 from supervisors.head.head_messages import HeadOrder, HeadReady
 from supervisors.head.machine_process import PEER, MachineProcess, failed_summary
 from supervisors.machine.node import NodeProcess
-from supervisors.simulation.body import Body
+from supervisors.simulation.ground import Body, Ground
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.tree.errors import HeadGaveUp, HeadLost
 from transport.address import ActorAddress, PeerId
 from transport.errors import LinkTimeout
-
-if TYPE_CHECKING:
-    from supervisors.simulation.world import World
 
 HEAD_ENDPOINT = "memory://head"
 
@@ -36,7 +33,7 @@ class MainProcess(ABC):
     """One life of a machine's first process. ``on_end`` is called with its exit code, whatever ended it."""
 
     def __init__(
-        self, world: World, machine: SimulatedMachine, name: str, on_end: Callable[[MainProcess, int], None]
+        self, world: Ground, machine: SimulatedMachine, name: str, on_end: Callable[[MainProcess, int], None]
     ) -> None:
         self.world = world
         self.machine = machine
@@ -99,7 +96,7 @@ class MachineMain(MainProcess):
 
     def __init__(
         self,
-        world: World,
+        world: Ground,
         machine: SimulatedMachine,
         jobs: list[JobConfig],
         on_end: Callable[[MainProcess, int], None],

@@ -1,4 +1,8 @@
-"""What must hold of the living actors, looked at from outside between two events."""
+"""What must hold of the living actors, looked at from outside between two events.
+
+Actors are read here, not asked: a question would be one more event in what is looked at, and a worker that is cut off
+or halted, whose promises matter most, would not answer it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ _FENCE_S: Final = 1.0
 
 
 class Probes:
-    """One world's. ``look`` is called now and then."""
+    """Looks at the actors of one world; ``look`` is called now and then."""
 
     def __init__(self, world: World) -> None:
         self._world = world

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast
 
 import msgpack
 import numpy as np
@@ -33,12 +33,9 @@ from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepRe
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.trainer import Trainer
 from actors.weights.manifest import tensor_views
+from supervisors.simulation.ground import Body, Ground
 from supervisors.simulation.published import PublishedWeights
 from transport.sim.process import SimProcess
-
-if TYPE_CHECKING:
-    from supervisors.simulation.body import Body
-    from supervisors.simulation.world import World
 
 R = TypeVar("R")
 
@@ -46,7 +43,7 @@ _LOOK_S: Final = 0.25
 """How soon a slow process notices that it is slow no more."""
 
 
-def build_simulated_role(args: RoleArgs, world: World, body: Body) -> dict[str, Actor]:
+def build_simulated_role(args: RoleArgs, world: Ground, body: Body) -> dict[str, Actor]:
     """The actors of the process, by name; as ``actors.roles.build_role``."""
     life, costs = body.life, world.scenario.costs
     if args.role == "rollout":
@@ -147,7 +144,7 @@ class _Numbers:
 class SimulatedPool:
     """In place of ``ScorerPool``: rewards and prompts are functions of the job's seed, in the time that they cost."""
 
-    def __init__(self, args: RoleArgs, world: World, life: SimProcess) -> None:
+    def __init__(self, args: RoleArgs, world: Ground, life: SimProcess) -> None:
         job = args.job_config
         self._seed = job.seed
         self._prompt_tokens = job.data.max_prompt_tokens

@@ -23,6 +23,7 @@ import structlog
 
 from actors.weights.segments import segment_directory
 from configs.scenario import Scenario
+from supervisors.simulation.grid import replay_in
 from supervisors.simulation.nemesis import Nemesis
 from supervisors.simulation.plan import DrawnFault, drawn_faults
 from supervisors.simulation.verdict import judge, learned
@@ -135,6 +136,8 @@ def _run(world: World, loop: SimulatedLoop) -> str:
 
 async def _main(world: World, nemesis: Nemesis, watchman: Watchman) -> None:
     world.start()
+    if world.scenario.spot.trace is not None:
+        world.in_background(replay_in(world), "replay of the spot trace")
     nemesis.start()
     await watchman.watch()
     world.stop()

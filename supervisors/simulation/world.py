@@ -22,10 +22,9 @@ from typing import Any, Final
 from actors.weights.segments import run_id
 from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
-from supervisors.simulation.body import Body
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
-from supervisors.simulation.grid import replay_in
+from supervisors.simulation.ground import Body
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import PublishedWeights
@@ -137,8 +136,6 @@ class World:
         self._start_main("head")
         for name in names[1:]:
             self._start_main(name)
-        if self.scenario.spot.trace is not None:
-            self.in_background(replay_in(self), "replay of the spot trace")
 
     def _start_main(self, name: str, *, resume: bool = False) -> None:
         machine = self.machines[name]

@@ -58,11 +58,11 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/jobs/job.py", "Job.wait_over", "self._over.wait()"),
         ("supervisors/head/head.py", "Head.interrupt_jobs", "task"),
         ("supervisors/jobs/job_run.py", "JobRun.wait", "finished.wait()"),
+        ("supervisors/jobs/job_run.py", "JobRun.wait", "self._ended.wait()"),
         ("supervisors/nemesis/fault_schedule.py", "FaultSchedule._trigger", "self._moved.wait()"),
         ("supervisors/providers/job_provider.py", "JobProvider._follow", "self._running.wait()"),
     ],
     "a watcher waits for what happens next; its stream ends with the job, and with the watcher": [
-        ("actors/jobs/job.py", "Job.watch", "news.wait()"),
         ("actors/control/watches.py", "WatchStream.changed", "self._changed.wait()"),
         ("supervisors/head/operations.py", "Operations.watch", "queue.get()"),
     ],

@@ -20,13 +20,14 @@ from actors.metrics.recorder import Metrics
 from actors.protocol import jobs as jm
 from actors.protocol.batches import BatchIssued, IssueBatch, Progress, QueryProgress, RequestCheckpoint, SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
+from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted
 from actors.protocol.metrics import Flush, Flushed
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from configs.limits import Limits
 from configs.schema import MetricsConfig
 from supervisors.jobs.cost_meter import CostMeter
+from supervisors.jobs.job_news import JobListener
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -46,6 +47,7 @@ class ScriptedScheduler(Actor):
         self.heard: list[object] = []
         self.job: ActorAddress | None = None
         self.ready = asyncio.Event()
+        self.prompts = 1_000_000
 
     @handles(RegisterService)
     async def register(self, offer: RegisterService) -> Acknowledged:
@@ -58,7 +60,7 @@ class ScriptedScheduler(Actor):
 
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
-        numbers = range(question.start, question.start + question.count)
+        numbers = range(question.start, min(question.start + question.count, self.prompts))
         return PromptsRead(
             prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False
         )
@@ -94,7 +96,10 @@ class Stage:
 
     async def start_job(self, take_cost: Callable[[], float] | None) -> None:
         scheduler, metrics = self.system.address("scheduler.j"), self.system.address("metrics.j")
-        self.job = Job(CONFIG, scheduler, metrics, run_dir=self.run_dir, stop_token_ids=(7,), take_cost=take_cost)
+        self.job = Job(
+            CONFIG, scheduler, metrics, run_dir=self.run_dir, stop_token_ids=(7,), take_cost=take_cost,
+            listener=self.system.address("listener"),
+        )  # fmt: skip
         self.ref = await self.system.spawn("job.j", self.job)
 
     def commit(self, step: int, reward: float = 0.5, replay: bool = False) -> None:
@@ -263,23 +268,35 @@ async def test_a_checkpoint_that_will_not_come_is_answered_when_the_job_ends(sta
     stage.commit(0)
     asked = asyncio.ensure_future(stage.ref.ask(jm.CheckpointJob(job="j"), jm.CheckpointReport))
     await stage.until_heard(1)
-    await stage.order(jm.FailJob(job="j", reason="the trainer died ten times"))
+    stage.scheduler.prompts = 2
+    stage.scheduler.ready.set()
+    stage.ref.tell(NeedBatch(job="j", step=0))
     with pytest.raises(RemoteError, match="no further checkpoint"):
         await asked
     report = await stage.order(jm.JobStatus(job="j"))
-    assert (report.state, report.reason) == ("failed", "the trainer died ten times")
+    assert report.state == "failed"
+    assert report.reason.startswith("data: fewer than algorithm.prompts_per_step=3 prompts")
 
 
-async def test_a_watcher_sees_the_state_then_steps_then_the_end(stage: Stage) -> None:
+async def test_its_listener_hears_of_the_beginning_then_states_and_steps_then_the_end_with_the_result(
+    stage: Stage,
+) -> None:
+    seen: list[JobEvent] = []
+    await stage.system.spawn("listener", JobListener(seen.append))
     await stage.start()
-    seen: list[tuple[str, object]] = []
-    async with stage.ref.stream(jm.WatchJob(job="j"), jm.JobEvent, timeout_s=10) as events:
-        async for event in events:
-            seen.append((event.kind, event.fields.get("step", event.fields.get("state"))))
-            if len(seen) == 1:
-                stage.commit(0)
-                stage.ref.tell(CheckpointStored(job="j", step=6, path="p", final=True))
-    assert seen == [("state", "submitted"), ("state", "running"), ("step", 0), ("checkpoint", 6), ("state", "finished")]
+    stage.commit(0)
+    stage.ref.tell(CheckpointStored(job="j", step=6, path="p", final=True))
+    async with asyncio.timeout(10):
+        while not seen or seen[-1].kind != "ended":
+            await asyncio.sleep(0)
+    assert [(event.kind, event.fields.get("step", event.fields.get("state"))) for event in seen] == [
+        ("begun", None), ("state", "running"), ("step", 0), ("checkpoint", 6), ("state", "finished"), ("ended", None),
+    ]  # fmt: skip
+    assert [(event.result["state"], event.result["steps"]) for event in seen[::5]] == [
+        ("submitted", 0),
+        ("finished", 1),
+    ]
+    assert seen[-1].result == stage.job.result()
 
 
 def test_the_summary_takes_the_means_of_the_first_and_last_five_steps() -> None:

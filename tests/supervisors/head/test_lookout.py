@@ -18,8 +18,8 @@ from actors.protocol.failures import Acknowledged
 from actors.protocol.jobs import JobState
 from actors.scheduler.scheduler import Scheduler
 from configs.limits import DEFAULT_LIMITS
-from supervisors.head.head import Head
 from supervisors.head.lookout import Lookout
+from supervisors.head.view import HeadView
 from supervisors.machine.nodes import Node
 from tests.smallest_job import smallest_job
 from transport.address import PeerId
@@ -65,7 +65,7 @@ async def _lookout(*names: str, mute: str = "") -> tuple[Lookout, dict[str, Acto
             agent = await system.spawn("agent", Agent(mute=name == mute))
             nodes.append(Node(name, agent.address, 1, local=False))
     head = SimpleNamespace(system=systems["head"], limits=DEFAULT_LIMITS, jobs={}, nodes=SimpleNamespace(present=nodes))
-    return Lookout(cast(Head, head)), systems, head
+    return Lookout(cast(HeadView, head)), systems, head
 
 
 async def _stop(systems: dict[str, ActorSystem]) -> None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from actors.core.errors import AskError
+from actors.protocol.job_news import JobEvent
 from actors.protocol.jobs import JobState
 from configs.limits import Limits
 from supervisors.jobs.job_run import JobRun
@@ -24,7 +25,7 @@ class Job:
     """In the place of the job's actor; ``away_s``: so long nobody answers for it."""
 
     def __init__(self, away_s: float, *, hears: bool = False) -> None:
-        self.state, self._over = JobState.RUNNING, asyncio.Event()
+        self.run: JobRun
         self._back_s, self._hears = asyncio.get_running_loop().time() + away_s, hears
         self.asked = 0
 
@@ -32,21 +33,18 @@ class Job:
         self.asked += 1
         away = asyncio.get_running_loop().time() < self._back_s
         if self._hears or not away:
-            self.state = JobState.STOPPING
+            self.tell("state", JobState.STOPPING)
             asyncio.get_running_loop().call_later(5.0, self._end)
         if away:
             raise AskError("unknown actor job.j: its supervisor starts another one")
 
     def _end(self) -> None:
-        self.state = JobState.INTERRUPTED
-        self._over.set()
+        self.tell("state", JobState.INTERRUPTED)
+        self.tell("ended", JobState.INTERRUPTED)
 
-    async def wait_over(self) -> JobState:
-        await self._over.wait()
-        return self.state
-
-    def result(self) -> dict[str, Any]:
-        return {"job": "j", "steps": 3}
+    def tell(self, kind: str, state: JobState) -> None:
+        result = {"job": "j", "steps": 3, "seconds": 1.0, "state": str(state)}
+        self.run._hear(JobEvent(job="j", kind=kind, fields={"state": str(state)}, result=result))
 
 
 async def _never() -> str:
@@ -57,7 +55,8 @@ async def _interrupted(job: Job, run_dir: Path, monkeypatch: pytest.MonkeyPatch)
     """The summary of a run of ``job`` whose operator interrupts at once, and how long it took."""
     system = SimpleNamespace(ref=lambda _: job, address=lambda name: name)
     run = JobRun(cast(Any, system), Nodes("head"), smallest_job(limits=LIMITS), run_dir, resume=False, on_progress=None)
-    monkeypatch.setattr(run, "_actor", job)
+    job.run = run
+    job.tell("begun", JobState.RUNNING)
     monkeypatch.setattr(run.tree, "failed", _never)
     interrupted, loop = asyncio.Event(), asyncio.get_running_loop()
     interrupted.set()
@@ -71,7 +70,7 @@ def test_a_job_that_is_away_when_it_is_interrupted_ends_once_it_is_back(
 ) -> None:
     async def scenario() -> None:
         summary, _ = await _interrupted(Job(away_s=12.0), tmp_path, monkeypatch)
-        assert summary == {"job": "j", "steps": 3, "state": "interrupted"}
+        assert summary == {"job": "j", "steps": 3, "seconds": 1.0, "restarts": 0, "state": "interrupted"}
 
     run_simulated(scenario())
 

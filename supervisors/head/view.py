@@ -1,0 +1,40 @@
+"""The head as those see it who steer it and look into it: what is here, and how a job is launched.
+
+head.py ─▶ operations.py ─▶ lookout.py        both know a HeadView, none of them the Head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from actors.core.system import ActorSystem
+from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.jobs.job_run import JobRun
+from supervisors.machine.nodes import Nodes
+from supervisors.nemesis.nemesis import Nemesis
+
+
+class HeadView(Protocol):
+    """What ``Head`` offers to ``Operations`` and ``Lookout``."""
+
+    run_root: Path
+    limits: Limits
+    system: ActorSystem
+    nodes: Nodes
+    jobs: dict[str, JobRun]
+    nemeses: dict[str, Nemesis]
+
+    def launch(self, job: JobConfig, run_dir: Path) -> None:
+        """Start a job and follow it to its end, without waiting for either."""
+        ...
+
+    async def name_is_free(self, job: str) -> bool:
+        """Wait until nothing is left of the launched job of that name; False: it takes too long."""
+        ...
+
+    def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
+        """Hear of every job from now on; returns how to stop."""
+        ...
