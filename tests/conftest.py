@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 
 pytest_plugins = ["supervisors.pytest_plugin"]
@@ -16,3 +17,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 settings.register_profile("default", deadline=None, derandomize=True)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked ``gpu`` is skipped where torch finds no CUDA device; torch is imported for such tests alone."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device")
