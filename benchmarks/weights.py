@@ -204,9 +204,10 @@ class RawStream:
 class Bench:
     """A trainer, its weight server, an engine beside it, and pullers elsewhere."""
 
-    def __init__(self, family: Children, scratch: Path, model: Path, sockets: int = 1) -> None:
+    def __init__(self, family: Children, scratch: Path, model: Path, sockets: int = 1, *, device: str = "cpu") -> None:
         self._family = family
         self._sockets = sockets
+        self._device = device
         self._run_dir = scratch / "run"
         self._memory = segment_directory() / f"headrace-bench-{scratch.name}"
         self._model = model
@@ -235,9 +236,16 @@ class Bench:
         trainer = Bystander()
         await self.system.spawn("trainer", trainer)
         self._backend, self.engine = TorchBackend(), TorchEngine()
-        await self._backend.start(BackendSpec(model_path=self._model, dtype="bfloat16", threads=2))
+        await self._backend.start(BackendSpec(model_path=self._model, dtype="bfloat16", device=self._device, threads=2))
         await self.engine.start(
-            EngineSpec(model_path=self._model, dtype="bfloat16", max_running=2, max_context_tokens=64, threads=2)
+            EngineSpec(
+                model_path=self._model,
+                dtype="bfloat16",
+                device=self._device,
+                max_running=2,
+                max_context_tokens=64,
+                threads=2,
+            )
         )
         scheduler = Leader(trainer.ctx, self.system.address("scheduler"))
         self._publisher = Publisher(

@@ -40,3 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.scheduling import is_real
 
         items.sort(key=lambda item: not is_real(item.path))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is marked ``gpu`` is skipped where torch finds no CUDA device; torch is imported for such tests alone."""
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("torch finds no CUDA device")

@@ -1,4 +1,4 @@
-"""What every rollout engine promises, over all kinds: torch (fused and generic), simulated, vllm."""
+"""What every rollout engine promises, over all kinds: torch (fused and generic, on CPU and CUDA), simulated, vllm."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ KINDS = {
     "torch-generic": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
     "torch-3-tokens-a-step": ("torch", {"tokens_per_step": 3}),
     "torch-timed-steps": ("torch", {"step_ms": 1e-6}),
+    "torch-fused-cuda": ("torch", {"decoder": "fused", "tokens_per_step": 1}),
+    "torch-generic-cuda": ("torch", {"decoder": "generic", "tokens_per_step": 1}),
     "simulated": ("simulated", {"vocab": VOCAB, "base_s": 0.0, "decode_s": 0.0, "prefill_s": 0.0, "load_s": 0.0}),
     "vllm": ("vllm", {"step_ms": 0}),
 }
+WORLDS = [pytest.param(kind, marks=pytest.mark.gpu if kind.endswith("-cuda") else ()) for kind in KINDS]
 
 
 @dataclass
@@ -47,13 +50,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab=VOCAB, hidden=64, heads=2, kv_heads=1)
 
 
-@pytest.fixture(params=list(KINDS))
+@pytest.fixture(params=WORLDS)
 async def engine(request: pytest.FixtureRequest, checkpoint: Path) -> AsyncIterator[RolloutEngine]:
     kind, options = KINDS[request.param]
     if kind == "vllm" and importlib.util.find_spec("vllm") is None and os.environ.get("HEADRACE_REQUIRE_VLLM") != "1":
         pytest.skip("vllm is not installed (make vllm); set HEADRACE_REQUIRE_VLLM=1 to fail instead")
     made = create_engine(kind)
-    spec = EngineSpec(model_path=checkpoint, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options)
+    device = "cuda" if request.param.endswith("-cuda") else "cpu"
+    spec = EngineSpec(
+        model_path=checkpoint, device=device, max_running=6, max_context_tokens=CONTEXT_TOKENS, options=options
+    )
     await made.start(spec)
     yield made
     await made.close()

@@ -1,4 +1,4 @@
-"""What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds."""
+"""What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 
 KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
 LOSS = LossSpec()
+WORLDS = [*sorted(KINDS), pytest.param("torch-cuda", marks=pytest.mark.gpu)]
 Start = Callable[..., Awaitable[TrainBackend]]
 
 
@@ -28,13 +29,15 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_checkpoint(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(params=sorted(KINDS))
+@pytest.fixture(params=WORLDS)
 async def start(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Start]:
     started: list[TrainBackend] = []
+    kind, _, device = request.param.partition("-")
 
     async def begin(**changes: object) -> TrainBackend:
-        backend = KINDS[request.param]()
-        await backend.start(BackendSpec(model_path=model_path, learning_rate=0.01, **changes))  # type: ignore[arg-type]
+        backend = KINDS[kind]()
+        spec = BackendSpec(model_path=model_path, device=device or "cpu", learning_rate=0.01, **changes)  # type: ignore[arg-type]
+        await backend.start(spec)
         started.append(backend)
         return backend
 
