@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.errors import LinkTimeout
-from transport.memory_transport import queue_bounds
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport, queue_bounds
 
 _SEQ = struct.Struct("<Q")
 _POLL_S = 0.02
@@ -221,7 +220,7 @@ class FaultyTransport:
             return
         state = self._lanes.setdefault((peer, lane), _Lane())
         if not frames or len(frames[0]) != _SEQ.size:
-            self.inner.report_malformed(peer)
+            self._break(peer)
             return
         (seq,) = _SEQ.unpack(frames[0])
         if seq <= state.received_seq:
@@ -255,10 +254,6 @@ class FaultyTransport:
     def peers(self) -> list[PeerId]:
         """See ``Transport.peers``."""
         return [peer for peer in self.inner.peers() if peer not in self._hidden and peer not in self._broken]
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        self.inner.report_malformed(peer)
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         """See ``Transport.disconnect``."""

@@ -29,8 +29,7 @@ from typing import Protocol
 from configs.limits import Limits
 from transport.address import PeerId
 from transport.errors import LinkTimeout
-from transport.memory_transport import queue_bounds
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport, queue_bounds
 
 _POLL_S = 0.02
 
@@ -300,10 +299,6 @@ class FaultableTransport:
     def peers(self) -> list[PeerId]:
         """See ``Transport.peers``."""
         return self.inner.peers() if self._idle else [peer for peer in self.inner.peers() if peer in self._up]
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        self.inner.report_malformed(peer)
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         """See ``Transport.disconnect``."""

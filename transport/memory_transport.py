@@ -25,19 +25,10 @@ from typing import Final
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.errors import HandshakeRefused, LinkTimeout
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
-from transport.zmq.lives import Lives
+from transport.lives import Lives
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
 
 SCHEME: Final = "memory://"
-
-
-def queue_bounds(limits: Limits) -> dict[Lane, int]:
-    """The bound of each lane's queue to one peer, in messages."""
-    return {
-        Lane.SIGNAL: limits.signal_queue_frames,
-        Lane.MESSAGE: limits.message_queue_frames,
-        Lane.BULK: limits.bulk_queue_frames,
-    }
 
 
 class MemoryNetwork:
@@ -238,7 +229,6 @@ class MemoryTransport:
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
         self.lives = Lives()
-        self.malformed: dict[PeerId, int] = {}
         self._open = False
         self._unlinked = asyncio.Event()
 
@@ -307,7 +297,6 @@ class MemoryTransport:
     def replace_older(self, newer: PeerId) -> None:
         """Fence every other life of ``newer``'s name."""
         self.lives.welcome(newer)
-        self.malformed.pop(newer, None)
         for old in [peer for peer in self._links if peer.name == newer.name and peer != newer]:
             self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
 
@@ -332,14 +321,6 @@ class MemoryTransport:
     def links(self) -> list[Link]:
         """Live links, in order of arrival."""
         return list(self._links.values())
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        link = self._links.get(peer)
-        if link is not None:
-            self.malformed[peer] = count = self.malformed.get(peer, 0) + 1
-            if count >= self.limits.malformed_max:
-                link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""

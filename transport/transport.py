@@ -14,6 +14,7 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
+from configs.limits import Limits
 from transport.address import PeerId
 
 Frame = bytes | bytearray | memoryview
@@ -28,6 +29,15 @@ class Lane(enum.IntEnum):
     """Everything that actors say to each other."""
     BULK = 2
     """Weight chunks and other megabytes."""
+
+
+def queue_bounds(limits: Limits) -> dict[Lane, int]:
+    """The bound of each lane's queue to one peer, in messages."""
+    return {
+        Lane.SIGNAL: limits.signal_queue_frames,
+        Lane.MESSAGE: limits.message_queue_frames,
+        Lane.BULK: limits.bulk_queue_frames,
+    }
 
 
 class SendOutcome(enum.Enum):
@@ -90,10 +100,6 @@ class Transport(Protocol):
         ...
 
     def peers(self) -> list[PeerId]: ...
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """Count a message that the layer above could not read; ``limits.malformed_max`` of them end the link."""
-        ...
 
     async def close(self, *, timeout_s: float) -> None:
         """Say goodbye to every peer, flush for at most ``timeout_s``, close. The own receiver hears nothing more."""

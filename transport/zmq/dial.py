@@ -47,7 +47,7 @@ class Dial:
         self._host = host
         self._address = address
         self.sockets: dict[int, ZmqSocket] = {}
-        """By number: see ``zmq_lane.lane_of``."""
+        """By number: see ``lane.lane_of``."""
         self._unsent: dict[int, list[Frame]] = {}
 
     def start(self) -> None:

@@ -6,7 +6,7 @@
     large messages                    ─▶ behind the pack, in frames of their own
     libzmq is full                    ─▶ queue ─▶ libzmq, when it says that it takes more
 
-A lane with several sockets deals its messages out to them in turn; the receiver (``zmq_link.py``) puts them in order:
+A lane with several sockets deals its messages out to them in turn; the receiver (``link.py``) puts them in order:
 
     1 2 3 4 5 6 ─┬─▶ 1 3 5 ─┬─▶ 1 2 3 4 5 6         each socket keeps its own in order, and loses none
                  └─▶ 2 4 6 ─┘

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from transport.address import PeerId
 from transport.errors import MalformedInput
+from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane
 from transport.zmq.handshake import (
     Confirm,
@@ -30,7 +31,6 @@ from transport.zmq.handshake import (
     routing_id,
 )
 from transport.zmq.link import Counters, Link, LinkState
-from transport.zmq.lives import Lives
 from transport.zmq.socket import ZmqSocket
 
 PENDING_MAX = 1024
@@ -61,7 +61,7 @@ class Listener:
 
     def __init__(self, host: ListenHost, lives: Lives, counters: Counters, handshake_s: float) -> None:
         self.sockets: dict[int, ZmqSocket] = {}
-        """By number: see ``zmq_lane.lane_of``."""
+        """By number: see ``lane.lane_of``."""
         self._host = host
         self._lives = lives
         self._counters = counters

@@ -21,7 +21,9 @@ from typing import Any, Final
 from configs.limits import Limits
 from transport.errors import HandshakeRefused, TransportError
 from transport.transport import Frame
-from transport.zmq.socket import Context, Curve, Role, SocketOptions, ZmqSocket, curve_keypair, curve_public, z85_encode
+from transport.zmq.context import curve_keypair, curve_public, z85_encode
+from transport.zmq.options import Curve, SocketOptions
+from transport.zmq.socket import Context, Role, ZmqSocket
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
