@@ -32,7 +32,7 @@ SCHEME: Final = "memory://"
 
 
 class MemoryNetwork:
-    """Who listens where, and how frames travel. A subclass may delay, lose, repeat or hold them back."""
+    """A network knows who listens where, and carries frames. A subclass may delay, lose, repeat or hold them back."""
 
     def __init__(self) -> None:
         self._listening: dict[str, MemoryTransport] = {}
@@ -109,7 +109,7 @@ class MemoryNetwork:
 
 
 class Pipe:
-    """One direction of a link: bounded queues, one per lane."""
+    """A pipe is one direction of a link: bounded queues, one per lane."""
 
     def __init__(self, link: Link, source: MemoryTransport, target: MemoryTransport) -> None:
         self.link = link
@@ -118,7 +118,7 @@ class Pipe:
         self.queues: dict[Lane, deque[list[Frame]]] = {lane: deque() for lane in Lane}
         self.in_flight: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self.ending: DownReason | None = None
-        """Set once the source has ended the link: it goes down with this reason when all is carried."""
+        """Reason with which the source has ended the link: it goes down when all is carried."""
         self._scheduled = False
 
     def offer(self, lane: Lane, frames: list[Frame], bound: int) -> SendOutcome:
@@ -173,7 +173,7 @@ class Pipe:
 
 
 class Link:
-    """What two transports share: a pipe each way, and whether it lives."""
+    """A link is what two transports share: a pipe each way, and whether it lives."""
 
     def __init__(self, near: MemoryTransport, far: MemoryTransport) -> None:
         self.near = near
@@ -207,7 +207,7 @@ class Link:
 
 
 class MemoryTransport:
-    """One peer on a ``MemoryNetwork``; its endpoint is ``memory://<name>`` unless ``listen`` names another."""
+    """This transport is a peer on a ``MemoryNetwork``; its endpoint is ``listen``, or else ``memory://<name>``."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ Frame = bytes | bytearray | memoryview
 
 
 class Lane(enum.IntEnum):
-    """Three lanes per link; a big frame on a later lane never delays an earlier one."""
+    """A link has three lanes; a big frame on a later lane never delays an earlier one."""
 
     SIGNAL = 0
     """Down notices, watches, credit, drain: small and urgent."""
@@ -41,6 +41,8 @@ def queue_bounds(limits: Limits) -> dict[Lane, int]:
 
 
 class SendOutcome(enum.Enum):
+    """A message was queued, or it was not, and this says why."""
+
     QUEUED = "queued"
     FULL = "full"
     """The lane's queue to this peer is at its bound; nothing was queued."""
@@ -49,7 +51,7 @@ class SendOutcome(enum.Enum):
 
 
 class DownReason(enum.Enum):
-    """Why a peer is gone. Unreachable is not dead: the process may still run behind a cut link."""
+    """A peer is gone for one of these reasons. Unreachable is not dead: the process may still run behind a cut link."""
 
     STOPPED = "stopped"
     """It said goodbye."""
@@ -60,7 +62,7 @@ class DownReason(enum.Enum):
 
 
 class Receiver(Protocol):
-    """What a transport calls; the actor system implements it."""
+    """A transport calls this; the actor system implements it."""
 
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None: ...
     def on_peer_up(self, peer: PeerId) -> None: ...
@@ -68,7 +70,7 @@ class Receiver(Protocol):
 
 
 class Transport(Protocol):
-    """Moves frames between this process and its peers."""
+    """A transport moves frames between this process and its peers."""
 
     @property
     def peer(self) -> PeerId:

@@ -23,12 +23,12 @@ from transport.zmq.link import Counters, Link, LinkState
 from transport.zmq.timers import Timers
 
 _SETTLE_S: Final = 0.005
-"""libzmq reports a disconnect before it hands over the last messages that it has read."""
+"""Time for libzmq, which reports a disconnect before it hands over the last messages that it has read."""
 _SETTLE_MAX_S: Final = 0.25
 
 
 class Links:
-    """All links of one transport, by peer, in order of arrival."""
+    """This table holds all links of one transport, by peer, in order of arrival."""
 
     def __init__(self, limits: Limits, counters: Counters, lives: Lives) -> None:
         self.by_peer: dict[PeerId, Link] = {}

@@ -11,7 +11,7 @@ from transport.zmq.kernel_buffers import send_buffer_bytes
 
 @dataclass(frozen=True)
 class Curve:
-    """Keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
+    """These are the keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
 
     public: bytes
     secret: bytes
@@ -20,7 +20,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class SocketOptions:
-    """What differs between sockets; see ``lane_options`` for the usual choice."""
+    """Sockets differ in these options; ``lane_options`` makes the usual choice."""
 
     hwm_messages: int
     max_frame_bytes: int
@@ -31,14 +31,14 @@ class SocketOptions:
     heartbeat_timeout_s: float | None = None
     zero_copy_receive: bool = False
     send_buffer_bytes: int | None = None
-    """What to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
+    """Size to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
     with_user: bool = False
-    """Put the user that the allow-list named for the sender's key before the frames, empty where there are no keys."""
+    """Whether the user that the allow-list named for the sender's key comes before the frames, empty without keys."""
     routing_id: bytes | None = None
     curve: Curve | None = None
     stranger_bytes: int = 1 << 14
     strangers_max: int = 512
-    """Of a listener with a curve: see ``doorkeeper.py``."""
+    """Bound for a listener with a curve: see ``doorkeeper.py``."""
 
 
 def lane_options(

@@ -35,7 +35,7 @@ class KeyFileError(TransportError):
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """One node's pair and the public keys it allows, Z85. The own key is always allowed."""
+    """These are one node's pair and the public keys that it allows, Z85. Its own key is always allowed."""
 
     public: bytes
     secret: bytes
@@ -141,7 +141,7 @@ def _check(key: bytes, path: Path) -> bytes:
 
 
 class ZapAllowList:
-    """Answers libzmq's question, for every CURVE connection of a context, whether the key is allowed."""
+    """The allow-list answers libzmq's question, for each CURVE connection of a context, whether the key may come in."""
 
     def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys

@@ -35,7 +35,7 @@ from transport.zmq.options import Curve, SocketOptions
 Context = zmq.Context
 
 _COPY_THRESHOLD_BYTES: Final = 65536
-"""Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
+"""Size below which a copy is cheaper than the bookkeeping of a shared buffer."""
 _NEVER_BYTES: Final = 1 << 62
 _FULL_S: Final = 0.002
 _MONITOR_HWM: Final = 100_000
@@ -47,15 +47,17 @@ _ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 
 
 class Role(enum.Enum):
-    """Which end of a connection a socket is."""
+    """A socket is one end of a connection, or of many."""
 
     LISTENER = zmq.ROUTER
-    """Many connections; messages begin with the connection's routing id."""
+    """End of many connections; messages begin with the connection's routing id."""
     DIALER = zmq.DEALER
-    """One connection."""
+    """End of one connection."""
 
 
 class Sent(enum.Enum):
+    """libzmq has taken a message, or has not."""
+
     SENT = "sent"
     FULL = "full"
     """Try again when ``on_writable`` has been called."""
@@ -64,7 +66,7 @@ class Sent(enum.Enum):
 
 
 class SocketEvent(enum.Enum):
-    """What libzmq's monitor tells us."""
+    """libzmq's monitor tells us these."""
 
     DISCONNECTED = "disconnected"
     CONNECT_FAILED = "connect_failed"
@@ -86,7 +88,7 @@ def _option(socket: zmq.Socket[bytes], option: zmq.SocketOption) -> int:
 
 
 class ZmqSocket:
-    """One socket and its monitor, driven by the running loop."""
+    """A socket and its monitor are driven by the running loop."""
 
     def __init__(
         self,
@@ -105,10 +107,10 @@ class ZmqSocket:
         self._scheduled = False
         self._stuck = False
         self._full_until: asyncio.TimerHandle | None = None
-        """libzmq was asked again in vain: it is asked when this is over, or its file says something."""
+        """Timer after libzmq was asked in vain: it is asked again when this is over, or its file says something."""
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
-        """How often a drain has found nothing left; a reader that sees it grow knows that it has read everything."""
+        """Number of times that a drain has found nothing left; who sees it grow knows that everything has been read."""
         self._socket = context.socket(role.value)
         # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
@@ -323,7 +325,7 @@ class ZmqSocket:
             return None
 
     def _drain_monitor(self) -> None:
-        """As many events as messages in one turn: strangers can make them faster than we look at them."""
+        """Take as many events as messages in one turn: strangers can make them faster than we look at them."""
         for _ in range(self._options.drain_max_messages):
             monitor = self._monitor
             if monitor is None or monitor.closed:

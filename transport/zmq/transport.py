@@ -58,7 +58,7 @@ _RETRY_MAX_S: Final = 0.5
 
 
 class ZmqTransport:
-    """One peer. ``role`` is told to others for their logs only."""
+    """This transport is one peer. ``role`` is told to others for their logs only."""
 
     def __init__(
         self,
