@@ -27,7 +27,6 @@ from typing import Final
 import zmq
 
 from benchmarks._processes import on_uvloop, until_input_ends
-from transport.zmq.socket import curve_keypair
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 FRAME_BYTES: Final = 60_000_000
@@ -142,7 +141,7 @@ async def _messages(flooder: Flooder) -> None:
 def _dealer(context: zmq.Context[zmq.Socket[bytes]], flooder: Flooder, *, with_keys: bool) -> zmq.Socket[bytes]:
     dealer = context.socket(zmq.DEALER)
     if with_keys:
-        dealer.curve_publickey, dealer.curve_secretkey = curve_keypair()
+        dealer.curve_publickey, dealer.curve_secretkey = zmq.curve_keypair()
         dealer.curve_serverkey = bytes.fromhex(flooder.server_key)
     dealer.connect(f"tcp://{flooder.host}:{flooder.port}")
     return dealer

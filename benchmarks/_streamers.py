@@ -31,7 +31,8 @@ from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop
 from supervisors.head.head import CLUSTER
 from transport.address import ActorAddress, PeerId
-from transport.zmq.socket import Context, new_context
+from transport.zmq.context import new_context
+from transport.zmq.socket import Context
 
 JOB: Final = "bench"
 VOCABULARY: Final = 50_000

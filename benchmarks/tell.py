@@ -29,7 +29,7 @@ from benchmarks._jobs import hardware
 from benchmarks._processes import cpu_s, on_uvloop
 from benchmarks.ask import Other, echo
 from transport.transport import SendOutcome
-from transport.zmq.socket import new_context
+from transport.zmq.context import new_context
 
 ROUNDS: Final = 5
 WINDOW: Final = 1024

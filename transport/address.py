@@ -14,7 +14,7 @@ import msgspec
 
 
 class PeerId(msgspec.Struct, frozen=True, order=True):
-    """One life of one process on the network: a name that people read and a 63-bit incarnation."""
+    """A peer is one life of one process on the network: a name that people read and a 63-bit incarnation."""
 
     name: str
     incarnation: int
@@ -24,7 +24,7 @@ class PeerId(msgspec.Struct, frozen=True, order=True):
 
 
 class ActorAddress(msgspec.Struct, frozen=True, order=True):
-    """Where an actor lives: ``name@peer#incarnation``, and the endpoint at which its peer listens.
+    """An address says where an actor lives: ``name@peer#incarnation``, and the endpoint at which its peer listens.
 
     ``endpoint`` is empty for a peer that only this process's in-memory transport can reach.
     """

@@ -27,7 +27,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Kind(enum.IntEnum):
-    """What a message is to the kernel; what it is to an actor is its ``tag``."""
+    """The kind says what a message is to the kernel; what it is to an actor, its ``tag`` does."""
 
     TELL = 1
     ASK = 2
@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
 
 
 class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
-    """One header. ``source`` and ``target`` are actor names; the peers are known from the link."""
+    """An envelope is a message's header. ``source`` and ``target`` are actor names; the link knows the peers."""
 
     version: int = ENVELOPE_VERSION
     kind: Kind
@@ -57,22 +57,22 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     target_incarnation: Count = ANY_INCARNATION
     """The life of the target's process that the sender means; 0 means any."""
     request_id: Count = 0
-    """Unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
+    """Number that is unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
     attempt: Count = 0
-    """Raised by one for each repeat of an idempotent ask under the same ``request_id``."""
+    """Number of repeats so far of an idempotent ask under the same ``request_id``."""
     epoch: Count = 0
     """The ruling epoch of whoever commands; receivers refuse older ones."""
     deadline_ms: Annotated[int, msgspec.Meta(ge=-1)] = NO_DEADLINE
-    """What remains of the deadline at the moment of sending; -1 means none."""
+    """Time that remains until the deadline at the moment of sending; -1 means no deadline."""
     job: Name = ""
     trace_id: Count = 0
     parent_id: Count = 0
     tag: Name = ""
     """The message class of the body, see ``actors/core/message.py``; empty where the kind says it all."""
     number: Count = 0
-    """By kind: the offset of a stream item, the items that a credit or the opening of a stream grants."""
+    """Offset of a stream item, or the number of items that a credit or the opening of a stream grants."""
     number_bytes: Count = 0
-    """The bytes that a credit or the opening of a stream grants."""
+    """Bytes that a credit or the opening of a stream grants."""
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -28,14 +28,13 @@ from typing import Protocol
 from configs.limits import Limits
 from transport.address import PeerId
 from transport.errors import LinkTimeout
-from transport.memory_transport import queue_bounds
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, Transport, queue_bounds
 
 _POLL_S = 0.02
 
 
 class Misbehaviour(enum.Enum):
-    """What a rule does to messages."""
+    """A rule does one of these to messages."""
 
     PARTITION = "partition"
     DROP = "drop"
@@ -46,7 +45,7 @@ class Misbehaviour(enum.Enum):
 
 @dataclass
 class LinkRule:
-    """One rule of one end. It applies to what is sent; a partition also to what comes."""
+    """A rule of one end applies to what is sent; a partition also to what comes."""
 
     kind: Misbehaviour
     peers: frozenset[str] = frozenset()
@@ -56,7 +55,7 @@ class LinkRule:
     delay_s: float = 0.0
     jitter_s: float = 0.0
     until_s: float = math.inf
-    """On the loop's clock."""
+    """End of the rule, on the loop's clock."""
     hits: int = 0
 
     def covers(self, peer: PeerId, lane: Lane) -> bool:
@@ -64,7 +63,7 @@ class LinkRule:
 
 
 class Repeating(Transport, Protocol):
-    """What the wrapped transport can do beyond the contract."""
+    """The wrapped transport can do this beyond the contract."""
 
     def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """Send ``frames`` under the number of the last message of the lane, as a network that repeats it would."""
@@ -73,16 +72,16 @@ class Repeating(Transport, Protocol):
 
 @dataclass
 class _Lane:
-    """What is held back on one lane to one peer."""
+    """The messages that are held back on one lane to one peer."""
 
     waiting: deque[tuple[float, list[Frame]]] = field(default_factory=lambda: deque[tuple[float, list[Frame]]]())
-    """Each with the time from which it may leave; infinite while the peer is cut off."""
+    """Messages, each with the time from which it may leave; infinite while the peer is cut off."""
     gap: bool = False
-    """A message has been dropped; the next one breaks the link."""
+    """Whether a message has been dropped; then the next one breaks the link."""
 
 
 class FaultableTransport:
-    """See the module's docstring."""
+    """This transport passes everything on to ``inner``, except what a rule says otherwise."""
 
     def __init__(self, inner: Repeating, *, limits: Limits, seed: int = 0) -> None:
         self.inner = inner
@@ -93,9 +92,9 @@ class FaultableTransport:
         self._lanes: dict[tuple[PeerId, Lane], _Lane] = {}
         self._inbound: dict[PeerId, deque[tuple[Lane, list[Frame]]]] = {}
         self._up: set[PeerId] = set()
-        """Linked, and known above."""
+        """Peers that are linked, and known above."""
         self._hidden: set[PeerId] = set()
-        """Linked below, unknown above: they came while they were cut off."""
+        """Peers that are linked below and unknown above: they came while they were cut off."""
         self._idle = True
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
@@ -299,10 +298,6 @@ class FaultableTransport:
     def peers(self) -> list[PeerId]:
         """See ``Transport.peers``."""
         return self.inner.peers() if self._idle else [peer for peer in self.inner.peers() if peer in self._up]
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        self.inner.report_malformed(peer)
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         """See ``Transport.disconnect``."""

@@ -25,23 +25,14 @@ from typing import Final
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import PeerId
 from transport.errors import HandshakeRefused, LinkTimeout
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
-from transport.zmq.lives import Lives
+from transport.lives import Lives
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
 
 SCHEME: Final = "memory://"
 
 
-def queue_bounds(limits: Limits) -> dict[Lane, int]:
-    """The bound of each lane's queue to one peer, in messages."""
-    return {
-        Lane.SIGNAL: limits.signal_queue_frames,
-        Lane.MESSAGE: limits.message_queue_frames,
-        Lane.BULK: limits.bulk_queue_frames,
-    }
-
-
 class MemoryNetwork:
-    """Who listens where, and how frames travel. A subclass may delay, lose, repeat or hold them back."""
+    """A network knows who listens where, and carries frames. A subclass may delay, lose, repeat or hold them back."""
 
     def __init__(self) -> None:
         self._listening: dict[str, MemoryTransport] = {}
@@ -118,7 +109,7 @@ class MemoryNetwork:
 
 
 class Pipe:
-    """One direction of a link: bounded queues, one per lane."""
+    """A pipe is one direction of a link: bounded queues, one per lane."""
 
     def __init__(self, link: Link, source: MemoryTransport, target: MemoryTransport) -> None:
         self.link = link
@@ -127,7 +118,7 @@ class Pipe:
         self.queues: dict[Lane, deque[list[Frame]]] = {lane: deque() for lane in Lane}
         self.in_flight: dict[Lane, int] = dict.fromkeys(Lane, 0)
         self.ending: DownReason | None = None
-        """Set once the source has ended the link: it goes down with this reason when all is carried."""
+        """Reason with which the source has ended the link: it goes down when all is carried."""
         self._scheduled = False
 
     def offer(self, lane: Lane, frames: list[Frame], bound: int) -> SendOutcome:
@@ -182,7 +173,7 @@ class Pipe:
 
 
 class Link:
-    """What two transports share: a pipe each way, and whether it lives."""
+    """A link is what two transports share: a pipe each way, and whether it lives."""
 
     def __init__(self, near: MemoryTransport, far: MemoryTransport) -> None:
         self.near = near
@@ -216,7 +207,7 @@ class Link:
 
 
 class MemoryTransport:
-    """One peer on a ``MemoryNetwork``; its endpoint is ``memory://<name>`` unless ``listen`` names another."""
+    """This transport is a peer on a ``MemoryNetwork``; its endpoint is ``listen``, or else ``memory://<name>``."""
 
     def __init__(
         self,
@@ -238,7 +229,6 @@ class MemoryTransport:
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
         self.lives = Lives()
-        self.malformed: dict[PeerId, int] = {}
         self._open = False
         self._unlinked = asyncio.Event()
 
@@ -307,7 +297,6 @@ class MemoryTransport:
     def replace_older(self, newer: PeerId) -> None:
         """Fence every other life of ``newer``'s name."""
         self.lives.welcome(newer)
-        self.malformed.pop(newer, None)
         for old in [peer for peer in self._links if peer.name == newer.name and peer != newer]:
             self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
 
@@ -332,14 +321,6 @@ class MemoryTransport:
     def links(self) -> list[Link]:
         """Live links, in order of arrival."""
         return list(self._links.values())
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        link = self._links.get(peer)
-        if link is not None:
-            self.malformed[peer] = count = self.malformed.get(peer, 0) + 1
-            if count >= self.limits.malformed_max:
-                link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""

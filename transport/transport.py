@@ -14,13 +14,14 @@ import enum
 from collections.abc import Sequence
 from typing import Protocol
 
+from configs.limits import Limits
 from transport.address import PeerId
 
 Frame = bytes | bytearray | memoryview
 
 
 class Lane(enum.IntEnum):
-    """Three lanes per link; a big frame on a later lane never delays an earlier one."""
+    """A link has three lanes; a big frame on a later lane never delays an earlier one."""
 
     SIGNAL = 0
     """Down notices, watches, credit, drain: small and urgent."""
@@ -30,7 +31,18 @@ class Lane(enum.IntEnum):
     """Weight chunks and other megabytes."""
 
 
+def queue_bounds(limits: Limits) -> dict[Lane, int]:
+    """The bound of each lane's queue to one peer, in messages."""
+    return {
+        Lane.SIGNAL: limits.signal_queue_frames,
+        Lane.MESSAGE: limits.message_queue_frames,
+        Lane.BULK: limits.bulk_queue_frames,
+    }
+
+
 class SendOutcome(enum.Enum):
+    """A message was queued, or it was not, and this says why."""
+
     QUEUED = "queued"
     FULL = "full"
     """The lane's queue to this peer is at its bound; nothing was queued."""
@@ -39,7 +51,7 @@ class SendOutcome(enum.Enum):
 
 
 class DownReason(enum.Enum):
-    """Why a peer is gone. Unreachable is not dead: the process may still run behind a cut link."""
+    """A peer is gone for one of these reasons. Unreachable is not dead: the process may still run behind a cut link."""
 
     STOPPED = "stopped"
     """It said goodbye."""
@@ -50,7 +62,7 @@ class DownReason(enum.Enum):
 
 
 class Receiver(Protocol):
-    """What a transport calls; the actor system implements it."""
+    """A transport calls this; the actor system implements it."""
 
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None: ...
     def on_peer_up(self, peer: PeerId) -> None: ...
@@ -58,7 +70,7 @@ class Receiver(Protocol):
 
 
 class Transport(Protocol):
-    """Moves frames between this process and its peers."""
+    """A transport moves frames between this process and its peers."""
 
     @property
     def peer(self) -> PeerId:
@@ -90,10 +102,6 @@ class Transport(Protocol):
         ...
 
     def peers(self) -> list[PeerId]: ...
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """Count a message that the layer above could not read; ``limits.malformed_max`` of them end the link."""
-        ...
 
     async def close(self, *, timeout_s: float) -> None:
         """Say goodbye to every peer, flush for at most ``timeout_s``, close. The own receiver hears nothing more."""

@@ -21,8 +21,10 @@ from configs.limits import Limits
 from transport.endpoints import advertised, is_loopback, split_key
 from transport.errors import InsecureBind
 from transport.transport import Frame, SendOutcome
+from transport.zmq.context import new_context
+from transport.zmq.options import Curve, SocketOptions
 from transport.zmq.security import NodeKeys, ZapAllowList
-from transport.zmq.socket import Curve, Role, Sent, SocketEvent, SocketOptions, ZmqSocket, new_context
+from transport.zmq.socket import Role, Sent, SocketEvent, ZmqSocket
 
 IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""

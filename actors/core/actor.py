@@ -81,7 +81,7 @@ def batched(function: F) -> F:
 
 
 class Actor:
-    """Base of all actors. ``self.ctx`` is set before ``on_start``."""
+    """All actors derive from this class. ``self.ctx`` is set before ``on_start``."""
 
     ctx: Context
     handlers: ClassVar[dict[type[Message], Handler]] = {}

@@ -39,7 +39,7 @@ def named_rng(seed: int, *names: str) -> random.Random:
 
 
 class Timer:
-    """A message to oneself that has not come yet."""
+    """A timer delivers a message to its own actor after a while, unless it is cancelled."""
 
     def __init__(self, cell: RunningActor, delay_s: float, message: Message) -> None:
         self._cell = cell
@@ -58,7 +58,7 @@ class Timer:
 
 
 class Context:
-    """One per actor; ``self.ctx`` in its code."""
+    """A context is what one actor reaches the rest of the system through: ``self.ctx`` in its code."""
 
     def __init__(self, port: Port, cell: RunningActor) -> None:
         self._port = port

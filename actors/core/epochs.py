@@ -11,7 +11,7 @@ from actors.core.errors import StaleEpoch
 
 
 class EpochGuard:
-    """What a receiver of commands keeps, one per ruler (a job's scheduler, say).
+    """A receiver of commands keeps one guard per ruler (a job's scheduler, say).
 
     guard = EpochGuard()
     guard.admit(message.epoch)      # raises StaleEpoch: the asker sees Refused, a tell is dropped and counted
@@ -20,7 +20,7 @@ class EpochGuard:
     def __init__(self, ruling: int = 0) -> None:
         self._ruling = ruling
         self.refused = 0
-        """How many commands of older epochs came."""
+        """Number of commands of older epochs that came."""
 
     @property
     def ruling(self) -> int:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Leader:
-    """The actor at ``address`` and its later lives, as one actor sees them."""
+    """A leader is the actor at ``address`` and its later lives, as one actor sees them."""
 
     def __init__(self, ctx: Context, address: ActorAddress) -> None:
         self._ctx = ctx
         self._first = address
         self.address = address
-        """Its newest known life."""
+        """Address of its newest known life."""
 
     async def find(self) -> ActorAddress:
         """Look who is there now; ``address`` is that from now on.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grant:
-    """What travels to the holder."""
+    """A grant is what travels to the holder."""
 
     holder: str
     epoch: int
@@ -25,7 +25,7 @@ class Grant:
 
 
 class LeaseGranter:
-    """Grants one resource to one holder at a time. Pure: time is handed in, in seconds of one monotonic clock."""
+    """The granter's side gives one resource to one holder at a time. Time is handed in, in seconds of one clock."""
 
     def __init__(self, *, term_s: float, first_epoch: int = 1) -> None:
         if term_s <= 0:
@@ -69,7 +69,7 @@ class LeaseGranter:
 
 
 class HeldLease:
-    """The holder's side. It stops acting by itself when no renewal arrives."""
+    """The holder's side stops acting by itself when no renewal arrives."""
 
     def __init__(self, *, margin_s: float) -> None:
         if margin_s < 0:

@@ -18,23 +18,25 @@ from actors.core.message import Message, message
 
 @message("core.look")
 class Look(Message):
-    """Ask; answered with Sight."""
+    """Ask this to see who waits in a process; it is answered with Sight."""
 
     longer_than_s: float = 0.0
-    """Waits that have lasted less are left out."""
+    """Seconds: waits that have lasted less are left out."""
 
 
 @message("core.sight")
 class Sight(Message):
+    """What was to be seen in one process."""
+
     process: str
     stalls: list[Stall]
-    """Longest first."""
+    """Waits, longest first."""
     dead_letters: list[DeadLetter]
-    """Newest first, as many as are kept."""
+    """Dead letters, newest first, as many as are kept."""
     dead_letter_counts: dict[str, int]
-    """By reason, since the process began."""
+    """Numbers by reason, since the process began."""
     loop_lag: Lag | None = None
-    """None where it is not probed, as under virtual time."""
+    """Lag of the event loop; None where it is not probed, as under virtual time."""
 
 
 def sight(port: Port, longer_than_s: float, *, but: object = None) -> Sight:

@@ -21,7 +21,7 @@ import msgspec
 
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of everything that actors say to each other."""
+    """All that actors say to each other derives from this class."""
 
 
 M = TypeVar("M", bound=type[Message])
@@ -45,7 +45,7 @@ def message(tag: str) -> Callable[[M], M]:
 
 @message("core.done")
 class Done(Message):
-    """The answer of a handler that returns None to an ask."""
+    """A handler that returns None answers an ask with this."""
 
 
 def tag_of(kind: type[Message]) -> str:

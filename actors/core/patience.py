@@ -31,11 +31,11 @@ from transport.address import ActorAddress
 R = TypeVar("R", bound=Message)
 
 RETRYABLE = (NotSent, SentNoReply, Refused, DeadlineExceeded)
-"""What a restart of the other side looks like from here. Everything else is somebody's bug and is raised at once."""
+"""Failures that a restart of the other side may cause. Everything else is somebody's bug and is raised at once."""
 
 
 class Patience:
-    """The pauses between the attempts at one thing. Without ``patience_s`` they go on until the caller ends them."""
+    """A patience makes the pauses between the attempts at one thing, without end if no ``patience_s`` is given."""
 
     def __init__(self, limits: Limits, rng: random.Random, patience_s: float = math.inf) -> None:
         self._first_s, self._max_s = limits.backoff_first_s, limits.backoff_max_s

@@ -21,7 +21,7 @@ R = TypeVar("R", bound=Message)
 
 
 class ActorRef:
-    """Talks to ``address`` on behalf of ``owner`` (None: code outside of actors)."""
+    """A ref talks to ``address`` on behalf of ``owner`` (None: code outside of actors)."""
 
     __slots__ = ("_port", "address", "owner")
 

@@ -22,13 +22,13 @@ from transport.address import ActorAddress
 
 
 class RegisteredActor(Actor):
-    """Base of those whom a hub must know. ``obey`` comes first; a service needs ``keep_registered`` alone."""
+    """Actors that a hub must know derive from this class. ``obey`` comes first; a service calls ``keep_registered``."""
 
     hub: Leader
     tenure: Tenure
-    """The lease that the hub may grant in answer to the introduction; whoever gets one begins it there."""
+    """Lease that the hub may grant in answer to the introduction; who gets one begins it there."""
     known_to: ActorAddress | None = None
-    """The life of the hub that knows this actor; None while it registers."""
+    """Life of the hub that knows this actor; None while it registers."""
     _patience_s: float
     _introduction: Message
     _answer: type[Message]

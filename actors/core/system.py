@@ -32,7 +32,7 @@ __all__ = ["ActorExit", "ActorSystem", "Stall", "SystemStats"]
 
 
 class ActorSystem:
-    """Hosts actors over one transport. ``seed`` fixes every ``ctx.rng``."""
+    """A system hosts actors over one transport. ``seed`` fixes every ``ctx.rng``."""
 
     def __init__(self, transport: Transport, *, limits: Limits = DEFAULT_LIMITS, seed: int = 0) -> None:
         self._transport = transport

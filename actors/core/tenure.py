@@ -27,25 +27,25 @@ _ASKS_A_TERM: Final = 4
 
 @message("core.renew_lease")
 class RenewLease(Message):
-    """Ask; answered with LeaseRenewed, or an error of the leader: register anew."""
+    """Ask this to keep a lease; it is answered with LeaseRenewed, or an error of the leader: register anew."""
 
     job: str
     holder: str
-    """The actor's name; which life of it is told by where the question comes from."""
+    """Name of the actor; which life of it, is told by where the question comes from."""
     lease: int
-    """The lease's own epoch."""
+    """Epoch of the lease itself."""
 
 
 @message("core.lease_renewed")
 class LeaseRenewed(Message):
-    """The same lease, for another term."""
+    """The leader has renewed the same lease for another term."""
 
     lease: int
     lease_s: float
 
 
 class Tenure:
-    """One actor's. ``on_lapse`` is called on the loop; ``begin`` may follow at any time, also before a lapse."""
+    """A tenure keeps one actor's lease. ``on_lapse`` is called on the loop; ``begin`` may be called at any time."""
 
     def __init__(self, ctx: Context, on_lapse: Callable[[], None]) -> None:
         self._ctx = ctx

@@ -22,7 +22,7 @@ from transport.transport import DownReason
 
 
 class Gone(enum.StrEnum):
-    """The four ways not to be there. Unreachable is not dead."""
+    """An actor can be gone in four ways. Unreachable is not dead."""
 
     STOPPED = "stopped"
     CRASHED = "crashed"
@@ -32,7 +32,7 @@ class Gone(enum.StrEnum):
 
 @message("core.down")
 class Down(Message):
-    """Says that a watched actor is gone. ``detail`` is its own word: the stop reason, or the error's text."""
+    """A watched actor is gone. ``detail`` is its stop reason, or the text of its error."""
 
     address: ActorAddress
     reason: Gone
@@ -45,7 +45,7 @@ def gone_by_link(reason: DownReason) -> Gone:
 
 
 class ActorExit(msgspec.Struct, frozen=True):
-    """How an actor ended. ``reason``: ``crashed``, ``stopped``, ``killed``, or what it gave to ``ctx.stop``."""
+    """An exit says how an actor ended. ``reason`` is ``crashed``, ``stopped``, ``killed``, or given to ``ctx.stop``."""
 
     reason: str
     error: BaseException | None = None

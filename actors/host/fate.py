@@ -23,7 +23,7 @@ PARENT_PID_VARIABLE: Final = "HEADRACE_PARENT_PID"
 _PR_SET_PDEATHSIG: Final = 1
 _POLL_S: Final = 0.5
 _GROUP_ENDS: Final = (signal.SIGTERM, signal.SIGCHLD)
-"""What the guard of a group waits for: it is told to end it, or its leader has ended."""
+"""Signals that the guard of a group waits for: it is told to end it, or its leader has ended."""
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -71,7 +71,7 @@ def _guard(leader: int, parent_pid: int) -> NoReturn:
 
 
 def _has_ended(child: int) -> bool:
-    """And waits to be reaped. SIGCHLD also tells of a child that was stopped or goes on."""
+    """Whether ``child`` waits to be reaped. SIGCHLD also tells of one that was stopped or goes on."""
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 

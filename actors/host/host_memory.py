@@ -28,7 +28,7 @@ _HUGE_FROM_BYTES: Final = 1 << 22
 
 
 def zeros_by_page(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray[Any, Any]:
-    """As ``np.zeros``; memory is taken for the small pages that are written, not for all that ``shape`` holds."""
+    """Make an array as ``np.zeros`` does, but take memory only for the small pages that are written."""
     size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
     if size_bytes < _HUGE_FROM_BYTES or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return np.zeros(shape, dtype)
@@ -38,7 +38,9 @@ def zeros_by_page(shape: tuple[int, ...], dtype: type[np.generic]) -> np.ndarray
 
 
 def keep_freed_memory(*, one_arena: bool) -> bool:
-    """From now on, in the whole process. Before the threads that compute are there. False: not all could be set.
+    """Keep freed memory in this process from now on; call it before the threads that compute are there.
+
+    Returns whether all could be set.
 
     ``one_arena``: what one thread frees another one takes; they may have to wait for each other.
     """

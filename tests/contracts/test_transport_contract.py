@@ -300,21 +300,6 @@ def test_a_process_does_not_link_to_itself(world: Any) -> None:
     world.run(scenario)
 
 
-def test_a_peer_that_sends_too_much_that_cannot_be_read_is_cut_off(world: Any) -> None:
-    async def scenario(world: Any) -> None:
-        a, seen_a, b, seen_b = await world.pair()
-        for _ in range(DEFAULT_LIMITS.malformed_max - 1):
-            b.report_malformed(a.peer)
-        a.send(b.peer, Lane.MESSAGE, [b"still here"])
-        await seen_b.until(lambda r: len(r.frames(Lane.MESSAGE)) == 1)
-        b.report_malformed(a.peer)
-        for seen, other in ((seen_a, b), (seen_b, a)):
-            await seen.until(lambda r: bool(r.downs()))
-            assert seen.downs() == [(other.peer, DownReason.UNREACHABLE)]
-
-    world.run(scenario)
-
-
 def test_a_star_of_peers_keeps_every_pair_in_order(world: Any) -> None:
     async def scenario(world: Any) -> None:
         hub, seen = await world.peer("hub")

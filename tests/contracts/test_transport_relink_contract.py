@@ -51,5 +51,5 @@ def test_a_link_is_made_again_before_the_broken_one_has_settled(
     monkeypatch: pytest.MonkeyPatch, dialer_dials_again: bool
 ) -> None:
     """Reading what has arrived on the old link takes its time; the handshake of the new one may be faster."""
-    monkeypatch.setattr("transport.zmq.transport._SETTLE_S", 0.5)
+    monkeypatch.setattr("transport.zmq.links._SETTLE_S", 0.5)
     test_a_link_that_breaks_and_is_made_again_at_once_replaces_nobody("zmq-ipc", dialer_dials_again)

@@ -24,8 +24,8 @@ OURS = {*PACKAGES, "main"}
 LAYERS = {"configs": 0, "transport": 1, "actors.core": 2, "actors": 3, "supervisors": 4, "main": 5}
 
 # What a file may do although the rule says no, each with its reason.
-ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.security", "actors.control.socket", "actors.control.client"}
-"""The actors' own wire has one owner; keys are made by zmq; the control socket is for any language, not for peers."""
+ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.socket", "actors.control.client"}
+"""The actors' own wire has one owner, and contexts and keys another; the control socket is for any language."""
 CLIENT_SIDE = {
     f"actors.weights.{name}"
     for name in ("client", "delta", "errors", "holding", "manifest", "memory", "pace", "segments")

@@ -10,7 +10,7 @@ import pytest
 from transport.address import new_peer
 from transport.endpoints import advertised, for_welcome, is_loopback, lane_binds, resolve_lane, split_key
 from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
-from transport.zmq.lives import LIVES_MAX, NAMES_MAX, Lives
+from transport.lives import LIVES_MAX, NAMES_MAX, Lives
 
 
 @pytest.mark.parametrize(

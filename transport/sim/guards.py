@@ -86,7 +86,7 @@ def _guard(original: Callable[..., Any], called: str, advice: str, breaches: lis
 
 
 def _product_frame(frame: FrameType | None, *, deep: bool) -> FrameType | None:
-    """Who called ``frame``, if it is of this project; with ``deep``, the nearest one below it that is."""
+    """Return who called ``frame``, if it is of this project; with ``deep``, the nearest one below it that is."""
     frame = None if frame is None else frame.f_back
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

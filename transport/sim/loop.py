@@ -30,10 +30,10 @@ from transport.sim.process import PROCESS, SimProcess
 T = TypeVar("T")
 
 _Timer = tuple[float, int, asyncio.TimerHandle]
-"""When, the number of the timer, and what to do."""
+"""Timer: when, its number, and what to do."""
 _PLACES_MAX = 4
 _CANCELLED_MAX = 100
-"""Cancelled timers that may lie among the others before they are thrown out, if they are the greater part."""
+"""Number of cancelled timers from which on they are thrown out, if they are the greater part."""
 
 
 class SimulationError(HeadraceError):
@@ -45,26 +45,26 @@ class SimulationDeadlock(SimulationError):
 
 
 class SimTask(asyncio.Task[Any]):
-    """A task that knows its place in the order of births, and its process."""
+    """This task knows its place in the order of births, and its process."""
 
     birth = 0
     process: SimProcess | None = None
 
 
 class _NoSelector:
-    """Stands where the real loop waits for sockets. Nothing waits here: the clock jumps instead."""
+    """This stands where the real loop waits for sockets. Nothing waits here: the clock jumps instead."""
 
     def select(self, timeout: float | None) -> list[Any]:
         return []
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """See the module's docstring."""
+    """This loop jumps from timer to timer, and runs what is due in an order that the seed decides."""
 
     _ready: deque[asyncio.Handle]
     _timer_cancelled_count: int
     virtual_time = True
-    """What others look for: on this loop nothing may bring in real time, threads least of all."""
+    """Mark that others look for: on this loop nothing may bring in real time, threads least of all."""
 
     def __init__(self, seed: int = 0, *, shuffle: bool = True) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._births = 0
         self._graves: list[SimTask] = []
         self.turns = 0
-        """Callbacks that have run."""
+        """Number of callbacks that have run."""
         self.set_task_factory(self._new_task)  # type: ignore[arg-type]  # typeshed knows only the older signature
 
     def time(self) -> float:
@@ -121,7 +121,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.TimerHandle:
-        """As the base class's; timers of one moment fire in the order in which they were set."""
+        """Do as the base class does; timers of one moment fire in the order in which they were set."""
         self._check_closed()  # type: ignore[attr-defined]
         timer = asyncio.TimerHandle(when, callback, args, self, context)
         self._timers_set += 1

@@ -26,18 +26,18 @@ from transport.memory_transport import Link, MemoryNetwork, MemoryTransport, Pip
 from transport.transport import DownReason, Frame, Lane
 
 Ends = Callable[[str], bool]
-"""Whether a peer, by name, is meant."""
+"""Test of a peer's name: whether it is meant."""
 
 
 @dataclass(frozen=True)
 class Weather:
-    """How one direction of a link behaves."""
+    """Weather says how one direction of a link behaves."""
 
     latency_s: float = 0.0005
     jitter_s: float = 0.0002
-    """Uniform, on top of the latency."""
+    """Most seconds that are added to the latency, uniformly."""
     bandwidth_bytes_s: float = 1.25e9
-    """Of each lane by itself."""
+    """Bandwidth of each lane by itself."""
     loss: float = 0.0
     """Probability that a message is lost, which breaks the link."""
     duplicate: float = 0.0
@@ -46,7 +46,7 @@ class Weather:
 
 @dataclass(frozen=True, eq=False)
 class Disturbance:
-    """On top of the weather, both ways between ``one`` and ``other``, for one lane or for all. Ends with ``calm``."""
+    """A disturbance adds to the weather between ``one`` and ``other``, both ways, on one lane or all, till ``calm``."""
 
     one: Ends
     other: Ends
@@ -64,7 +64,7 @@ class Disturbance:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """A partition between ``one`` and ``other``. Ends with ``mend``."""
+    """A cut parts ``one`` from ``other`` until ``mend``."""
 
     one: Ends
     other: Ends
@@ -87,7 +87,7 @@ class _Flight:
 
 @dataclass
 class _Track:
-    """One lane of one direction, in the air."""
+    """A track is one lane of one direction, with what is in the air."""
 
     flights: deque[_Flight]
     departed: int = 0
@@ -97,7 +97,7 @@ class _Track:
 
 
 class SimNetwork(MemoryNetwork):
-    """See the module's docstring. Peers are named by their names; all their lives share the weather."""
+    """This network has weather, disturbances and cuts. All lives of a name share the weather."""
 
     def __init__(self, seed: int = 0, weather: Weather | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__()
@@ -107,9 +107,9 @@ class SimNetwork(MemoryNetwork):
         self.duplicates_dropped = 0
         self.delivered = 0
         self.heard: Callable[[str, str, Lane, list[Frame]], None] | None = None
-        """Told of every message at its delivery: source, target, lane, frames."""
+        """Callback for every message at its delivery: source, target, lane, frames."""
         self.tamper: Callable[[str, list[Frame]], list[Frame]] | None = None
-        """Given a source and what it sends; may return other frames."""
+        """Callback that is given a source and what it sends, and may return other frames."""
         self._rng = random.Random(f"network/{seed}")
         self._links_weather: dict[tuple[str, str], Weather] = {}
         self._disturbances: dict[Disturbance, None] = {}
@@ -182,7 +182,7 @@ class SimNetwork(MemoryNetwork):
             self._later(self.limits.heartbeat_timeout_s, self._silent, name, waiting)
 
     def go_on(self, name: str) -> None:
-        """What has arrived at ``name`` meanwhile is delivered. Idempotent."""
+        """Deliver what has arrived at ``name`` meanwhile. Idempotent."""
         for arrive in self._halted.pop(name, []):
             arrive()
 

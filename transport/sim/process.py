@@ -23,7 +23,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PROCESS: contextvars.ContextVar[SimProcess | None] = contextvars.ContextVar("PROCESS", default=None)
-"""Whose code runs. None: the world's, which nothing can kill."""
+"""Process whose code runs; None: the world's, which nothing can kill."""
 
 
 class SimProcess:
@@ -38,9 +38,9 @@ class SimProcess:
         self.held: deque[asyncio.Handle] = deque()
         """Callbacks that became due while it was halted; the loop fills it."""
         self.clock_error_s = 0.0
-        """How far its wall clock is ahead."""
+        """Seconds that its wall clock is ahead."""
         self.slowness = 1.0
-        """Simulated engines and backends take this many times as long."""
+        """Factor by which simulated engines and backends take longer."""
         self._context = contextvars.Context()
         self._context.run(PROCESS.set, self)
 
@@ -49,7 +49,7 @@ class SimProcess:
         return self._context.copy().run(function, *args, **kwargs)
 
     def set(self, variable: contextvars.ContextVar[R], value: R) -> None:
-        """What the code of this process, as far as it has not started yet, is to find in ``variable``."""
+        """Let code of this process that has not started yet find ``value`` in ``variable``."""
         self._context.run(variable.set, value)
 
     def start(self, coroutine: Coroutine[Any, Any, R], name: str) -> asyncio.Task[R]:
@@ -66,7 +66,7 @@ class SimProcess:
         self.halted = True
 
     def go_on(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What has become due meanwhile runs next, in order. Nothing happens to a process that is not halted."""
+        """Run next, in order, what has become due meanwhile. Nothing happens to a process that is not halted."""
         self.halted = False
         held, self.held = self.held, deque()
         ready = cast("deque[asyncio.Handle]", cast("Any", loop)._ready)  # noqa: SLF001

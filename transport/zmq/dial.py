@@ -21,18 +21,18 @@ from transport.zmq.socket import Sent, SocketEvent, ZmqSocket
 
 @dataclass
 class DialHost:
-    """What a dial needs of its transport."""
+    """A dial needs this of its transport."""
 
     hello: Callable[[int], Hello]
     open_socket: Callable[[Dial, int], ZmqSocket]
     welcomed: Callable[[Dial, Welcome], Confirm | None]
-    """The listener is known; None means that a link to it exists or is nearly there, so give up this dial."""
+    """Callback once the listener is known; None means that a link exists or is nearly there, so give up this dial."""
     linked: Callable[[Dial], Link]
     malformed: Callable[[], None]
 
 
 class Dial:
-    """See the module's docstring. ``done`` yields the peer, None for RETRY, or raises HandshakeRefused."""
+    """A dial is one attempt. ``done`` yields the peer, None for RETRY, or raises HandshakeRefused."""
 
     def __init__(self, host: DialHost, endpoint: str, address: str, server_key: str | None, number: int) -> None:
         self.endpoint = endpoint
@@ -47,7 +47,7 @@ class Dial:
         self._host = host
         self._address = address
         self.sockets: dict[int, ZmqSocket] = {}
-        """By number: see ``zmq_lane.lane_of``."""
+        """Sockets by number: see ``lane.lane_of``."""
         self._unsent: dict[int, list[Frame]] = {}
 
     def start(self) -> None:

@@ -26,17 +26,17 @@ import struct
 from typing import Final
 
 GREETED_BYTES: Final = 270
-"""What a stranger is sent at most: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
+"""Most that a stranger is sent: greeting 64, CURVE's WELCOME 170, ERROR 12. READY is 67 more (RFC 23, RFC 26)."""
 _LOOK_S: Final = 0.05
-"""A look at 512 strangers takes four milliseconds."""
+"""Period of the looks; one at 512 strangers takes four milliseconds."""
 _TCP_INFO: Final = getattr(socket, "TCP_INFO", None)
 _INFO_BYTES: Final = 136
 _ACKNOWLEDGED_AND_RECEIVED: Final = struct.Struct("=120xQQ")
-"""Of Linux's ``struct tcp_info``: tcpi_bytes_acked, tcpi_bytes_received."""
+"""Part of Linux's ``struct tcp_info``: tcpi_bytes_acked, tcpi_bytes_received."""
 
 
 class Doorkeeper:
-    """Of one listening socket, on the running loop. ``port`` is known after ``bind``."""
+    """A doorkeeper guards one listening socket, on the running loop. ``port`` is known after ``bind``."""
 
     def __init__(self, *, stranger_bytes: int, strangers_max: int) -> None:
         self._stranger_bytes = stranger_bytes

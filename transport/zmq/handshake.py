@@ -35,7 +35,7 @@ CODEC: Final = "msgpack+ext12/1"
 HEAD: Final = struct.Struct("<BQ")
 FRAMES_MAX: Final = 4096
 SOCKETS_MAX: Final = 10
-"""Of a link: signal, message, and at most eight of the bulk lane."""
+"""Most sockets of a link: signal, message, and eight of the bulk lane."""
 
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -43,7 +43,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Mark(enum.IntEnum):
-    """The first byte of every message."""
+    """Every message begins with one of these bytes."""
 
     DATA = 1
     HELLO = 2
@@ -54,13 +54,13 @@ class Mark(enum.IntEnum):
     YIELD = 7
     GOODBYE = 8
     PROBE = 9
-    """Sent only to learn from libzmq whether the connection still exists; ignored."""
+    """Question to libzmq alone, whether the connection still exists; the receiver ignores it."""
     PACK = 10
-    """Small messages of one turn in one frame; the first has the head's number, the others count on."""
+    """Pack of the small messages of one turn in one frame; the first has the head's number, the others count on."""
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """What the dialer says of itself."""
+    """The dialer says who it is."""
 
     version: Number
     codec: Text
@@ -77,7 +77,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
-    """What the listener answers. ``lanes`` are its sockets' endpoints, signal and message first, the others are the
+    """The listener answers. ``lanes`` are its sockets' endpoints, signal and message first, the others are the
     bulk lane's; ``*`` stands for the dialed host.
     """
 
@@ -97,17 +97,17 @@ class Confirm(msgspec.Struct, array_like=True, frozen=True):
 
     last_seen: Number
     sockets: Annotated[int, msgspec.Meta(ge=3, le=SOCKETS_MAX)] = 3
-    """How many connections the link shall have: the dialer confirms on each but the first."""
+    """Number of connections that the link shall have: the dialer confirms on each but the first."""
 
 
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
-    """Why not; for people."""
+    """The listener refuses; the reason is for people."""
 
     why: Text
 
 
 class Goodbye(msgspec.Struct, array_like=True, frozen=True):
-    """The last message of a lane."""
+    """A lane ends with this message."""
 
     reason: DownReason
 

@@ -17,7 +17,7 @@ _NET: Final = Path("/proc/sys/net")
 
 
 def send_buffer_bytes(chunk_bytes: int, net: Path = _NET) -> int | None:
-    """What to ask for, so that ``chunk_bytes`` fit; None: leave it to the system, as where there is no such file."""
+    """Size to ask for, so that ``chunk_bytes`` fit; None: leave it to the system, as where there is no such file."""
     try:
         granted_at_most_bytes = int((net / "core/wmem_max").read_text())
         tuned_at_most_bytes = int((net / "ipv4/tcp_wmem").read_text().split()[2])

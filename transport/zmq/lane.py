@@ -6,7 +6,7 @@
     large messages                    ─▶ behind the pack, in frames of their own
     libzmq is full                    ─▶ queue ─▶ libzmq, when it says that it takes more
 
-A lane with several sockets deals its messages out to them in turn; the receiver (``zmq_link.py``) puts them in order:
+A lane with several sockets deals its messages out to them in turn; the receiver (``link.py``) puts them in order:
 
     1 2 3 4 5 6 ─┬─▶ 1 3 5 ─┬─▶ 1 2 3 4 5 6         each socket keeps its own in order, and loses none
                  └─▶ 2 4 6 ─┘
@@ -30,12 +30,12 @@ _LANES: Final = tuple(Lane)  # asking the enum takes half a microsecond, and eac
 
 
 def lane_of(number: int) -> Lane:
-    """Of a link's sockets by number: signal, message, and all further ones are the bulk lane's."""
+    """Lane of a link's socket by its number: signal, message, and all further ones are the bulk lane's."""
     return _LANES[number] if number < len(_LANES) else Lane.BULK
 
 
 class SocketOut:
-    """What one of a lane's sockets has yet to take: messages, each with the number of those that it holds."""
+    """This holds what one of a lane's sockets has yet to take: entries, each with the number of messages in it."""
 
     def __init__(self, socket: ZmqSocket) -> None:
         self.socket = socket
@@ -43,29 +43,29 @@ class SocketOut:
 
 
 class LaneOut:
-    """The outbound half of a lane: a pack that grows during one turn, and bounded queues before libzmq's own."""
+    """The outbound half of a lane has a pack that grows during one turn, and bounded queues before libzmq's own."""
 
     def __init__(self, sockets: Sequence[ZmqSocket], route: bytes | None, bound: int) -> None:
         self.outs = [SocketOut(socket) for socket in sockets]
         self.bound = bound
         self.sent_seq = 0
         self._next = 0
-        """Which of ``outs`` gets the next message."""
+        """Index of that one of ``outs`` which gets the next message."""
         self.on_stuck: Callable[[], None] = lambda: None
-        """Called whenever something had to be queued."""
+        """Callback whenever something had to be queued."""
         self.on_gone: Callable[[], None] = lambda: None
-        """Called when the connection is found gone after ``offer`` has said QUEUED."""
+        """Callback when the connection is found gone after ``offer`` has said QUEUED."""
         self._route: list[Frame] = [] if route is None else [route]
         self._queued = 0
         self._pack: list[bytes] = []
         self._pack_bytes = 0
         self._pack_max = min(PACK_MAX_MESSAGES, bound)
         self._in_turn = False
-        """Something has been sent in this turn of the loop."""
+        """Whether something has been sent in this turn of the loop."""
         self._before_turn = 0
-        """``sent_seq`` when that began."""
+        """Value of ``sent_seq`` when that began."""
         self._crowded = False
-        """The last turn in which something was sent had more than one message: the first one waits for the rest."""
+        """Whether the last turn that sent something sent several messages: then the first one waits for the rest."""
 
     @property
     def idle(self) -> bool:

@@ -34,6 +34,8 @@ _EARLY_MAX: Final = 1024
 
 
 class LinkState(enum.Enum):
+    """A link is in one of these states; the module's docstring draws them."""
+
     LIVE = "live"
     ENDING = "ending"
     DYING = "dying"
@@ -42,7 +44,7 @@ class LinkState(enum.Enum):
 
 @dataclass
 class Counters:
-    """What a transport has seen go wrong since it started."""
+    """The counters say what a transport has seen go wrong since it started."""
 
     malformed: int = 0
     """Messages that could not be read, from linked peers and strangers."""
@@ -58,7 +60,7 @@ class Counters:
 
 @dataclass
 class Link:
-    """One link. The transport owns it and is told through the callbacks."""
+    """A link is owned by its transport, which is told through the callbacks."""
 
     peer: PeerId
     dial: int
@@ -67,11 +69,11 @@ class Link:
     counters: Counters
     deliver: Callable[[PeerId, Lane, list[Frame]], None]
     on_broken: Callable[[Link], None]
-    """The link must die; the reason, if known, is in ``reason``."""
+    """Callback when the link must die; the reason, if known, is in ``reason``."""
     on_malformed: Callable[[Link], None]
-    """``malformed`` has grown."""
+    """Callback when ``malformed`` has grown."""
     release: Callable[[Link], None] = lambda _: None
-    """Give back sockets or routes; set by whoever made the link."""
+    """Callback that gives back sockets or routes; set by whoever made the link."""
     endpoints: set[str] = field(default_factory=lambda: set[str]())
     state: LinkState = LinkState.LIVE
     reason: DownReason = DownReason.UNREACHABLE
@@ -105,7 +107,7 @@ class Link:
 
     @property
     def sockets(self) -> list[ZmqSocket]:
-        """Of all lanes, in the order of their numbers."""
+        """Sockets of all lanes, in the order of their numbers."""
         return [out.socket for lane in Lane for out in self.outs[lane].outs]
 
     def receive(self, socket: int, frames: list[Frame]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from transport.address import PeerId
 from transport.errors import MalformedInput
+from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane
 from transport.zmq.handshake import (
     Confirm,
@@ -30,7 +31,6 @@ from transport.zmq.handshake import (
     routing_id,
 )
 from transport.zmq.link import Counters, Link, LinkState
-from transport.zmq.lives import Lives
 from transport.zmq.socket import ZmqSocket
 
 PENDING_MAX = 1024
@@ -38,7 +38,7 @@ PENDING_MAX = 1024
 
 @dataclass
 class Incoming:
-    """A dialer that has said HELLO and not yet confirmed on all of its other sockets."""
+    """An incoming dialer has said HELLO and not yet confirmed on all of its other sockets."""
 
     hello: Hello
     expires_s: float
@@ -47,21 +47,21 @@ class Incoming:
 
 @dataclass
 class ListenHost:
-    """What the listening half needs of its transport."""
+    """The listening half needs this of its transport."""
 
     peer: PeerId
     cluster: str
     welcome: Callable[[], Welcome]
     accept: Callable[[Incoming, Confirm, bytes], Link | None]
-    """Make it a link; None means that the dialer must yield."""
+    """Callback that makes it a link; None means that the dialer must yield."""
 
 
 class Listener:
-    """Routes what arrives at the ROUTER sockets to links, or through the handshake."""
+    """The listener routes what arrives at the ROUTER sockets to links, or through the handshake."""
 
     def __init__(self, host: ListenHost, lives: Lives, counters: Counters, handshake_s: float) -> None:
         self.sockets: dict[int, ZmqSocket] = {}
-        """By number: see ``zmq_lane.lane_of``."""
+        """Sockets by number: see ``lane.lane_of``."""
         self._host = host
         self._lives = lives
         self._counters = counters

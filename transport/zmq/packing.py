@@ -19,7 +19,7 @@ from transport.transport import Frame
 from transport.zmq.handshake import HEAD, Mark
 
 MESSAGE_MAX_BYTES: Final = 4096
-"""Beyond it the copy is no longer for free, and frames of their own are as cheap."""
+"""Size beyond which the copy is no longer for free, and frames of their own are as cheap."""
 FRAMES_MAX: Final = 8
 PACK_MAX_BYTES: Final = 16384
 PACK_MAX_MESSAGES: Final = 64

@@ -21,7 +21,9 @@ from typing import Any, Final
 from configs.limits import Limits
 from transport.errors import HandshakeRefused, TransportError
 from transport.transport import Frame
-from transport.zmq.socket import Context, Curve, Role, SocketOptions, ZmqSocket, curve_keypair, curve_public, z85_encode
+from transport.zmq.context import curve_keypair, curve_public, z85_encode
+from transport.zmq.options import Curve, SocketOptions
+from transport.zmq.socket import Context, Role, ZmqSocket
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -33,7 +35,7 @@ class KeyFileError(TransportError):
 
 @dataclass(frozen=True)
 class NodeKeys:
-    """One node's pair and the public keys it allows, Z85. The own key is always allowed."""
+    """These are one node's pair and the public keys that it allows, Z85. Its own key is always allowed."""
 
     public: bytes
     secret: bytes
@@ -139,7 +141,7 @@ def _check(key: bytes, path: Path) -> bytes:
 
 
 class ZapAllowList:
-    """Answers libzmq's question, for every CURVE connection of a context, whether the key is allowed."""
+    """The allow-list answers libzmq's question, for each CURVE connection of a context, whether the key may come in."""
 
     def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys

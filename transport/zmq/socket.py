@@ -1,4 +1,4 @@
-"""The only file that touches ZeroMQ: one plain socket, owned by one event loop, never awaited.
+"""One plain ZeroMQ socket, owned by one event loop, never awaited.
 
     ZMQ_FD readable ─▶ _drain: at most N messages or T ms ─▶ on_message
                           └ more left ─▶ call_soon(_turn)      the loop stays fair
@@ -18,29 +18,24 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import enum
 import errno
 import functools
 import struct
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import zmq
-from zmq.utils import z85
 
-from configs.limits import Limits
-from transport.transport import Frame, Lane
+from transport.transport import Frame
 from transport.zmq.doorkeeper import Doorkeeper
-from transport.zmq.kernel_buffers import send_buffer_bytes
+from transport.zmq.options import Curve, SocketOptions
 
 Context = zmq.Context
 
 _COPY_THRESHOLD_BYTES: Final = 65536
-"""Below this a copy is cheaper than the bookkeeping of a shared buffer (transport.md, trap 16)."""
+"""Size below which a copy is cheaper than the bookkeeping of a shared buffer."""
 _NEVER_BYTES: Final = 1 << 62
 _FULL_S: Final = 0.002
 _MONITOR_HWM: Final = 100_000
@@ -52,15 +47,17 @@ _ACCEPTED: Final = int(zmq.EVENT_ACCEPTED)
 
 
 class Role(enum.Enum):
-    """Which end of a connection a socket is."""
+    """A socket is one end of a connection, or of many."""
 
     LISTENER = zmq.ROUTER
-    """Many connections; messages begin with the connection's routing id."""
+    """End of many connections; messages begin with the connection's routing id."""
     DIALER = zmq.DEALER
-    """One connection."""
+    """End of one connection."""
 
 
 class Sent(enum.Enum):
+    """libzmq has taken a message, or has not."""
+
     SENT = "sent"
     FULL = "full"
     """Try again when ``on_writable`` has been called."""
@@ -69,7 +66,7 @@ class Sent(enum.Enum):
 
 
 class SocketEvent(enum.Enum):
-    """What libzmq's monitor tells us."""
+    """libzmq's monitor tells us these."""
 
     DISCONNECTED = "disconnected"
     CONNECT_FAILED = "connect_failed"
@@ -86,95 +83,12 @@ _EVENTS: Final[dict[int, SocketEvent]] = {
 }
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
-
-    public: bytes
-    secret: bytes
-    server: bytes | None
-
-
-@dataclass(frozen=True)
-class SocketOptions:
-    """What differs between sockets; see ``lane_options`` for the usual choice."""
-
-    hwm_messages: int
-    max_frame_bytes: int
-    drain_max_messages: int
-    drain_max_ms: float
-    handshake_s: float
-    heartbeat_interval_s: float | None = None
-    heartbeat_timeout_s: float | None = None
-    zero_copy_receive: bool = False
-    send_buffer_bytes: int | None = None
-    """What to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
-    with_user: bool = False
-    """Put the user that the allow-list named for the sender's key before the frames, empty where there are no keys."""
-    routing_id: bytes | None = None
-    curve: Curve | None = None
-    ipv6: bool = False
-    stranger_bytes: int = 1 << 14
-    strangers_max: int = 512
-    """Of a listener with a curve: see ``doorkeeper.py``."""
-
-
-def lane_options(
-    lane: Lane, bound: int, limits: Limits, *, routing_id: bytes | None = None, curve: Curve | None = None
-) -> SocketOptions:
-    """Options of a lane's socket.
-
-    Only the signal lane carries heartbeats: a receiver that is full on another lane stops reading it, pongs included,
-    and would be taken for dead. libzmq's high-water mark is a quarter of our own bound, which does the rest; on the
-    bulk lane half of it, so that the window of a pull goes out without being told FULL every other time.
-    """
-    beats, bulk = lane is Lane.SIGNAL, lane is Lane.BULK
-    return SocketOptions(
-        hwm_messages=max(1, bound // 2 if bulk else bound // 4),
-        max_frame_bytes=limits.message_max_bytes,
-        drain_max_messages=limits.drain_max_messages,
-        drain_max_ms=limits.drain_max_ms,
-        handshake_s=limits.connect_timeout_s,
-        heartbeat_interval_s=limits.heartbeat_interval_s if beats else None,
-        # silence is noticed at the next beat, so the sum of both is what a watcher waits at most
-        heartbeat_timeout_s=max(0.05, limits.heartbeat_timeout_s - limits.heartbeat_interval_s) if beats else None,
-        zero_copy_receive=bulk,
-        send_buffer_bytes=send_buffer_bytes(limits.bulk_chunk_bytes) if bulk else None,
-        routing_id=routing_id,
-        curve=curve,
-        stranger_bytes=limits.stranger_bytes,
-        strangers_max=limits.strangers_max,
-    )
-
-
-def new_context(io_threads: int = 1) -> zmq.Context[zmq.Socket[bytes]]:
-    """A context for one transport; libzmq gives each connection to the thread that has the fewest."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads)
-    context.set(zmq.MAX_SOCKETS, 65536)
-    return context
-
-
-def curve_keypair() -> tuple[bytes, bytes]:
-    """A new (public, secret) pair, Z85."""
-    return zmq.curve_keypair()
-
-
-def curve_public(secret: bytes) -> bytes:
-    """The public key that belongs to ``secret``, Z85."""
-    return zmq.curve_public(secret)
-
-
-def z85_encode(raw: bytes) -> bytes:
-    """Raw key bytes as printable text."""
-    return z85.encode(raw)
-
-
 def _option(socket: zmq.Socket[bytes], option: zmq.SocketOption) -> int:
     return cast("int", socket.getsockopt(option))
 
 
 class ZmqSocket:
-    """One socket and its monitor, driven by the running loop."""
+    """A socket and its monitor are driven by the running loop."""
 
     def __init__(
         self,
@@ -193,10 +107,10 @@ class ZmqSocket:
         self._scheduled = False
         self._stuck = False
         self._full_until: asyncio.TimerHandle | None = None
-        """libzmq was asked again in vain: it is asked when this is over, or its file says something."""
+        """Timer after libzmq was asked in vain: it is asked again when this is over, or its file says something."""
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
-        """How often a drain has found nothing left; a reader that sees it grow knows that it has read everything."""
+        """Number of times that a drain has found nothing left; who sees it grow knows that everything has been read."""
         self._socket = context.socket(role.value)
         # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
@@ -411,7 +325,7 @@ class ZmqSocket:
             return None
 
     def _drain_monitor(self) -> None:
-        """As many events as messages in one turn: strangers can make them faster than we look at them."""
+        """Take as many events as messages in one turn: strangers can make them faster than we look at them."""
         for _ in range(self._options.drain_max_messages):
             monitor = self._monitor
             if monitor is None or monitor.closed:
@@ -460,29 +374,3 @@ def _with_user(parts: Sequence[zmq.Frame]) -> list[Frame]:
     except zmq.ZMQError:  # a connection without keys has no such property
         user = ""
     return [str(user).encode(), *(part.bytes for part in parts)]
-
-
-async def terminate(context: zmq.Context[zmq.Socket[bytes]], timeout_s: float) -> bool:
-    """Wait, off the loop, until everything that lingers in ``context`` is sent or given up; False if it is not in time.
-
-    On a thread of its own that nobody joins: one of the loop's would hold up the end of the loop.
-    """
-    loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not ended.done():
-            ended.set_result(None)
-
-    def term() -> None:
-        context.term()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(tell)
-
-    threading.Thread(target=term, name="zmq-term", daemon=True).start()
-    try:
-        async with asyncio.timeout(timeout_s):
-            await ended
-    except TimeoutError:
-        return False
-    return True

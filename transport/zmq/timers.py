@@ -9,11 +9,11 @@ from typing import Any, Final
 from transport.transport import Lane
 
 _PROBES_S: Final = (0.0, 0.005, 0.02, 0.08, 0.3)
-"""When to ask after a disconnect: libzmq reports it a little before it forgets the routing id."""
+"""Delays after a disconnect at which to ask: libzmq reports it a little before it forgets the routing id."""
 
 
 class Timers:
-    """Calls to come."""
+    """All calls to come of one transport."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -34,7 +34,7 @@ class Timers:
 
 
 class Probes:
-    """When the listener's links on a lane are asked whether their connections exist: ``ask`` does it.
+    """Probes say when the listener's links on a lane are asked whether their connections exist: ``ask`` does it.
 
     Once for all that happens meanwhile: a thousand that hang up together must not ask a thousand links each.
     """

@@ -2,16 +2,15 @@
 
     listener: ROUTER per lane ◀── HELLO, DATA ── dialer: DEALER per lane; several for bulk with limits.bulk_sockets
         │                                             │
-        └── zmq_listen.Listener ──▶ zmq_link.Link ◀── zmq_dial.Dial
-                                        │
-                                   Receiver.on_frames / on_peer_up / on_peer_down
+        └──── listen.Listener ──▶ link.Link ◀── dial.Dial
+                                      │
+                                 links.Links ─▶ Receiver.on_frames / on_peer_up / on_peer_down
 
 Invariants
 - Liveness is a connection's: ZMTP heartbeats run in libzmq's own thread, so a process whose loop or GIL is busy stays
   linked, and a stopped, killed or cut-off one does not.
 - At the listener, whether a connection exists is asked of libzmq by sending a PROBE to its routing id: after each
   disconnect that the monitor reports, and at every heartbeat.
-- A link that breaks delivers first what has arrived, then reports; a link that is down delivers nothing.
 - The receiver is called from socket and timer callbacks only, never from within ``send`` or ``disconnect``.
 - A frame of 64 KiB or more is shared with libzmq, not copied: its sender must not change the buffer any more.
 """
@@ -33,24 +32,22 @@ from configs.limits import Limits
 from transport.address import PeerId
 from transport.endpoints import advertised, for_welcome, lane_binds, split_key
 from transport.errors import HandshakeRefused, LinkTimeout
-from transport.memory_transport import queue_bounds
-from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome
+from transport.lives import Lives
+from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
+from transport.zmq.context import new_context, terminate
 from transport.zmq.dial import Dial, DialHost
 from transport.zmq.handshake import CODEC, PROTOCOL_VERSION, Confirm, Hello, Mark, Welcome, control, routing_id
-from transport.zmq.lane import LaneOut, lane_of, lanes_out
+from transport.zmq.lane import lane_of, lanes_out
 from transport.zmq.link import Counters, Link, LinkState
+from transport.zmq.links import Links
 from transport.zmq.listen import Incoming, Listener, ListenHost
-from transport.zmq.lives import Lives
+from transport.zmq.options import Curve, lane_options
 from transport.zmq.security import NodeKeys, ZapAllowList
 from transport.zmq.socket import (
     Context,
-    Curve,
     Role,
     SocketEvent,
     ZmqSocket,
-    lane_options,
-    new_context,
-    terminate,
 )
 from transport.zmq.timers import Probes, Timers
 
@@ -58,13 +55,10 @@ log = structlog.get_logger("headrace.transport")
 
 _RETRY_FIRST_S: Final = 0.02
 _RETRY_MAX_S: Final = 0.5
-_SETTLE_S: Final = 0.005
-"""libzmq reports a disconnect before it hands over the last messages that it has read."""
-_SETTLE_MAX_S: Final = 0.25
 
 
 class ZmqTransport:
-    """One peer. ``role`` is told to others for their logs only."""
+    """This transport is one peer. ``role`` is told to others for their logs only."""
 
     def __init__(
         self,
@@ -94,18 +88,16 @@ class ZmqTransport:
         self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
         self._bounds = queue_bounds(limits)
         self._lives = Lives()
-        self._links: dict[PeerId, Link] = {}
+        self._links = Links(limits, self.counters, self._lives)
         self._dials: dict[str, Dial] = {}
         self._accepted: dict[PeerId, int] = {}
         self._dial_numbers = itertools.count(1)
         self._bound: list[str] = []
         self._endpoint = ""
-        self._open = False
         self._zap: ZapAllowList | None = None
         self._listener: Listener
         self._timers: Timers
         self._probes: Probes
-        self._receiver: Receiver
         self._loop: asyncio.AbstractEventLoop
 
     @property
@@ -118,7 +110,7 @@ class ZmqTransport:
 
     def peers(self) -> list[PeerId]:
         """Peers with a live link, in order of arrival."""
-        return [peer for peer, link in self._links.items() if link.state is LinkState.LIVE]
+        return self._links.live()
 
     # start
 
@@ -130,7 +122,6 @@ class ZmqTransport:
         """
         self._loop = asyncio.get_running_loop()
         self._timers = Timers()
-        self._receiver = receiver
         self._context = self._context or new_context(self.limits.bulk_sockets)
         if self._secure:
             assert self._keys is not None, "secure means that there are keys"
@@ -147,7 +138,7 @@ class ZmqTransport:
             raise
         key = self._keys.public_hex if self._secure and self._keys is not None else None
         self._endpoint = advertised(self._bound[0], host=self._advertise_host, key=key)
-        self._open = True
+        self._links.start(self._timers, receiver)
         self._tick()
 
     @property
@@ -187,10 +178,9 @@ class ZmqTransport:
     async def _connect(self, endpoint: str) -> PeerId:
         pause_s = _RETRY_FIRST_S
         while True:
-            linked = self._linked_at(endpoint)
-            if linked is not None:
+            if (linked := self._links.at(endpoint)) is not None:
                 return linked
-            if not self._open:
+            if not self._links.open:
                 raise LinkTimeout(f"{self._peer} is closed")
             dial = self._dial(endpoint)
             dial.waiters += 1
@@ -204,12 +194,6 @@ class ZmqTransport:
                 return peer
             await asyncio.sleep(pause_s)
             pause_s = min(_RETRY_MAX_S, pause_s * 2)
-
-    def _linked_at(self, endpoint: str) -> PeerId | None:
-        for peer, link in self._links.items():
-            if link.state is LinkState.LIVE and endpoint in link.endpoints:
-                return peer
-        return None
 
     def _dial(self, endpoint: str) -> Dial:
         dial = self._dials.get(endpoint)
@@ -265,7 +249,7 @@ class ZmqTransport:
         if self._lives.is_fenced(welcome.peer):
             dial.refuse(f"{welcome.peer} has been replaced by a newer {welcome.name}")
             return None
-        link = self._links.get(welcome.peer)
+        link = self._links.by_peer.get(welcome.peer)
         if link is not None and link.state is LinkState.LIVE:
             link.endpoints.add(dial.endpoint)
             return None
@@ -276,34 +260,34 @@ class ZmqTransport:
     def _on_ready(self, dial: Dial) -> Link:
         assert dial.welcome is not None, "READY is heard after WELCOME only"
         outs = lanes_out(dial.sockets, None, self._bounds)
-        link = self._new_link(dial.welcome.peer, dial.number, outs, dialed_here=True)
+        link = self._links.make(dial.welcome.peer, dial.number, outs, dialed_here=True)
         link.release = lambda _: dial.close(linger_s=self.limits.close_timeout_s)
         link.endpoints = {dial.endpoint, dial.welcome.endpoint}
-        self._up(link)
+        self._links.up(link)
         return link
 
     # accept
 
     def _accept(self, incoming: Incoming, confirm: Confirm, route: bytes) -> Link | None:
         peer = incoming.hello.peer
-        if not self._open:
+        if not self._links.open:
             return None
-        old = self._links.get(peer)
+        old = self._links.by_peer.get(peer)
         if old is not None and old.dialed_here and confirm.last_seen < old.dial:
             return None
         mine = [dial for dial in self._dials.values() if dial.peer == peer and dial.confirmed and not dial.done.done()]
         if mine and self._peer < peer:
             return None
         if old is not None:
-            self._down(old, DownReason.UNREACHABLE)
+            self._links.down(old, DownReason.UNREACHABLE)
         sockets = {number: self._listener.sockets[number] for number in (Lane.SIGNAL, *sorted(incoming.confirmed))}
-        link = self._new_link(peer, incoming.hello.dial, lanes_out(sockets, route, self._bounds), dialed_here=False)
+        link = self._links.make(peer, incoming.hello.dial, lanes_out(sockets, route, self._bounds), dialed_here=False)
         link.release = lambda _: self._listener.forget(route)
         link.endpoints = {incoming.hello.endpoint}
         self._remember_accepted(peer, incoming.hello.dial)
         for out in link.outs.values():
             out.push(control(Mark.READY))
-        self._up(link)
+        self._links.up(link)
         for dial in [d for d in self._dials.values() if d.peer == peer or d.endpoint == incoming.hello.endpoint]:
             dial.finish(peer)
         return link
@@ -314,68 +298,8 @@ class ZmqTransport:
         if len(self._accepted) > 4096:
             del self._accepted[next(iter(self._accepted))]
 
-    def _new_link(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
-        deliver = self._receiver.on_frames
-        return Link(peer, number, dialed_here, outs, self.counters, deliver, self._on_broken, self._on_malformed)
-
-    # links come and go
-
-    def _up(self, link: Link) -> None:
-        for old in [other for peer, other in self._links.items() if peer.name == link.peer.name]:
-            same_life = old.peer == link.peer  # its link broke, and the handshake was faster than reading what is left
-            reason = DownReason.UNREACHABLE if same_life else DownReason.REPLACED
-            old.end(reason)
-            self._down(old, reason)
-        self._lives.welcome(link.peer)
-        self._links[link.peer] = link
-        self._receiver.on_peer_up(link.peer)
-
-    def _on_broken(self, link: Link) -> None:
-        """Let the link die: read what has arrived, then report."""
-        if link.state in (LinkState.DYING, LinkState.DOWN):
-            return
-        link.state = LinkState.DYING
-        self._timers.later(_SETTLE_S, self._begin_settling, link)
-
-    def _begin_settling(self, link: Link) -> None:
-        for socket in link.sockets:
-            socket.check_soon()
-        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
-
-    def _settle(self, link: Link, before: list[int], until: float) -> None:
-        read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
-        if read or self._loop.time() > until:
-            self._down(link, link.reason)
-        else:
-            self._timers.later(0.001, self._settle, link, before, until)
-
-    def _down(self, link: Link, reason: DownReason) -> None:
-        if link.state is LinkState.DOWN:
-            return
-        link.state = LinkState.DOWN
-        if reason is DownReason.UNREACHABLE:
-            self.counters.broken += 1
-        if self._links.get(link.peer) is link:
-            del self._links[link.peer]
-        link.release(link)
-        if self._open:
-            self._receiver.on_peer_down(link.peer, reason)
-
-    def _on_malformed(self, link: Link) -> None:
-        if link.malformed >= self.limits.malformed_max and link.state is LinkState.LIVE:
-            self.counters.cut_off += 1
-            self._end(link, DownReason.UNREACHABLE)
-
     def _count_malformed(self) -> None:
         self.counters.malformed += 1
-
-    def report_malformed(self, peer: PeerId) -> None:
-        """See ``Transport.report_malformed``."""
-        self.counters.malformed += 1
-        link = self._links.get(peer)
-        if link is not None:
-            link.malformed += 1
-            self._on_malformed(link)
 
     def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
         if event is SocketEvent.DISCONNECTED:
@@ -387,7 +311,7 @@ class ZmqTransport:
         self._listener.expire()
         for lane in Lane:
             self._listener.probe(lane)
-        for link in list(self._links.values()):
+        for link in list(self._links.by_peer.values()):
             link.flush()
         self._timers.later(self.limits.heartbeat_interval_s, self._tick)
 
@@ -399,7 +323,7 @@ class ZmqTransport:
         Raises:
             ValueError: a frame is larger than ``message_max_bytes``; nothing was queued.
         """
-        link = self._links.get(peer)
+        link = self._links.by_peer.get(peer)
         if link is None:
             return SendOutcome.NO_LINK
         limit = self.limits.message_max_bytes
@@ -412,37 +336,27 @@ class ZmqTransport:
 
     def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """See ``link_faults.Repeating``."""
-        link = self._links.get(peer)
+        link = self._links.by_peer.get(peer)
         return SendOutcome.NO_LINK if link is None else link.send_again(lane, frames)
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
         """Say goodbye behind what is queued; both ends see ``reason``."""
-        link = self._links.get(peer)
+        link = self._links.by_peer.get(peer)
         if link is not None:
-            self._end(link, reason)
-
-    def _end(self, link: Link, reason: DownReason) -> None:
-        link.end(reason)
-        self._timers.later(0, self._await_flushed, link, self._loop.time() + self.limits.close_timeout_s)
-
-    def _await_flushed(self, link: Link, until: float) -> None:
-        if link.flushed or self._loop.time() > until:
-            self._down(link, link.reason)
-        else:
-            self._timers.later(0.005, self._await_flushed, link, until)
+            self._links.end(link, reason)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""
-        if not self._open:
+        if not self._links.open:
             return
-        self._open = False
+        self._links.open = False
         until = self._loop.time() + timeout_s
         for dial in list(self._dials.values()):
             dial.finish(None)
-        for link in list(self._links.values()):
+        for link in list(self._links.by_peer.values()):
             link.end(DownReason.STOPPED)
         # libzmq tells no one when it has taken a message, so ask it now and then
-        while self._loop.time() < until and any(not link.flushed for link in self._links.values()):  # noqa: ASYNC110
+        while self._loop.time() < until and any(not link.flushed for link in self._links.by_peer.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         await self._shut(max(0.05, until - self._loop.time()))
         log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
@@ -458,10 +372,7 @@ class ZmqTransport:
 
     def _drop_all(self, reason: DownReason, *, linger_s: float) -> None:
         self._timers.cancel_all()
-        for link in list(self._links.values()):
-            for socket in link.sockets:
-                socket.close(linger_s=linger_s)
-            self._down(link, reason)
+        self._links.drop_all(reason, linger_s=linger_s)
         self._close_sockets(linger_s=linger_s)
 
     def _close_sockets(self, *, linger_s: float) -> None:
@@ -471,7 +382,7 @@ class ZmqTransport:
 
     def abort(self) -> None:
         """Crash, for tests and fault injection: close every connection without a goodbye and without flushing."""
-        self._open = False
+        self._links.open = False
         for dial in list(self._dials.values()):
             dial.finish(None)
         self._drop_all(DownReason.UNREACHABLE, linger_s=0)

@@ -27,7 +27,7 @@ _TRACEBACK_MAX_CHARS = 8000
 
 @message("core.refusal")
 class Refusal(Message):
-    """Not executed."""
+    """The question was not executed."""
 
     reason: RefusalReason
     detail: str = ""
@@ -56,7 +56,7 @@ NoReply = Refusal | Failure | TargetGone
 
 
 class Caller(NamedTuple):
-    """Who asked: answers go to ``request_id`` at ``peer``, this process included."""
+    """A caller is who asked: answers go to ``request_id`` at ``peer``, this process included."""
 
     peer: PeerId
     request_id: int

@@ -39,7 +39,7 @@ class BlockingCallStuck(ActorError):
 
 
 class BlockingThread:
-    """Runs functions away from the loop. Made at the first call."""
+    """The thread runs functions away from the loop. It is made at the first call."""
 
     def __init__(self, name: str, calls_max: int, call_s: float) -> None:
         self._name = name

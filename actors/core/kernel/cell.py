@@ -43,11 +43,11 @@ log = structlog.get_logger("headrace.actors")
 
 
 class _Stop(Exception):
-    """Leaves the TaskGroup in good order; never seen outside of this file."""
+    """This exception leaves the TaskGroup in good order; it is never seen outside of this file."""
 
 
 class Cell:
-    """Runs one actor."""
+    """A cell runs one actor."""
 
     def __init__(self, port: Port, name: str, actor: Hosted, parent: RunningActor | None) -> None:
         self._port = port
@@ -62,7 +62,6 @@ class Cell:
         self.timers: dict[asyncio.TimerHandle, None] = {}
         self.blocking = BlockingThread(name, self.limits.concurrent_handlers, self.limits.blocking_call_s)
         self.working: dict[Delivery, asyncio.Task[None] | None] = {}
-        self.handled = 0
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ActorExit] = loop.create_future()
@@ -174,12 +173,11 @@ class Cell:
         return True
 
     def _note(self, delivery: Delivery, messages: int) -> None:
-        self.handled += messages
         self._port.handled += messages
         delivery.since = self._port.now()
 
     async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
-        """As a task of its own; returns when the next message may be taken."""
+        """Run a handler as a task of its own; returns when the next message may be taken."""
         assert self._group is not None
         task = self._group.create_task(self._run(delivery, batch), name=f"{self.name}: {delivery.tag}")
         self.working[delivery] = task

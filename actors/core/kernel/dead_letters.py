@@ -25,21 +25,21 @@ LINK_LOST: Final = "link_lost"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """One message that found no receiver."""
+    """A dead letter is one message that found no receiver."""
 
     reason: str
     tag: str
-    """Which message it was."""
+    """Tag of the message."""
     source: str
     """The actor that sent it, and its process if that is another one."""
     target: str
     """The actor that it was for, and its process."""
     ago_s: float = 0.0
-    """When this was asked for."""
+    """Age at the time of asking."""
 
 
 class DeadLetters:
-    """Those of one process: all counted, the newest ``kept`` remembered."""
+    """The table of one process counts all dead letters, and remembers the newest ``kept``."""
 
     def __init__(self, kept: int) -> None:
         self.counts: Counter[str] = Counter()

@@ -12,7 +12,7 @@ from transport.transport import Lane, SendOutcome
 
 
 class DeathWatch:
-    """Watching, being watched, and telling."""
+    """One process's death watch: it watches for its actors, and tells who watches them."""
 
     def __init__(self, port: Port) -> None:
         self._port = port

@@ -14,7 +14,7 @@ from transport.transport import Lane
 
 
 class Window(NamedTuple):
-    """What a stream may have under way, and how long either end waits for the other."""
+    """A window says what a stream may have under way, and how long either end waits for the other."""
 
     items: int
     bytes: int
@@ -22,7 +22,7 @@ class Window(NamedTuple):
 
 
 class Handler(msgspec.Struct, frozen=True, gc=False):
-    """How an actor class answers one message type."""
+    """A handler says how an actor class answers one message type."""
 
     method: str
     concurrent: bool
@@ -30,31 +30,31 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
     streams: bool
     batched: bool = False
     occupies: bool = True
-    """It runs in the actor's own task, so that nothing else does: neither concurrent nor a stream."""
+    """Whether it runs in the actor's own task, so that nothing else does: it is neither concurrent nor a stream."""
 
 
 class Delivery(msgspec.Struct, eq=False):
-    """One message on its way through an actor. Two of them are never equal: each is a key of its own."""
+    """A delivery is one message on its way through an actor. Two are never equal: each is a key of its own."""
 
     message: Message
     tag: str
     handler: Handler
     sender: ActorAddress | None
     caller: Caller | None = None
-    """None for a tell."""
+    """Who asked; None for a tell."""
     deadline_at: float | None = None
     """Loop time after which the work is not to be begun."""
     lane: Lane = Lane.MESSAGE
     """The lane on which the answer goes."""
     window: Window | None = None
-    """None: no stream was asked for."""
+    """Window of the stream that was asked for, if any."""
     trace_id: int = 0
     span_id: int = 0
     watch_id: int = 0
-    """Not 0: a Down, valid only while the watch of that id is held."""
+    """Id of the watch that a Down ends, and without which it is void; 0 for every other message."""
     answered: bool = False
     abandoned: bool = False
-    """Whoever asked has left."""
+    """Whether whoever asked has left."""
     since: float = 0.0
     """Loop time at which the handler began."""
 

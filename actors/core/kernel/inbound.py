@@ -36,7 +36,7 @@ _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
 
 
 class Inbound:
-    """The transport's Receiver."""
+    """What the transport calls with every message, and when a link comes or goes."""
 
     def __init__(self, port: Port, deaths: DeathWatch, streams: StreamDesk) -> None:
         self._port = port

@@ -38,7 +38,7 @@ class MessageTooLarge(ActorError):
 
 
 class Parcel(NamedTuple):
-    """A message that is ready to go. ``deadline_at`` is loop time."""
+    """A parcel is a message that is ready to go. ``deadline_at`` is loop time."""
 
     envelope: Envelope
     body: Sequence[Frame]
@@ -46,12 +46,14 @@ class Parcel(NamedTuple):
 
 
 class _Outbox:
+    """What waits for the link to one peer, or for room on it."""
+
     def __init__(self) -> None:
         self.queues: dict[Lane, deque[Parcel]] = {lane: deque() for lane in Lane}
         self.connecting: asyncio.Task[None] | None = None
         self.retry: asyncio.TimerHandle | None = None
         self.cut = False
-        """Something that must arrive is missing in it: none of it may be sent."""
+        """Whether something that must arrive is missing in it: then none of it may be sent."""
 
     def cancel(self) -> None:
         if self.connecting is not None:
@@ -61,7 +63,7 @@ class _Outbox:
 
 
 class Links:
-    """All the sending of one process."""
+    """All that a process sends to others goes through here."""
 
     def __init__(
         self,

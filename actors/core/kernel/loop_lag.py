@@ -15,7 +15,7 @@ _PROBES_KEPT: Final = 256
 
 
 class Lag(msgspec.Struct, frozen=True):
-    """How late the loop has been over the last probes, some ten seconds."""
+    """Lag says how late the loop has been over the last probes, some ten seconds."""
 
     p50_s: float
     p99_s: float
@@ -23,7 +23,7 @@ class Lag(msgspec.Struct, frozen=True):
 
 
 class LoopLag:
-    """How late the loop comes to its timers.
+    """A probe every 50 ms measures how late the loop comes to its timers.
 
     Off under virtual time: there is no lag, and a timer without end would hide a deadlock.
     """

@@ -17,7 +17,7 @@ from actors.core.kernel.delivery import Delivery
 
 
 class Mailbox:
-    """Where an actor's messages wait."""
+    """An actor's messages wait here."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -54,7 +54,7 @@ class Mailbox:
         return self._items.popleft() if self._items else None
 
     def put_back(self, delivery: Delivery) -> None:
-        """What was taken is not begun yet: it is the next again."""
+        """Undo ``take``: the message has not been begun and is the next again."""
         self._items.appendleft(delivery)
 
     def take_more(self, like: Delivery, most: int) -> list[Delivery]:
@@ -78,7 +78,7 @@ class Mailbox:
             self._signal.set_result(None)
 
     async def wait(self) -> None:
-        """Until ``wake`` is called; there is one reader, whose life is the deadline of this wait."""
+        """Wait until ``wake`` is called; there is one reader, whose life is the deadline of this wait."""
         self._signal = asyncio.get_running_loop().create_future()
         try:
             await self._signal

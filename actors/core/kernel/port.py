@@ -38,10 +38,10 @@ R = TypeVar("R", bound=Message)
 
 
 class Hosted(Protocol):
-    """An actor, as the kernel sees it."""
+    """An actor is this much to the kernel."""
 
     ctx: Any
-    """The actor's Context, which stands above this file."""
+    """Context of the actor, which stands above this file."""
 
     handlers: ClassVar[dict[type[Message], Handler]]
 
@@ -50,7 +50,7 @@ class Hosted(Protocol):
 
 
 class RunningActor(Protocol):
-    """A cell, as its context and the rest of the kernel see it."""
+    """A cell is this much to its context and to the rest of the kernel."""
 
     name: str
     address: ActorAddress
@@ -70,7 +70,7 @@ class RunningActor(Protocol):
 
 
 class Port(Protocol):
-    """The process: its tables, and what can be done in it. ``router.py`` says what each verb does."""
+    """A process is its tables, and what can be done in it. ``router.py`` says what each verb does."""
 
     limits: Limits
     seed: int

@@ -19,7 +19,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Questions:
-    """What ``ActorRef.ask`` does."""
+    """The asking half of the kernel: ``ActorRef.ask`` ends here."""
 
     def __init__(self, port: Port) -> None:
         self._port = port

@@ -24,11 +24,11 @@ from actors.core.message import Message
 from transport.address import ActorAddress, PeerId
 
 _SLACK: Final = 64
-"""Deadlines of ended questions that may lie about before they are swept out."""
+"""Number of deadlines of ended questions that are kept before they are swept out."""
 
 
 class Waiter:
-    """An ask, or the consuming end of a stream, that has not ended."""
+    """A waiter is an ask, or the consuming end of a stream, that has not ended."""
 
     __slots__ = ("asker", "deadline_at", "future", "question", "reply_kind", "request_id", "sent", "since", "target")
 
@@ -43,7 +43,7 @@ class Waiter:
         self.reply_kind = reply_kind
         self.since = since
         self.sent = False
-        """The frames have been handed to a live link: the target may have seen them."""
+        """Whether the frames have been handed to a live link, so that the target may have seen them."""
         self.future: asyncio.Future[Any] | None = None
         self.deadline_at = math.inf
         """Loop time at which ``Requests`` lets it fail; a stream's consumer minds its own."""
@@ -71,7 +71,7 @@ class Waiter:
 
 
 class OverdueAsk(NamedTuple):
-    """A question whose deadline is over and that has not ended: a broken promise of this table."""
+    """An overdue ask has not ended at its deadline, which breaks a promise of this table."""
 
     request_id: int
     asker: str
@@ -81,7 +81,7 @@ class OverdueAsk(NamedTuple):
 
 
 class AskCounts(NamedTuple):
-    """What a process has asked so far. ``opened`` is ``ended + open`` in a right system; streams count too."""
+    """The counts of what a process has asked so far: ``opened`` is ``ended + open``; streams count too."""
 
     opened: int
     ended: int
@@ -90,13 +90,13 @@ class AskCounts(NamedTuple):
 
 
 class Requests:
-    """The table of open questions of one process."""
+    """The table holds the open questions of one process."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
         self._open: dict[int, Waiter] = {}
         self._deadlines: list[tuple[float, int]] = []
-        """A heap, with ended questions in it that are swept out when they are the most."""
+        """Heap with ended questions in it, which are swept out when they are the most."""
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = math.inf
         self._opened = 0
@@ -177,7 +177,7 @@ class Requests:
         self._ended += self._open.pop(waiter.request_id, None) is not None
 
     def mark_sent(self, peer: PeerId) -> None:
-        """What was queued for ``peer`` has been handed to its link."""
+        """Note that what was queued for ``peer`` has been handed to its link."""
         for waiter in self._open.values():
             if waiter.target.peer == peer:
                 waiter.sent = True
@@ -211,6 +211,8 @@ class Requests:
 
 
 class _Cached:
+    """An answer that is kept, or is still to come."""
+
     __slots__ = ("answer", "expires_at")
 
     def __init__(self) -> None:
@@ -219,7 +221,7 @@ class _Cached:
 
 
 class ResultCache:
-    """Answers of idempotent handlers, for repeats. Bounded in entries and time."""
+    """The cache keeps answers of idempotent handlers for repeats. It is bounded in entries and time."""
 
     def __init__(self, entries: int, keep_s: float) -> None:
         self._entries = entries

@@ -62,7 +62,7 @@ def label(kind: type[Message]) -> tuple[str, bool, bool]:
 
 
 class Router:
-    """The actors of one process and all their open business."""
+    """The router holds the actors of one process and all their open business."""
 
     def __init__(self, transport: Transport, limits: Limits, seed: int) -> None:
         self.transport = transport
@@ -200,7 +200,7 @@ class Router:
         self._note_dead(LINK_LOST, peer, envelope)
 
     def _note_dead(self, reason: str, peer: PeerId, envelope: Envelope) -> None:
-        """Of what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
+        """Note what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
         if envelope.tag:
             target = f"{envelope.target or 'an asker'}@{peer}"
             self.dead_letters.add(reason, envelope.tag, envelope.source, target, self.now())

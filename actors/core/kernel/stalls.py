@@ -12,18 +12,18 @@ from actors.core.kernel.port import Port
 
 
 class Stall(msgspec.Struct, frozen=True):
-    """One wait that has not ended."""
+    """A stall is one wait that has not ended."""
 
     waiter: str
     """The waiting actor; empty for code outside of actors."""
     waits_for: str
     """An address, a function on the actor's thread, or the handler's own await."""
     kind: str
-    """ask, stream, credit, handler, blocking."""
+    """One of ask, stream, credit, handler, blocking."""
     what: str
     """The tag of the message."""
     since_s: float
-    """How long it has lasted."""
+    """Seconds that it has lasted."""
 
     def __str__(self) -> str:
         waiter = self.waiter or "outside"
@@ -31,12 +31,12 @@ class Stall(msgspec.Struct, frozen=True):
 
 
 class SystemStats(msgspec.Struct, frozen=True):
-    """A moment of one process."""
+    """The counters and depths of one process at one moment."""
 
     counters: dict[str, int]
     actors: int
     mailbox_messages: dict[str, int]
-    """By actor, those that hold any."""
+    """Messages by actor, for those that hold any."""
     mailbox_messages_max: int
     pending_asks: int
     oldest_ask_s: float

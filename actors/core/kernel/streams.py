@@ -50,7 +50,7 @@ def size_in_process(item: Message) -> int:
 
 
 class Producer:
-    """The sending end's account of one stream."""
+    """A producer keeps the sending end's account of one stream."""
 
     def __init__(self, delivery: Delivery, caller: Caller, window: Window) -> None:
         self.delivery = delivery
@@ -59,8 +59,6 @@ class Producer:
         self.credit_bytes = window.bytes
         self.timeout_s = window.timeout_s
         self.sent_items = 0
-        self.starved_s = 0.0
-        """How long it has waited for credit, in total."""
         self.starved_since = 0.0
         self.task: asyncio.Task[None] | None = None
         self._signal: asyncio.Future[None] | None = None
@@ -92,7 +90,7 @@ class Producer:
         return offset
 
     async def wait_credit(self) -> None:
-        """Until something may be sent.
+        """Wait until something may be sent.
 
         Raises:
             ConsumerTooSlow: the consumer granted nothing within ``timeout_s``.
@@ -109,11 +107,10 @@ class Producer:
             raise ConsumerTooSlow(text) from None
         finally:
             self._signal = None
-            self.starved_s += loop.time() - began
 
 
 class StreamHost(Protocol):
-    """What a consumer needs of the router."""
+    """What a consumer needs of its process."""
 
     def open(self, stream: Stream[Any]) -> None: ...
     def grant(self, stream: Stream[Any], items: int, size: int) -> None: ...
@@ -121,7 +118,7 @@ class StreamHost(Protocol):
 
 
 class Stream(Waiter, Generic[T]):
-    """The consuming end. Enter it to open the stream, iterate, leave it to cancel what is left."""
+    """A stream is the consuming end: enter it to open it, iterate, leave it to cancel what is left."""
 
     def __init__(
         self,
@@ -150,7 +147,7 @@ class Stream(Waiter, Generic[T]):
         self._consumed_bytes = 0
         self._error: AskError | None = None
         self._timer: asyncio.TimerHandle | None = None
-        """Rings when an item may be overdue; not before the deadline of the wait that it was set in."""
+        """Timer that rings when an item may be overdue; not before the deadline of the wait that it was set in."""
         self.ended = False
 
     @property
@@ -229,7 +226,7 @@ class Stream(Waiter, Generic[T]):
         return item
 
     async def _wait(self) -> None:
-        """Until something comes, or ``_look`` finds that nothing has for too long."""
+        """Wait until something comes, or ``_look`` finds that nothing has for too long."""
         loop = asyncio.get_running_loop()
         self.future = loop.create_future()
         self.since = loop.time()

@@ -8,7 +8,7 @@ from transport.address import ActorAddress, PeerId
 
 
 class LocalWatch(msgspec.Struct, frozen=True):
-    """A watch that an actor of this process holds on somebody."""
+    """A local watch is one that an actor of this process holds on somebody."""
 
     watch_id: int
     watcher: str
@@ -16,7 +16,7 @@ class LocalWatch(msgspec.Struct, frozen=True):
 
 
 class Watches:
-    """The watches that actors of this process hold, and those on them. It sends nothing itself."""
+    """The table holds the watches of this process's actors, and those on them. It sends nothing itself."""
 
     def __init__(self) -> None:
         self._held: dict[int, LocalWatch] = {}
@@ -71,7 +71,7 @@ class Watches:
                     self.remove_watcher(target, peer, watch_id)
 
     def take_watchers(self, target: str) -> list[tuple[PeerId, int]]:
-        """Who is to be told that ``target`` has ended; forgets them."""
+        """Return who is to be told that ``target`` has ended, and forget them."""
         return list(self._on_local.pop(target, ()))
 
     def counts(self) -> tuple[int, int]:

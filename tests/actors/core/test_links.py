@@ -51,8 +51,6 @@ class Narrow:
     def peers(self) -> list[PeerId]:
         return [PEER]
 
-    def report_malformed(self, peer: PeerId) -> None: ...
-
 
 class Silent(Narrow):
     """Nobody answers for now."""

@@ -28,9 +28,9 @@ from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
-from transport.memory_transport import MemoryNetwork, MemoryTransport, queue_bounds
-from transport.transport import Lane
-from transport.zmq.socket import lane_options
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+from transport.transport import Lane, queue_bounds
+from transport.zmq.options import lane_options
 
 JOB = smallest_job()
 

@@ -195,7 +195,7 @@ async def test_a_link_has_as_many_sockets_as_the_end_with_fewer_and_keeps_the_or
             await seen.until(len(frames))
             assert seen.frames == frames
         for transport, peer in ((one, other.peer), (other, one.peer)):
-            assert len(transport._links[peer].sockets) == 2 + min(dialer, listener)
+            assert len(transport._links.by_peer[peer].sockets) == 2 + min(dialer, listener)
     finally:
         await one.close(timeout_s=0.5)
         await other.close(timeout_s=0.5)

@@ -13,7 +13,9 @@ import zmq
 
 from configs.limits import DEFAULT_LIMITS
 from transport.transport import Frame, Lane
-from transport.zmq.socket import Context, Role, Sent, SocketEvent, ZmqSocket, lane_options, new_context
+from transport.zmq.context import new_context
+from transport.zmq.options import lane_options
+from transport.zmq.socket import Context, Role, Sent, SocketEvent, ZmqSocket
 
 OPTIONS = lane_options(Lane.MESSAGE, 4096, DEFAULT_LIMITS)
 

@@ -17,7 +17,7 @@ LIVES_MAX: Final = 32
 
 
 class Lives:
-    """The lives of every name, oldest first."""
+    """This table knows the lives of every name, oldest first."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[str, list[PeerId]] = OrderedDict()

@@ -1,0 +1,131 @@
+"""The links of one transport: how they come up, break, are ended, and go.
+
+    up ─▶ LIVE ─┬─ broken ─▶ DYING    what has arrived is read ──┬─▶ DOWN: the receiver is told, once
+                └─ end ────▶ ENDING   what is queued is sent ────┘
+
+Invariants
+- One link a peer, and one peer a name: a newer life replaces the older one's link.
+- A link that breaks delivers first what has arrived, then reports; a link that is down delivers nothing.
+- Once the transport is closed, the receiver hears nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from configs.limits import Limits
+from transport.address import PeerId
+from transport.lives import Lives
+from transport.transport import DownReason, Lane, Receiver
+from transport.zmq.lane import LaneOut
+from transport.zmq.link import Counters, Link, LinkState
+from transport.zmq.timers import Timers
+
+_SETTLE_S: Final = 0.005
+"""Time for libzmq, which reports a disconnect before it hands over the last messages that it has read."""
+_SETTLE_MAX_S: Final = 0.25
+
+
+class Links:
+    """This table holds all links of one transport, by peer, in order of arrival."""
+
+    def __init__(self, limits: Limits, counters: Counters, lives: Lives) -> None:
+        self.by_peer: dict[PeerId, Link] = {}
+        self.open = False
+        """Whether the transport runs: neither before its start, nor closed."""
+        self._limits = limits
+        self._counters = counters
+        self._lives = lives
+        self._loop: asyncio.AbstractEventLoop
+        self._timers: Timers
+        self._receiver: Receiver
+
+    def start(self, timers: Timers, receiver: Receiver) -> None:
+        """Links may come from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._timers, self._receiver = timers, receiver
+        self.open = True
+
+    def live(self) -> list[PeerId]:
+        """Peers with a live link."""
+        return [peer for peer, link in self.by_peer.items() if link.state is LinkState.LIVE]
+
+    def at(self, endpoint: str) -> PeerId | None:
+        """The peer with a live link that is known to listen at ``endpoint``."""
+        for peer, link in self.by_peer.items():
+            if link.state is LinkState.LIVE and endpoint in link.endpoints:
+                return peer
+        return None
+
+    def make(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
+        """A link that is not up yet."""
+        deliver = self._receiver.on_frames
+        return Link(peer, number, dialed_here, outs, self._counters, deliver, self.broken, self.malformed)
+
+    def up(self, link: Link) -> None:
+        """The handshake is done: ``link`` takes the place of every other link to that name."""
+        for old in [other for peer, other in self.by_peer.items() if peer.name == link.peer.name]:
+            same_life = old.peer == link.peer  # its link broke, and the handshake was faster than reading what is left
+            reason = DownReason.UNREACHABLE if same_life else DownReason.REPLACED
+            old.end(reason)
+            self.down(old, reason)
+        self._lives.welcome(link.peer)
+        self.by_peer[link.peer] = link
+        self._receiver.on_peer_up(link.peer)
+
+    def broken(self, link: Link) -> None:
+        """Let the link die: read what has arrived, then report."""
+        if link.state in (LinkState.DYING, LinkState.DOWN):
+            return
+        link.state = LinkState.DYING
+        self._timers.later(_SETTLE_S, self._begin_settling, link)
+
+    def _begin_settling(self, link: Link) -> None:
+        for socket in link.sockets:
+            socket.check_soon()
+        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
+
+    def _settle(self, link: Link, before: list[int], until: float) -> None:
+        read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
+        if read or self._loop.time() > until:
+            self.down(link, link.reason)
+        else:
+            self._timers.later(0.001, self._settle, link, before, until)
+
+    def malformed(self, link: Link) -> None:
+        """The peer has sent one more message that cannot be read."""
+        if link.malformed >= self._limits.malformed_max and link.state is LinkState.LIVE:
+            self._counters.cut_off += 1
+            self.end(link, DownReason.UNREACHABLE)
+
+    def end(self, link: Link, reason: DownReason) -> None:
+        """Say goodbye behind what is queued, and let the link go when that is sent."""
+        link.end(reason)
+        self._timers.later(0, self._await_flushed, link, self._loop.time() + self._limits.close_timeout_s)
+
+    def _await_flushed(self, link: Link, until: float) -> None:
+        if link.flushed or self._loop.time() > until:
+            self.down(link, link.reason)
+        else:
+            self._timers.later(0.005, self._await_flushed, link, until)
+
+    def down(self, link: Link, reason: DownReason) -> None:
+        """The link is no more. Idempotent."""
+        if link.state is LinkState.DOWN:
+            return
+        link.state = LinkState.DOWN
+        if reason is DownReason.UNREACHABLE:
+            self._counters.broken += 1
+        if self.by_peer.get(link.peer) is link:
+            del self.by_peer[link.peer]
+        link.release(link)
+        if self.open:
+            self._receiver.on_peer_down(link.peer, reason)
+
+    def drop_all(self, reason: DownReason, *, linger_s: float) -> None:
+        """Close the sockets of every link; libzmq goes on sending what it holds for at most ``linger_s``."""
+        for link in list(self.by_peer.values()):
+            for socket in link.sockets:
+                socket.close(linger_s=linger_s)
+            self.down(link, reason)

@@ -1,0 +1,69 @@
+"""How a socket is set up: what differs between lanes, roles and keys. ``socket.py`` tells libzmq."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.limits import Limits
+from transport.transport import Lane
+from transport.zmq.kernel_buffers import send_buffer_bytes
+
+
+@dataclass(frozen=True)
+class Curve:
+    """These are the keys of one socket, Z85. A dialer names the listener's public key; a listener has none to name."""
+
+    public: bytes
+    secret: bytes
+    server: bytes | None
+
+
+@dataclass(frozen=True)
+class SocketOptions:
+    """Sockets differ in these options; ``lane_options`` makes the usual choice."""
+
+    hwm_messages: int
+    max_frame_bytes: int
+    drain_max_messages: int
+    drain_max_ms: float
+    handshake_s: float
+    heartbeat_interval_s: float | None = None
+    heartbeat_timeout_s: float | None = None
+    zero_copy_receive: bool = False
+    send_buffer_bytes: int | None = None
+    """Size to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
+    with_user: bool = False
+    """Whether the user that the allow-list named for the sender's key comes before the frames, empty without keys."""
+    routing_id: bytes | None = None
+    curve: Curve | None = None
+    stranger_bytes: int = 1 << 14
+    strangers_max: int = 512
+    """Bound for a listener with a curve: see ``doorkeeper.py``."""
+
+
+def lane_options(
+    lane: Lane, bound: int, limits: Limits, *, routing_id: bytes | None = None, curve: Curve | None = None
+) -> SocketOptions:
+    """Options of a lane's socket.
+
+    Only the signal lane carries heartbeats: a receiver that is full on another lane stops reading it, pongs included,
+    and would be taken for dead. libzmq's high-water mark is a quarter of our own bound, which does the rest; on the
+    bulk lane half of it, so that the window of a pull goes out without being told FULL every other time.
+    """
+    beats, bulk = lane is Lane.SIGNAL, lane is Lane.BULK
+    return SocketOptions(
+        hwm_messages=max(1, bound // 2 if bulk else bound // 4),
+        max_frame_bytes=limits.message_max_bytes,
+        drain_max_messages=limits.drain_max_messages,
+        drain_max_ms=limits.drain_max_ms,
+        handshake_s=limits.connect_timeout_s,
+        heartbeat_interval_s=limits.heartbeat_interval_s if beats else None,
+        # silence is noticed at the next beat, so the sum of both is what a watcher waits at most
+        heartbeat_timeout_s=max(0.05, limits.heartbeat_timeout_s - limits.heartbeat_interval_s) if beats else None,
+        zero_copy_receive=bulk,
+        send_buffer_bytes=send_buffer_bytes(limits.bulk_chunk_bytes) if bulk else None,
+        routing_id=routing_id,
+        curve=curve,
+        stranger_bytes=limits.stranger_bytes,
+        strangers_max=limits.strangers_max,
+    )
