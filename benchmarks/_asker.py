@@ -20,7 +20,7 @@ from typing import Self
 import zmq
 
 from actors.control.client import ControlClient
-from actors.core.kernel.stalls import LoopLag
+from actors.core.kernel.loop_lag import LoopLag
 from benchmarks._echo import RawSocket
 from benchmarks._processes import on_uvloop, until_input_ends
 from configs.limits import DEFAULT_LIMITS

@@ -28,8 +28,7 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from actors.core.kernel.stalls import Lag
-from actors.core.look import Look, Sight
+from actors.core.look import Lag, Look, Sight
 from actors.protocol.batches import SetPaused
 from actors.protocol.failures import Acknowledged
 from actors.protocol.services import LookupService, ServiceFound

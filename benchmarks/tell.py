@@ -18,7 +18,7 @@ from typing import Final
 
 import zmq
 
-from actors.core.kernel.answers import Done
+from actors.core.message import Done
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from benchmarks import _baseline, _curve

@@ -25,8 +25,7 @@ from typing import Any, Final
 import msgspec.json
 import numpy as np
 
-from actors.core.actor import Actor, handles
-from actors.core.kernel.delivery import Delivery
+from actors.core.actor import Actor, Delivery, handles
 from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from actors.ledger.batch import SampleState

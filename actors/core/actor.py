@@ -21,15 +21,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
-import msgspec
-
+from actors.core.context import Context
 from actors.core.errors import WrongHandler
+from actors.core.kernel.delivery import Delivery, Handler
 from actors.core.message import Message, tag_of
 
-if TYPE_CHECKING:
-    from actors.core.context import Context
+__all__ = ["Actor", "Delivery", "batched", "concurrent", "handles", "idempotent"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,18 +36,6 @@ _HANDLES = "__headrace_handles__"
 _CONCURRENT = "__headrace_concurrent__"
 _IDEMPOTENT = "__headrace_idempotent__"
 _BATCHED = "__headrace_batched__"
-
-
-class Handler(msgspec.Struct, frozen=True, gc=False):
-    """How an actor class answers one message type."""
-
-    method: str
-    concurrent: bool
-    idempotent: bool
-    streams: bool
-    batched: bool = False
-    occupies: bool = True
-    """It runs in the actor's own task, so that nothing else does: neither concurrent nor a stream."""
 
 
 def handles(*kinds: type[Message]) -> Callable[[F], F]:

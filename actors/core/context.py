@@ -11,13 +11,13 @@ import asyncio
 import hashlib
 import random
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import structlog
 
-from actors.core.actor import Actor
 from actors.core.errors import RefusalReason, Refused, WrongHandler
 from actors.core.kernel.delivery import Delivery, current
+from actors.core.kernel.port import Hosted, Port, RunningActor
 from actors.core.kernel.requests import AskCounts
 from actors.core.look import Look, Sight, sight
 from actors.core.message import Message, tag_of
@@ -25,9 +25,6 @@ from actors.core.ref import ActorRef
 from actors.core.watch import Down
 from configs.limits import Limits
 from transport.address import ActorAddress
-
-if TYPE_CHECKING:
-    from actors.core.kernel.cell import Cell
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +41,7 @@ def named_rng(seed: int, *names: str) -> random.Random:
 class Timer:
     """A message to oneself that has not come yet."""
 
-    def __init__(self, cell: Cell, delay_s: float, message: Message) -> None:
+    def __init__(self, cell: RunningActor, delay_s: float, message: Message) -> None:
         self._cell = cell
         self._message = message
         self._handle = asyncio.get_running_loop().call_later(delay_s, self._fire)
@@ -63,12 +60,12 @@ class Timer:
 class Context:
     """One per actor; ``self.ctx`` in its code."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, port: Port, cell: RunningActor) -> None:
+        self._port = port
         self._cell = cell
-        self._router = cell.router
         self._streams: dict[str, random.Random] = {}
         self.self_address: ActorAddress = cell.address
-        self.limits: Limits = cell.limits
+        self.limits: Limits = port.limits
         self.log: structlog.typing.FilteringBoundLogger = structlog.get_logger("headrace.actors").bind(actor=cell.name)
 
     @property
@@ -83,7 +80,7 @@ class Context:
 
     def now(self) -> float:
         """Seconds on the loop's clock; comparable within this process only."""
-        return self._router.now()
+        return self._port.now()
 
     async def sleep(self, delay_s: float) -> None:
         """Wait on the loop's clock."""
@@ -93,12 +90,12 @@ class Context:
         """The actor's random stream of that name; it goes on where it was at each call."""
         stream = self._streams.get(name)
         if stream is None:
-            stream = self._streams[name] = named_rng(self._router.seed, self._cell.name, name)
+            stream = self._streams[name] = named_rng(self._port.seed, self._cell.name, name)
         return stream
 
     def ref(self, address: ActorAddress) -> ActorRef:
         """A ref through which this actor speaks."""
-        return ActorRef(self._router, address, self.self_address)
+        return ActorRef(self._port, address, self.self_address)
 
     async def successor(self, address: ActorAddress) -> ActorAddress:
         """The actor of ``address``'s name in the process that is now at its place: itself, or a later life of it.
@@ -108,22 +105,22 @@ class Context:
         Raises:
             NotSent: nobody answers there within ``limits.connect_timeout_s``, or a process of another name.
         """
-        return await self._router.successor(address)
+        return await self._port.successor(address)
 
-    async def spawn(self, name: str, actor: Actor) -> ActorRef:
+    async def spawn(self, name: str, actor: Hosted) -> ActorRef:
         """Start a child in this process; it ends with this actor. Returns when its ``on_start`` is done.
 
         Raises:
             StartFailed, NameTaken.
         """
-        cell = await self._router.spawn(name, actor, parent=self._cell)
+        cell = await self._port.spawn(name, actor, parent=self._cell)
         return self.ref(cell.address)
 
     async def stop_child(self, name: str, reason: str = "stopped") -> None:
         """Stop a child of this actor and wait for its end; after ``limits.stop_timeout_s`` by force. Idempotent."""
         child = self._cell.children.get(name)
         if child is not None:
-            await self._router.stop_cell(child, reason)
+            await self._port.stop_cell(child, reason)
 
     def watch(self, address: ActorAddress) -> None:
         """Be told once, by Down, when ``address`` is gone; at once if it already is. Twice is once.
@@ -133,11 +130,11 @@ class Context:
         """
         if Down not in self._cell.actor.handlers:
             raise WrongHandler(f"{type(self._cell.actor).__name__} watches {address}: it needs a @handles(Down) method")
-        self._router.deaths.watch(self._cell, address)
+        self._port.watch(self._cell, address)
 
     def unwatch(self, address: ActorAddress) -> None:
         """No Down of ``address`` comes any more, not even one that is on its way. Idempotent."""
-        self._router.deaths.unwatch(self._cell, address)
+        self._port.unwatch(self._cell, address)
 
     def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
         """Run beside the handlers, until the actor ends. If it raises, the actor crashes."""
@@ -170,11 +167,11 @@ class Context:
 
     def look(self, question: Look) -> Sight:
         """Who waits for whom in this process, its dead letters, its loop's lag; for the handler of ``question``."""
-        return sight(self._router, question.longer_than_s, but=tag_of(type(question)))
+        return sight(self._port, question.longer_than_s, but=tag_of(type(question)))
 
     def asks(self) -> AskCounts:
         """What all actors of this process have asked so far, and what of it is overdue; for those who check."""
-        return self._router.requests.counts(self._router.now())
+        return self._port.requests.counts(self._port.now())
 
     @property
     def delivery(self) -> Delivery | None:

@@ -9,14 +9,11 @@ Invariants
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from actors.core.kernel.dead_letters import DeadLetter
-from actors.core.kernel.stalls import Lag, Stall, stalls
+from actors.core.kernel.loop_lag import Lag
+from actors.core.kernel.port import Port
+from actors.core.kernel.stalls import Stall, stalls
 from actors.core.message import Message, message
-
-if TYPE_CHECKING:
-    from actors.core.kernel.router import Router
 
 
 @message("core.look")
@@ -40,13 +37,13 @@ class Sight(Message):
     """None where it is not probed, as under virtual time."""
 
 
-def sight(router: Router, longer_than_s: float, *, but: object = None) -> Sight:
+def sight(port: Port, longer_than_s: float, *, but: object = None) -> Sight:
     """What is to be seen in this process. ``but``: the message that asks for it, whose own handler is no wait."""
-    found = [stall for stall in stalls(router, longer_than_s=longer_than_s) if stall.what != but]
+    found = [stall for stall in stalls(port, longer_than_s=longer_than_s) if stall.what != but]
     return Sight(
-        process=router.own.name,
+        process=port.own.name,
         stalls=found,
-        dead_letters=router.dead_letters.newest(router.now()),
-        dead_letter_counts=dict(router.dead_letters.counts),
-        loop_lag=router.lag.over_last_probes(),
+        dead_letters=port.dead_letters.newest(port.now()),
+        dead_letter_counts=dict(port.dead_letters.counts),
+        loop_lag=port.lag.over_last_probes(),
     )

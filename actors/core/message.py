@@ -43,6 +43,11 @@ def message(tag: str) -> Callable[[M], M]:
     return register
 
 
+@message("core.done")
+class Done(Message):
+    """The answer of a handler that returns None to an ask."""
+
+
 def tag_of(kind: type[Message]) -> str:
     """The tag of a registered message class."""
     return _tags[kind]

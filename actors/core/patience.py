@@ -1,13 +1,31 @@
-"""Idempotent questions, repeated with growing pauses while the other side restarts."""
+"""Trying again while the other side restarts: pauses that grow, for as long as there is time.
+
+    patience = Patience(ctx.limits, ctx.rng("patience"), ctx.limits.orphan_grace_s)
+    while True:
+        try:
+            return await attempt()
+        except AskError:
+            if not await patience.again():
+                raise
+
+Invariants
+- The first pause is ``limits.backoff_first_s``, each next one twice as long, up to ``limits.backoff_max_s``. Of each,
+  half to all is waited, by chance: those who lost the same process do not come back to it as a crowd.
+- A pause never goes beyond the end of the patience; one last attempt is made then.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from actors.core.context import Context
 from actors.core.errors import DeadlineExceeded, NotSent, Refused, SentNoReply
 from actors.core.message import Message
+from configs.limits import Limits
 from transport.address import ActorAddress
 
 R = TypeVar("R", bound=Message)
@@ -16,14 +34,45 @@ RETRYABLE = (NotSent, SentNoReply, Refused, DeadlineExceeded)
 """What a restart of the other side looks like from here. Everything else is somebody's bug and is raised at once."""
 
 
+class Patience:
+    """The pauses between the attempts at one thing. Without ``patience_s`` they go on until the caller ends them."""
+
+    def __init__(self, limits: Limits, rng: random.Random, patience_s: float = math.inf) -> None:
+        self._first_s, self._max_s = limits.backoff_first_s, limits.backoff_max_s
+        self._rng = rng
+        self._over_at = asyncio.get_running_loop().time() + patience_s
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Something has worked: the next pause is a short one again."""
+        self._pause_s = self._first_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds in which another attempt may still be made."""
+        return max(0.0, self._over_at - asyncio.get_running_loop().time())
+
+    def pause_s(self) -> float:
+        """Seconds to wait before the next attempt, for those who wait for something else meanwhile."""
+        pause_s = min(self._pause_s * self._rng.uniform(0.5, 1.0), self.left_s)
+        self._pause_s = min(2 * self._pause_s, self._max_s)
+        return pause_s
+
+    async def again(self) -> bool:
+        """Wait before the next attempt; False, without waiting, if there is no time for one."""
+        if self.left_s <= 0:
+            return False
+        await asyncio.sleep(self.pause_s())
+        return True
+
+
 async def ask_patiently(
     ctx: Context,
     address: Callable[[], ActorAddress],
     message: Message,
     reply: type[R],
     *,
-    renew: Callable[[], Awaitable[object]] | None = None,
-    timeout_s: float | None = None,
+    renew: Callable[[], Awaitable[object]],
     patience_s: float | None = None,
 ) -> R:
     """Ask until answered, at most ``patience_s`` (default ``limits.trainer_patience_s``), then raise the last failure.
@@ -31,18 +80,15 @@ async def ask_patiently(
     ``address`` is called before each attempt: whoever restarted may live elsewhere. ``renew`` is awaited before each
     repeat, and may fail like an attempt: it looks where that is. ``message`` must be idempotent.
     """
-    limits = ctx.limits
-    give_up_at = ctx.now() + (limits.trainer_patience_s if patience_s is None else patience_s)
-    pause_s, repeated = limits.backoff_first_s, False
+    limits, repeated = ctx.limits, False
+    patience = Patience(limits, ctx.rng("patience"), limits.trainer_patience_s if patience_s is None else patience_s)
     while True:
         try:
-            if repeated and renew is not None:
+            if repeated:
                 await renew()
-            return await ctx.ref(address()).ask(message, reply, timeout_s)
+            return await ctx.ref(address()).ask(message, reply)
         except RETRYABLE as error:
-            if ctx.now() + pause_s > give_up_at:
+            ctx.log.info("question repeated", question=type(message).__name__, after=str(error))
+            if not await patience.again():
                 raise
-            ctx.log.info("question repeated", question=type(message).__name__, after=str(error), pause_s=pause_s)
-        await ctx.sleep(pause_s)
         repeated = True
-        pause_s = min(2 * pause_s, limits.backoff_max_s)

@@ -8,16 +8,14 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from actors.core.kernel.delivery import Window
+from actors.core.kernel.port import Port
 from actors.core.kernel.streams import Stream
 from actors.core.message import Message
 from transport.address import ActorAddress
 from transport.transport import Lane, SendOutcome
-
-if TYPE_CHECKING:
-    from actors.core.kernel.router import Router
 
 R = TypeVar("R", bound=Message)
 
@@ -25,10 +23,10 @@ R = TypeVar("R", bound=Message)
 class ActorRef:
     """Talks to ``address`` on behalf of ``owner`` (None: code outside of actors)."""
 
-    __slots__ = ("_router", "address", "owner")
+    __slots__ = ("_port", "address", "owner")
 
-    def __init__(self, router: Router, address: ActorAddress, owner: ActorAddress | None = None) -> None:
-        self._router = router
+    def __init__(self, port: Port, address: ActorAddress, owner: ActorAddress | None = None) -> None:
+        self._port = port
         self.address = address
         self.owner = owner
 
@@ -47,7 +45,7 @@ class ActorRef:
         FULL: the queue to the target, or the local target's mailbox, is at its bound. NO_LINK: no way to the target,
         or no such actor here. Neither has queued anything.
         """
-        return self._router.tell(self.owner, self.address, message, lane)
+        return self._port.tell(self.owner, self.address, message, lane)
 
     def ask(
         self, message: Message, reply: type[R], timeout_s: float | None = None,
@@ -66,7 +64,7 @@ class ActorRef:
             DeadlineExceeded: no answer in time.
             WrongReply: the answer is no ``reply``.
         """
-        return self._router.questions.ask(self.owner, self.address, message, reply, timeout_s, attempts, lane)
+        return self._port.ask(self.owner, self.address, message, reply, timeout_s, attempts, lane)
 
     def stream(
         self,
@@ -87,10 +85,10 @@ class ActorRef:
             StreamDown: the producer is gone, or the link.
             RemoteError, Refused, DeadlineExceeded: as for ``ask``.
         """
-        limits = self._router.limits
+        limits = self._port.limits
         window = Window(
             limits.stream_credit_items if credit_items is None else credit_items,
             limits.stream_credit_bytes if credit_bytes is None else credit_bytes,
             limits.ask_timeout_s if timeout_s is None else timeout_s,
         )
-        return self._router.streams.make(self.owner, self.address, message, item, lane, window)
+        return self._port.stream(self.owner, self.address, message, item, lane, window)

@@ -14,16 +14,16 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from actors.core.actor import Actor
 from actors.core.errors import ActorError, UnknownActor
-from actors.core.kernel.cell import ActorExit
 from actors.core.kernel.inbound import Inbound
 from actors.core.kernel.router import Router
 from actors.core.kernel.stalls import Stall, SystemStats, stalls, stats
 from actors.core.look import Sight, sight
 from actors.core.ref import ActorRef
-from actors.core.watch import Gone
+from actors.core.watch import ActorExit, Gone
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import ActorAddress, PeerId
 from transport.transport import Transport
@@ -58,9 +58,9 @@ class ActorSystem:
 
     async def start(self) -> None:
         """Listen, and take messages on the running loop."""
-        self._started = Router(self._transport, self.limits, self._seed)
-        await self._transport.start(Inbound(self._started))
-        self._started.lag.start(self.limits.loop_lag_warn_s)
+        self._started = router = Router(self._transport, self.limits, self._seed)
+        await self._transport.start(Inbound(router, router.deaths, router.streams))
+        router.lag.start(self.limits.loop_lag_warn_s)
 
     async def spawn(self, name: str, actor: Actor) -> ActorRef:
         """Start an actor; returns when its ``on_start`` is done.
@@ -87,7 +87,7 @@ class ActorSystem:
     def hosted(self, name: str) -> Actor | None:
         """The actor of that name that lives here, for those who look at it from outside: tests and simulations."""
         cell = self._router.cells.get(name)
-        return None if cell is None else cell.actor
+        return None if cell is None else cast(Actor, cell.actor)
 
     async def connect(self, endpoint: str, timeout_s: float | None = None) -> PeerId:
         """Open a link to whoever listens at ``endpoint`` and say who that is.

@@ -20,7 +20,7 @@ from typing import cast
 
 import numpy as np
 
-from actors.core.kernel.delivery import Delivery
+from actors.core.actor import Delivery
 from actors.fleet.returns import Returns
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker

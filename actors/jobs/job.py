@@ -19,13 +19,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
 
-from actors.core.actor import Actor, concurrent, handles
+from actors.core.actor import concurrent, handles
 from actors.core.errors import AskError, ReplyError
+from actors.core.patience import Patience
+from actors.core.ref import ActorRef
+from actors.core.registered import RegisteredActor
 from actors.core.watch import Down
 from actors.jobs.summary import Row, Summary, cost_of, read_rows, row_of
 from actors.protocol import jobs as jm
@@ -57,7 +61,7 @@ class NotPossible(ReplyError):
     """The operator asks for what the job's state does not allow; the text says which state."""
 
 
-class Job(Actor):
+class Job(RegisteredActor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
     ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
     """
@@ -144,38 +148,26 @@ class Job(Actor):
         if self._run_dir is not None:
             for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
                 self._summary.add(row)
-        await self._register()
+        self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
+        await self.register()
 
     async def on_stop(self) -> None:
         self._over.set()
 
-    async def _register(self) -> None:
+    async def introduce(self, hub: ActorRef) -> None:
+        if self.state.over:
+            return  # nothing more is to be done by either
         service = RegisterService(job=self._config.name, role="job", address=self.ctx.self_address)
-        await self._scheduler.ask(service, Acknowledged)
-        self.ctx.watch(self._scheduler_at)
-        progress = await self._scheduler.ask(QueryProgress(job=self._config.name), Progress)
+        await hub.ask(service, Acknowledged)
+        progress = await hub.ask(QueryProgress(job=self._config.name), Progress)
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
             self._change(JobState.PAUSED)  # by the operator of the head before this one
         if progress.stopping:
             self._change(JobState.STOPPING, _STOPPED)
 
-    @handles(Down)
-    async def scheduler_down(self, _: Down) -> None:
-        """Offer ourselves to the scheduler's next life, which has the same name and place."""
+    def hub_lost(self, message: Down) -> None:
         if not self.state.over:
-            self.ctx.start_task(self._register_again(), "register")
-
-    async def _register_again(self) -> None:
-        delay_s = self._config.limits.backoff_first_s
-        while not self.state.over:
-            await self.ctx.sleep(delay_s)
-            try:
-                await self._register()
-            except AskError as error:
-                self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error))
-                delay_s = min(2 * delay_s, self._config.limits.backoff_max_s)
-            else:
-                return
+            self.register_again()
 
     # ------------------------------------------------------------ prompts
 
@@ -191,7 +183,7 @@ class Job(Actor):
 
     async def _issue(self, step: int) -> None:
         """Read and issue until it has worked; reading is repeatable and issuing idempotent."""
-        delay_s = self._config.limits.backoff_first_s
+        patience = Patience(self._config.limits, self.ctx.rng("patience"))
         try:
             while not self.state.over:
                 try:
@@ -199,8 +191,7 @@ class Job(Actor):
                         return
                 except AskError as error:
                     self.ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
-                await self._until_asked_again(delay_s)
-                delay_s = min(2 * delay_s, self._config.limits.backoff_max_s)
+                await self._until_asked_again(patience.pause_s())
         finally:
             self._issuing.discard(step)
 

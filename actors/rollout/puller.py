@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from actors.core.context import Context
+from actors.core.patience import Patience
 from actors.rollout.relay import relay_beside
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
@@ -64,12 +65,13 @@ class VersionPuller:
         return await relay_beside(self._ctx, self._client.shelf, self._send_bytes_per_s)
 
     async def _pull(self, weights: ActorAddress) -> None:
-        delay_s, version = self._ctx.limits.backoff_first_s, self._wanted
+        patience, version = Patience(self._ctx.limits, self._ctx.rng("pull")), self._wanted
         while self._wanted > self._fetched:
             weights = self._weights or weights
             try:
                 self._keep(await self._client.pull(weights, version))
-                version, delay_s = self._wanted, self._ctx.limits.backoff_first_s
+                version = self._wanted
+                patience.begin_anew()
                 continue
             except VersionNotHeld as error:
                 self._ctx.log.warning(
@@ -77,10 +79,9 @@ class VersionPuller:
                 )
                 version = NEWEST
             except HeadraceError as error:
-                self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error), delay_s=delay_s)
+                self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error))
                 version = self._wanted
-            await self._ctx.sleep(delay_s * self._ctx.rng("pull").uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, self._ctx.limits.backoff_max_s)
+            await patience.again()
         self._pulling = False
 
     def _keep(self, pulled: PulledWeights) -> None:

@@ -4,7 +4,7 @@
         ▲                                                                                                         │
         └──── RegisterWorker, and TokenDelta, WorkerVersion, AssignmentsFailed, Leaving through the outbox ───────┘
 
-This file owns whom the worker obeys: its leader, its lease, the ruling epoch.
+This file owns whom the worker obeys: its scheduler, its lease, the ruling epoch.
 
 Invariants
 - Commands of an older epoch are refused; one of a newer epoch voids what is held.
@@ -22,9 +22,9 @@ from __future__ import annotations
 from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
-from actors.core.leader import Leader
 from actors.core.ref import ActorRef
-from actors.core.tenure import RenewLease, Tenure
+from actors.core.registered import RegisteredActor
+from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.host.host_memory import keep_freed_memory
 from actors.protocol.failures import FailureKind
@@ -52,7 +52,7 @@ Command = Assign | Revoke | PullVersion | SetAsleep
 """What names the epoch under which it is said."""
 
 
-class RolloutWorker(Actor):
+class RolloutWorker(RegisteredActor):
     """See the module's docstring. ``engine``: a ready-made one instead of the job's kind (tests, simulations)."""
 
     def __init__(self, args: RoleArgs, engine: RolloutEngine | None = None) -> None:
@@ -64,7 +64,6 @@ class RolloutWorker(Actor):
         """Commands of a scheduler whose answer to our offer is still on its way."""
         self._engine_start_s = 0.0
         self._draining = ""
-        self._registering = False
         self._known = False
         """A scheduler has registered this life."""
 
@@ -80,24 +79,22 @@ class RolloutWorker(Actor):
     # ------------------------------------------------------------------ life
 
     async def on_start(self) -> None:
-        self._leader = Leader(self.ctx, self._args.scheduler)
-        self._tenure = Tenure(self.ctx, self._lease_lapsed)
-        scheduler = self.ctx.ref(self._leader.address)
+        self.obey(self._args.scheduler)
+        scheduler = self.ctx.ref(self.hub.address)
         self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
         began_s = self.ctx.now()
         await self._engine.start(engine_spec(self._job, self._args.model_path))
         self._engine_start_s = self.ctx.now() - began_s
-        self._registering = True
-        await self._register()
+        await self.register()
         self.ctx.start_task(self._generate(), "generate")
 
     async def _pull_ahead(self) -> None:
         """Which version will be needed is known before the engine is ready for it: fetch it meanwhile."""
         question = LookupService(job=self._job.name, role="weights")
         try:
-            found = await self.ctx.ref(self._leader.address).ask(question, ServiceFound)
+            found = await self.ctx.ref(self.hub.address).ask(question, ServiceFound)
             if found.address is None:
                 return
             versions = await self.ctx.ref(found.address).ask(QueryVersions(job=self._job.name), Versions)
@@ -124,39 +121,21 @@ class RolloutWorker(Actor):
 
     @property
     def _metrics(self) -> ActorRef:
-        return self.ctx.ref(self._leader.beside(self._args.metrics))
+        return self.ctx.ref(self.hub.beside(self._args.metrics))
 
     # ------------------------------------------------------------------ whom it obeys
 
-    async def _register(self) -> None:
-        """Offer ourselves until the scheduler answers, with backoff.
-
-        Raises:
-            AskError: the last failure, after ``orphan_grace_s`` without an answer.
-        """
-        limits, delay_s = self.ctx.limits, self.ctx.limits.backoff_first_s
-        give_up_at = self.ctx.now() + limits.orphan_grace_s
-        while True:
-            self._early.clear()
-            try:
-                scheduler = self.ctx.ref(await self._leader.find())
-                asked_at_s = self.ctx.now()
-                answer = await scheduler.ask(self._offer(), Registered)
-                break
-            except AskError as error:
-                if self.ctx.now() + delay_s > give_up_at:
-                    raise
-                self.ctx.log.warning("the scheduler does not answer; trying again", error=str(error), delay_s=delay_s)
-            await self.ctx.sleep(delay_s * self.ctx.rng("backoff").uniform(0.5, 1.0))
-            delay_s = min(2 * delay_s, limits.backoff_max_s)
-        await self._obey_from_now_on(scheduler, answer, asked_at_s)
-
-    async def _obey_from_now_on(self, scheduler: ActorRef, answer: Registered, asked_at_s: float) -> None:
-        self._registering, self._known = False, True
+    async def introduce(self, hub: ActorRef) -> None:
+        self._early.clear()
+        asked_at_s = self.ctx.now()
+        answer = await hub.ask(self._offer(), Registered)
+        self._granted, self._known = answer, True
         renewal = RenewLease(job=self._job.name, holder=self._args.name, lease=answer.lease)
-        self._tenure.begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
-        self.ctx.watch(scheduler.address)
-        self._reports.meet(scheduler)
+        self.tenure.begin(hub, renewal, answer.lease_s, asked_at_s=asked_at_s)
+
+    async def registered(self) -> None:
+        answer = self._granted
+        self._reports.meet(self.ctx.ref(self.hub.address))
         self._epochs.admit(answer.epoch)
         went_on = self._reports.go_on(answer, self._generation.policy_version, self._generation.stats())
         self._generation.abort(sorted(went_on.void))
@@ -188,10 +167,7 @@ class RolloutWorker(Actor):
             fields["generated_alone"] = went_on.generated_alone
             self._metrics.tell(Event(job=self._job.name, name="worker_went_on", fields=fields))
 
-    @handles(Down)
-    async def scheduler_down(self, message: Down) -> None:
-        if self._registering or message.address != self._leader.address:
-            return
+    def hub_lost(self, message: Down) -> None:
         if self._draining:  # what it would still generate, nobody would hear
             self._hand_back()
             return
@@ -200,11 +176,11 @@ class RolloutWorker(Actor):
         self._reports.lose()
         self._offer_again()
 
-    def _lease_lapsed(self) -> None:
+    def lease_lapsed(self) -> None:
         """Not confirmed for too long, or given up: what we hold is with others by now."""
         self.ctx.log.warning("the lease has lapsed; what is held is let go", samples=len(self._reports.held))
         self._fence()
-        if not self._registering and not self._draining:
+        if self.is_registered and not self._draining:
             self._offer_again()
 
     def _fence(self) -> None:
@@ -212,16 +188,8 @@ class RolloutWorker(Actor):
         self._generation.abort(sorted(self._reports.forget()))
 
     def _offer_again(self) -> None:
-        self._registering = True
         self._reports.hold_back()
-        self.ctx.start_task(self._register_or_stop(), "register")
-
-    async def _register_or_stop(self) -> None:
-        try:
-            await self._register()
-        except AskError as error:
-            self.ctx.log.error("the scheduler stays away; stopping", error=str(error))
-            self.ctx.stop("orphaned")
+        self.register_again()
 
     # ------------------------------------------------------------------ commands
 
@@ -235,7 +203,7 @@ class RolloutWorker(Actor):
         if command.job != self._job.name:
             self.ctx.log.warning("a command of another job", job=command.job)
             return False
-        if self._registering and not self._epochs.is_stale(command.epoch):
+        if not self.is_registered and not self._epochs.is_stale(command.epoch):
             if len(self._early) >= self.ctx.limits.early_commands:
                 raise TooManyEarlyCommands(len(self._early))
             self._early.append(command)

@@ -31,8 +31,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.core.actor import Actor, batched, concurrent, handles, idempotent
-from actors.core.kernel.delivery import Delivery
+from actors.core.actor import Actor, Delivery, batched, concurrent, handles, idempotent
 from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down

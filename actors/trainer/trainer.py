@@ -36,10 +36,11 @@ import numpy as np
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import RemoteError
-from actors.core.leader import Leader
 from actors.core.message import Message
 from actors.core.patience import ask_patiently
-from actors.core.tenure import RenewLease, Tenure
+from actors.core.ref import ActorRef
+from actors.core.registered import RegisteredActor
+from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
@@ -57,13 +58,12 @@ from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
 from actors.trainer.spans import SpanRecorder
-from transport.address import ActorAddress
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 
-class Trainer(Actor):
+class Trainer(RegisteredActor):
     """Trains one job. ``step`` is the next step, and the version of the weights that it holds."""
 
     def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
@@ -86,14 +86,12 @@ class Trainer(Actor):
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
-        self._scheduler = scheduler = Leader(ctx, args.scheduler)
-        self._known_to: ActorAddress | None = None
-        self._tenure = Tenure(ctx, self._lease_lapsed)
+        self.obey(args.scheduler, ctx.limits.trainer_patience_s)
         self._spans = SpanRecorder(
-            ctx, job=self._job.name, track=args.name, metrics=lambda: scheduler.beside(args.metrics)
+            ctx, job=self._job.name, track=args.name, metrics=lambda: self.hub.beside(args.metrics)
         )
         self._publisher = Publisher(
-            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=scheduler
+            ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
         await self._resume()
@@ -131,17 +129,20 @@ class Trainer(Actor):
             self._weights_moved = True
             self._news.set()
 
-    @handles(Down)
-    async def down(self, message: Down) -> None:
-        """The scheduler is gone: its successor must be told who trains and what is open."""
-        if message.address == self._known_to:
-            self._known_to = None
-            self._news.set()
+    def hub_lost(self, message: Down) -> None:
+        """Its successor must be told who trains and what is open; the loop does so, between two micro-batches."""
+        self._news.set()
+
+    def lease_lapsed(self) -> None:
+        """Cut off for too long: nothing is published until the scheduler has confirmed that it is us who train."""
+        self.ctx.log.warning("the lease has lapsed; nothing is published until it is granted anew")
+        self.known_to = None
+        self._news.set()
 
     # ------------------------------------------------------------ the loop
 
     async def _run(self) -> None:
-        await self._introduce()
+        await self.register()
         await self._publisher.find_server()
         self._weights_moved = False
         await self._publisher.sync(self.step)
@@ -191,8 +192,8 @@ class Trainer(Actor):
         expected = range(step * per_step, (step + 1) * per_step)
         self._reference.begin(step)
         self._inbox = Inbox(step=step, expected=expected, plan=consumption(job, self._tokens_before))
-        if self._is_unknown:
-            await self._introduce()
+        if not self.is_registered:
+            await self.register()
         await self._ask_open(self._inbox)
         return self._inbox
 
@@ -221,8 +222,8 @@ class Trainer(Actor):
             self.ctx.log.warning("step without news, opened again", step=inbox.step, missing=inbox.missing)
             await self._ask_open(inbox)
         self._news.clear()
-        if self._is_unknown:
-            await self._introduce()
+        if not self.is_registered:
+            await self.register()
             await self._ask_open(inbox)
         if inbox.changed is not None:
             raise LeaseChanged(f"step {inbox.step}: prompt {inbox.changed} was trained with other samples")
@@ -231,37 +232,21 @@ class Trainer(Actor):
             await self._may_publish()
             await self._publisher.sync(self.step)
 
-    async def _introduce(self) -> None:
-        """Watch the scheduler and say who trains. Repeated to a scheduler that restarted."""
-        service = RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address)
+    async def introduce(self, hub: ActorRef) -> None:
+        """Say who trains. Repeated to a scheduler that restarted."""
         asked_at_s = self.ctx.now()
-        await self._ask(service, Acknowledged)
-        asked_at_s = max(asked_at_s, self.ctx.now() - self.ctx.limits.ask_timeout_s)  # it may have been asked again
-        self._known_to = self._scheduler.address
-        self.ctx.watch(self._known_to)
+        await hub.ask(RegisterService(job=self._job.name, role="trainer", address=self.ctx.self_address), Acknowledged)
         renewal = RenewLease(job=self._job.name, holder=self.ctx.self_address.name, lease=1)
-        self._tenure.begin(self.ctx.ref(self._known_to), renewal, self.ctx.limits.lease_s, asked_at_s=asked_at_s)
-
-    def _lease_lapsed(self) -> None:
-        """Cut off for too long: nothing is published until the scheduler has confirmed that it is us who train."""
-        self.ctx.log.warning("the lease has lapsed; nothing is published until it is granted anew")
-        self._known_to = None
-        self._news.set()
+        self.tenure.begin(hub, renewal, self.ctx.limits.lease_s, asked_at_s=asked_at_s)
 
     async def _may_publish(self) -> None:
         """Wait until the scheduler confirms us. It fails as every question does, and takes the process with it."""
-        if not self._tenure.is_held:
-            await self._introduce()
-
-    @property
-    def _is_unknown(self) -> bool:
-        """The scheduler that is there now has not been told who trains."""
-        return self._known_to != self._scheduler.address
+        if not self.tenure.is_held:
+            await self.register()
 
     async def _ask(self, message: Message, reply: type[M]) -> M:
         """Ask the scheduler, whichever life of it answers."""
-        scheduler = self._scheduler
-        return await ask_patiently(self.ctx, lambda: scheduler.address, message, reply, renew=scheduler.find)
+        return await ask_patiently(self.ctx, lambda: self.hub.address, message, reply, renew=self.hub.find)
 
     # ------------------------------------------------------------ training
 
@@ -318,7 +303,7 @@ class Trainer(Actor):
             try:
                 return await self._ask(commit, Committed)
             except RemoteError as error:
-                if not (error.declared and self._is_unknown):
+                if self.is_registered or not error.declared:
                     raise
                 self.ctx.log.info("a new scheduler has to lease the step again", step=inbox.step, why=error.detail)
             await self._leased_again(inbox)

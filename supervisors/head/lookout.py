@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from actors.core.errors import AskError
-from actors.core.kernel.stalls import Stall
-from actors.core.look import Look, Sight
+from actors.core.look import Look, Sight, Stall
 from actors.scheduler.scheduler import Scheduler
 from transport.address import ActorAddress
 from transport.transport import Lane

@@ -15,7 +15,9 @@ from typing import Any
 
 import structlog
 
+from actors.core.context import named_rng
 from actors.core.errors import AskError
+from actors.core.patience import Patience
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
 from actors.jobs.stop_tokens import stop_token_ids
@@ -208,8 +210,8 @@ class JobRun:
         The job or its scheduler may be away for as long as a restart takes: it is asked until it stops. Within the
         restart window they are back, or their supervisor has given up; from then on the job is failed.
         """
-        limits, loop = self.job.limits, asyncio.get_running_loop()
-        give_up_at_s, pause_s = loop.time() + limits.restart_window_s, limits.backoff_first_s
+        limits = self.job.limits
+        patience = Patience(limits, named_rng(self.job.seed, "interrupt"), limits.restart_window_s)
         while True:
             try:
                 await self._system.ref(self.address("job")).ask(CancelJob(job=self.job.name), JobReport)
@@ -217,12 +219,10 @@ class JobRun:
             except AskError as error:
                 if self.state is JobState.STOPPING or self.state.over:
                     return
-                if loop.time() + pause_s > give_up_at_s:
+                log.info("the interruption is repeated", job=self.job.name, after=str(error))
+                if not await patience.again():
                     self.fail(f"could not be interrupted in good order: {error}")
                     return
-                log.info("the interruption is repeated", job=self.job.name, after=str(error), pause_s=pause_s)
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, limits.backoff_max_s)
 
     async def stop(self) -> None:
         """Take the tree down, youngest first, and remove what is left in shared memory. Idempotent."""

@@ -33,8 +33,8 @@ from supervisors.machine.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
     from actors.core.actor import Actor
-    from actors.core.kernel.cell import ActorExit
     from actors.core.system import ActorSystem
+    from actors.core.watch import ActorExit
     from actors.roles import RoleArgs
 
 log = structlog.get_logger("headrace.process")

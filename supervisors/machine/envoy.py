@@ -11,9 +11,10 @@ import os
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import AskError
-from actors.core.kernel.answers import Done
 from actors.core.leader import Leader
 from actors.core.look import Look, Sight
+from actors.core.message import Done
+from actors.core.patience import Patience
 from actors.core.watch import Down
 from actors.metrics.ask_watch import AskWatch
 from actors.protocol.metrics import Event, ProcessHealth
@@ -38,7 +39,7 @@ class Envoy(Actor):
     async def on_start(self) -> None:
         self._asks = AskWatch(self.ctx)
         self._metrics = Leader(self.ctx, self._spec.args.metrics)
-        self._pause_s = self.ctx.limits.backoff_first_s
+        self._patience = Patience(self.ctx.limits, self.ctx.rng("patience"))
         self._health_told_s = self.ctx.now()
         self.ctx.watch(self._metrics.address)
         report = ProcessReady(
@@ -52,13 +53,13 @@ class Envoy(Actor):
 
     async def _report(self, report: ProcessReady) -> None:
         """Until the agent has heard it: a link may break with the news under way. Its deadline is the agent's."""
-        agent = self.ctx.ref(self._spec.agent)
+        agent, patience = self.ctx.ref(self._spec.agent), Patience(self.ctx.limits, self.ctx.rng("patience"))
         while True:
             try:
                 await agent.ask(report, Done)
             except AskError as error:
                 self.ctx.log.warning("the agent has not heard that this process is ready", error=str(error))
-                await self.ctx.sleep(self.ctx.limits.backoff_first_s)
+                await patience.again()
             else:
                 return
 
@@ -92,16 +93,15 @@ class Envoy(Actor):
 
     async def _find_metrics(self) -> None:
         """Watch its next life; pauses grow as long as none is found, also if its process answers without it."""
-        limits, before = self.ctx.limits, self._metrics.address
+        before = self._metrics.address
         while True:
-            await self.ctx.sleep(self._pause_s)
-            self._pause_s = min(2 * self._pause_s, limits.backoff_max_s)
+            await self._patience.again()
             try:
                 found = await self._metrics.find()
             except AskError:
                 continue
             if found != before:
-                self._pause_s = limits.backoff_first_s
+                self._patience.begin_anew()
             self.ctx.watch(found)
             return
 

@@ -11,9 +11,9 @@ import os
 import platform
 from pathlib import Path
 
-from actors.core.actor import Actor, handles
 from actors.core.errors import AskError
-from actors.core.leader import Leader
+from actors.core.ref import ActorRef
+from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -32,50 +32,40 @@ from transport.zmq.security import load_keys
 CLUSTER = "headrace"
 
 
-class Membership(Actor):
-    """Keeps this node in the head's register. Crashes with HeadLost when the head stays away."""
+class Membership(RegisteredActor):
+    """Keeps this node in the head's register. It crashes with HeadLost when the head stays away."""
 
     def __init__(self, node: str, head: ActorAddress, agent: ActorAddress, slots: int, kind: str) -> None:
         self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
         self._first = head
-        self._joined = False
-        """There is a head that knows us."""
         self._leaving = False
 
     async def on_start(self) -> None:
-        self._head = Leader(self.ctx, self._first)
-        await self._join()
+        self.obey(self._first, self.ctx.limits.rejoin_patience_s)
+        await self.register()
 
-    async def _join(self) -> None:
-        until_s = self.ctx.now() + self.ctx.limits.rejoin_patience_s
-        while True:
-            try:
-                head = await self._head.find()
-                await self.ctx.ref(head).ask(self._offer, Joined)
-                break
-            except AskError as error:
-                if self.ctx.now() > until_s:
-                    raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
-                await self.ctx.sleep(self.ctx.limits.backoff_first_s)
-        self._joined = True
-        self.ctx.watch(head)
+    async def introduce(self, hub: ActorRef) -> None:
+        await hub.ask(self._offer, Joined)
 
-    @handles(Down)
-    async def down(self, message: Down) -> None:
+    async def register(self) -> None:
+        try:
+            await super().register()
+        except AskError as error:
+            raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
+
+    def hub_lost(self, message: Down) -> None:
         self.ctx.log.warning("the head is gone", reason=str(message.reason))
-        self._joined = False
-        if self._leaving:
-            return
-        self.ctx.start_task(self._join(), "join")  # beside the handlers: whoever tells us to stop need not wait for it
+        if not self._leaving:
+            self.register_again()
 
     async def leave(self, left_s: float) -> bool:
         """Take no further process, and be gone in ``left_s``; whether the head knows. Before the agent stops."""
         self._leaving = True
-        if not self._joined:
+        if not self.is_registered:
             return False
         order = LeaveCluster(node=self._offer.node, left_s=left_s)
         try:
-            await self.ctx.ref(self._head.address).ask(order, Joined, timeout_s=self.ctx.limits.close_timeout_s)
+            await self.ctx.ref(self.hub.address).ask(order, Joined, timeout_s=self.ctx.limits.close_timeout_s)
         except AskError:
             return False  # it will see us go
         return True

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
+from actors.core.patience import Patience
 from supervisors.tree.messages import ListProcesses, ProcessList
 from transport.address import ActorAddress
 
 if TYPE_CHECKING:
     from actors.core.context import Context
-
-_RETRY_S = 0.2
 
 
 async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> set[int]:
@@ -19,12 +18,12 @@ async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> se
 
     The address names one life of the agent: a new agent of the same name does not answer for it.
     """
-    until_s = context.now() + grace_s
-    while (left_s := until_s - context.now()) > 0:
+    patience = Patience(context.limits, context.rng("patience"), grace_s)
+    while patience.left_s > 0:
         try:
-            reply = await context.ref(agent).ask(ListProcesses(), ProcessList, timeout_s=left_s)
+            reply = await context.ref(agent).ask(ListProcesses(), ProcessList, timeout_s=patience.left_s)
         except AskError:
-            await context.sleep(min(_RETRY_S, left_s))
+            await patience.again()
             continue
         return {process.pid for process in reply.processes}
     return set()

@@ -25,11 +25,6 @@ from transport.address import ActorAddress, PeerId
 _TRACEBACK_MAX_CHARS = 8000
 
 
-@message("core.done")
-class Done(Message):
-    """The answer of a handler that returns None to an ask."""
-
-
 @message("core.refusal")
 class Refusal(Message):
     """Not executed."""

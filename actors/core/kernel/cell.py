@@ -17,12 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import msgspec
 import structlog
 
-from actors.core.actor import Actor
 from actors.core.errors import (
     CancellationSwallowed,
     HandlerCancelled,
@@ -31,31 +29,17 @@ from actors.core.errors import (
     StaleEpoch,
     StartFailed,
 )
-from actors.core.kernel.answers import Caller, Done, Refusal, TargetGone, failure_of
+from actors.core.kernel.answers import Caller, Refusal, TargetGone, failure_of
 from actors.core.kernel.blocking import BlockingThread
 from actors.core.kernel.delivery import Delivery, current
 from actors.core.kernel.mailbox import Mailbox
-from actors.core.message import Message, tag_of
-from actors.core.watch import Down, Gone
+from actors.core.kernel.port import Hosted, Port, RunningActor
+from actors.core.message import Done, Message, tag_of
+from actors.core.watch import ActorExit, Down
 from transport.address import ActorAddress
 from transport.envelope import Kind
 
-if TYPE_CHECKING:
-    from actors.core.kernel.router import Router
-
 log = structlog.get_logger("headrace.actors")
-
-
-class ActorExit(msgspec.Struct, frozen=True):
-    """How an actor ended. ``reason``: ``crashed``, ``stopped``, ``killed``, or what it gave to ``ctx.stop``."""
-
-    reason: str
-    error: BaseException | None = None
-
-    @property
-    def gone(self) -> Gone:
-        """The same for those who watch."""
-        return Gone.CRASHED if self.error is not None else Gone.STOPPED
 
 
 class _Stop(Exception):
@@ -65,15 +49,15 @@ class _Stop(Exception):
 class Cell:
     """Runs one actor."""
 
-    def __init__(self, router: Router, name: str, actor: Actor, parent: Cell | None) -> None:
-        self.router = router
-        self.limits = router.limits
+    def __init__(self, port: Port, name: str, actor: Hosted, parent: RunningActor | None) -> None:
+        self._port = port
+        self.limits = port.limits
         self.name = name
         self.actor = actor
-        self.parent = parent
-        self.address = ActorAddress(name, router.own, router.endpoint)
-        self.mailbox = Mailbox(router.limits.mailbox_messages)
-        self.children: dict[str, Cell] = {}
+        self._parent = parent
+        self.address = ActorAddress(name, port.own, port.endpoint)
+        self.mailbox = Mailbox(port.limits.mailbox_messages)
+        self.children: dict[str, RunningActor] = {}
         self.watching: dict[ActorAddress, int] = {}
         self.timers: dict[asyncio.TimerHandle, None] = {}
         self.blocking = BlockingThread(name, self.limits.concurrent_handlers, self.limits.blocking_call_s)
@@ -82,7 +66,6 @@ class Cell:
         loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[ActorExit] = loop.create_future()
-        self.exit: ActorExit | None = None
         self._group: asyncio.TaskGroup | None = None
         self._stop_reason = ""
         self.task = loop.create_task(self._live(), name=f"actor {name}")
@@ -109,7 +92,7 @@ class Cell:
     def cancel_question(self, caller: Caller) -> None:
         """Whoever asked has lost interest: forget the question, or interrupt its ``@concurrent`` handler."""
         if self.mailbox.withdraw(caller):
-            self.router.results.abandon(caller)
+            self._port.results.abandon(caller)
             return
         for delivery, task in self.working.items():
             if delivery.caller == caller and task is not None:
@@ -184,16 +167,16 @@ class Cell:
         """Whether somebody still wants it; else whoever asked is told."""
         if delivery.watch_id and not self._still_watched(delivery):
             return False
-        if delivery.deadline_at is not None and self.router.now() >= delivery.deadline_at:
-            self.router.count("expired_before_start")
-            self.router.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
+        if delivery.deadline_at is not None and self._port.now() >= delivery.deadline_at:
+            self._port.count("expired_before_start")
+            self._port.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
             return False
         return True
 
     def _note(self, delivery: Delivery, messages: int) -> None:
         self.handled += messages
-        self.router.handled += messages
-        delivery.since = self.router.now()
+        self._port.handled += messages
+        delivery.since = self._port.now()
 
     async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
         """As a task of its own; returns when the next message may be taken."""
@@ -215,24 +198,24 @@ class Cell:
 
     async def _run(self, delivery: Delivery, batch: list[Delivery]) -> None:
         token = current.set(delivery)
-        answer = self.router.answer
+        answer = self._port.answer
         method = getattr(self.actor, delivery.handler.method)
         try:
             if delivery.handler.streams:
-                await self.router.streams.produce(delivery, method(delivery.message))
+                await self._port.produce(delivery, method(delivery.message))
             else:
                 message = batch if delivery.handler.batched else delivery.message
                 result: Message | None = await method(message)
                 if delivery.caller is not None:
                     answer(delivery, Kind.REPLY, Done() if result is None else result)
         except StaleEpoch as error:
-            self.router.count("refused.stale_epoch")
+            self._port.count("refused.stale_epoch")
             refusal = Refusal(reason=RefusalReason.STALE_EPOCH, detail=str(error))
             self._note_dead(delivery, refusal)
             answer(delivery, Kind.REFUSED, refusal)
         except ReplyError as error:
             if delivery.caller is None:
-                self.router.count("tells_failed")
+                self._port.count("tells_failed")
                 log.warning("a tell was answered with an error", actor=self.name, tag=delivery.tag, error=str(error))
             answer(delivery, Kind.ERROR, failure_of(error, declared=True))
         except asyncio.CancelledError as error:
@@ -252,11 +235,11 @@ class Cell:
     def _note_dead(self, delivery: Delivery, refusal: Refusal) -> None:
         if delivery.watch_id or delivery.sender == self.address:
             return  # a Down, or a message to itself: nobody else has sent it
-        self.router.note_refused(refusal, delivery.tag, str(delivery.sender or ""), self.name)
+        self._port.note_refused(refusal, delivery.tag, str(delivery.sender or ""), self.name)
 
     def _done_with(self, delivery: Delivery) -> None:
         if delivery.abandoned and delivery.caller is not None:
-            self.router.results.abandon(delivery.caller)
+            self._port.results.abandon(delivery.caller)
         if delivery.answered or delivery.abandoned or delivery.caller is None:
             self.working.pop(delivery, None)
         # What stays is being cancelled because the actor ends: its exit will be the answer.
@@ -270,14 +253,14 @@ class Cell:
             failed.__cause__ = ended.error
             self.started.set_exception(failed)
             self.started.exception()  # spawn may have given up waiting; the exit says the same
-        gone = TargetGone(reason=ended.gone, detail=_detail(ended))
+        gone = TargetGone(reason=ended.gone, detail=ended.detail)
         for delivery in self.working:
-            self.router.answer(delivery, Kind.DOWN, gone)
+            self._port.answer(delivery, Kind.DOWN, gone)
         self.working.clear()
         refusal = Refusal(reason=RefusalReason.STOPPING, detail=ended.reason)
         for delivery in self.mailbox.close():
             self._note_dead(delivery, refusal)
-            self.router.answer(delivery, Kind.REFUSED, refusal)
+            self._port.answer(delivery, Kind.REFUSED, refusal)
         for timer in self.timers:
             timer.cancel()
         self.timers.clear()
@@ -288,7 +271,7 @@ class Cell:
                 await self.actor.on_stop()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any actor's code; its exit reports it
             log.error("on_stop failed", actor=self.name, error=repr(error))
-            self.router.count("on_stop_failed")
+            self._port.count("on_stop_failed")
             return error
         return None
 
@@ -296,9 +279,9 @@ class Cell:
         if ended.error is not None:
             log.error("an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
         for child in reversed(list(self.children.values())):
-            await self.router.stop_cell(child, ended.reason)
+            await self._port.stop_cell(child, ended.reason)
         if not await self.blocking.close(self.limits.stop_timeout_s):
-            self.router.count("threads_left_behind")
+            self._port.count("threads_left_behind")
             log.error("a blocking call did not end; its thread is left behind", actor=self.name,
                       function=self.blocking.running)  # fmt: skip
         if not self.ended.done():
@@ -306,11 +289,10 @@ class Cell:
 
     def _tell_end(self, ended: ActorExit) -> None:
         for address in list(self.watching):
-            self.router.deaths.unwatch(self, address)
-        if self.parent is not None:
-            self.parent.children.pop(self.name, None)
-        self.exit = ended
-        self.router.cell_ended(self, _detail(ended))
+            self._port.unwatch(self, address)
+        if self._parent is not None:
+            self._parent.children.pop(self.name, None)
+        self._port.cell_ended(self.name, ended)
         self.ended.set_result(ended)
 
     async def kill(self) -> None:
@@ -329,15 +311,11 @@ class Cell:
 
     def _leave_behind(self) -> None:
         """Its task goes on to swallow what it is told; to everybody else the actor has ended."""
-        self.router.count("actors_left_behind")
+        self._port.count("actors_left_behind")
         ended = ActorExit("crashed", CancellationSwallowed(f"{self.name} goes on although it was cancelled"))
         log.error("an actor swallows its cancellation and is left behind", actor=self.name)
         self._close_mailbox(ended)
         self._tell_end(ended)
-
-
-def _detail(ended: ActorExit) -> str:
-    return ended.reason if ended.error is None else f"{type(ended.error).__name__}: {ended.error}"
 
 
 def _crash_of(group: BaseExceptionGroup[BaseException]) -> BaseException | None:

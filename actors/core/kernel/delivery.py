@@ -1,4 +1,4 @@
-"""One message on its way through an actor, and which one is being handled now."""
+"""One message on its way through an actor, who handles it there, and which one is being handled now."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.core.actor import Handler
 from actors.core.kernel.answers import Caller
 from actors.core.message import Message
 from transport.address import ActorAddress
@@ -20,6 +19,18 @@ class Window(NamedTuple):
     items: int
     bytes: int
     timeout_s: float
+
+
+class Handler(msgspec.Struct, frozen=True, gc=False):
+    """How an actor class answers one message type."""
+
+    method: str
+    concurrent: bool
+    idempotent: bool
+    streams: bool
+    batched: bool = False
+    occupies: bool = True
+    """It runs in the actor's own task, so that nothing else does: neither concurrent nor a stream."""
 
 
 class Delivery(msgspec.Struct, eq=False):

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import structlog
 
 from actors.core.errors import RefusalReason
 from actors.core.kernel.answers import Caller, Refusal, TargetGone
+from actors.core.kernel.death_watch import DeathWatch
 from actors.core.kernel.delivery import Delivery, Window
+from actors.core.kernel.port import Port
+from actors.core.kernel.stream_desk import StreamDesk
 from actors.core.kernel.streams import Stream
 from actors.core.message import class_of
 from actors.core.watch import Gone, gone_by_link
@@ -27,9 +30,6 @@ from transport.envelope import ANY_INCARNATION, NO_DEADLINE, Envelope, Kind, dec
 from transport.errors import MalformedBody, MalformedEnvelope, MalformedInput
 from transport.transport import DownReason, Frame, Lane
 
-if TYPE_CHECKING:
-    from actors.core.kernel.router import Router
-
 log = structlog.get_logger("headrace.actors")
 
 _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
@@ -38,9 +38,11 @@ _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
 class Inbound:
     """The transport's Receiver."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
-        self._incarnation = router.own.incarnation
+    def __init__(self, port: Port, deaths: DeathWatch, streams: StreamDesk) -> None:
+        self._port = port
+        self._deaths = deaths
+        self._streams = streams
+        self._incarnation = port.own.incarnation
         self._strikes: Counter[PeerId] = Counter()
         self._by_kind: dict[Kind, _Receive] = {
             Kind.TELL: self._message,
@@ -71,30 +73,30 @@ class Inbound:
             self._strike(peer, str(error))
         except Exception:
             # The transport's drain must go on whatever is wrong here; the count shows it, the log says where.
-            self._router.count("internal_errors")
+            self._port.count("internal_errors")
             log.exception("a message could not be routed", peer=str(peer))
 
     def on_peer_up(self, peer: PeerId) -> None:
         """A link is there."""
-        self._router.count("links_up")
-        self._router.links.on_peer_up(peer)
+        self._port.count("links_up")
+        self._port.links.on_peer_up(peer)
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
         """A link is lost."""
-        self._router.count("links_down")
+        self._port.count("links_down")
         self._strikes.pop(peer, None)
-        self._router.links.on_peer_down(peer, reason)
-        self._router.peer_gone(peer, gone_by_link(reason), f"the link to {peer} is down ({reason.value})")
+        self._port.links.on_peer_down(peer, reason)
+        self._port.peer_gone(peer, gone_by_link(reason), f"the link to {peer} is down ({reason.value})")
 
     def _strike(self, peer: PeerId, why: str) -> None:
-        self._router.count("malformed")
+        self._port.count("malformed")
         self._strikes[peer] += 1
         if self._strikes[peer] == 1:
             log.warning("a message could not be read", peer=str(peer), why=why)
-        if self._strikes[peer] == self._router.limits.malformed_max:
-            self._router.count("peers_cut_off")
+        if self._strikes[peer] == self._port.limits.malformed_max:
+            self._port.count("peers_cut_off")
             log.error("a peer sends what cannot be read and is cut off", peer=str(peer))
-            self._router.links.cut(peer)
+            self._port.links.cut(peer)
 
     # for actors
 
@@ -103,20 +105,20 @@ class Inbound:
         if refusal is None:
             return
         kind = "tells" if envelope.kind is Kind.TELL else "asks"
-        self._router.count(f"{kind}_refused.{refusal.reason}")
-        self._router.note_refused(refusal, envelope.tag, f"{envelope.source}@{peer}", envelope.target)
-        self._router.send_answer(Caller(peer, envelope.request_id), Kind.REFUSED, refusal, lane)
+        self._port.count(f"{kind}_refused.{refusal.reason}")
+        self._port.note_refused(refusal, envelope.tag, f"{envelope.source}@{peer}", envelope.target)
+        self._port.send_answer(Caller(peer, envelope.request_id), Kind.REFUSED, refusal, lane)
 
     def _try_message(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> Refusal | None:
-        router = self._router
+        port = self._port
         life = envelope.target_incarnation
         if life not in (self._incarnation, ANY_INCARNATION):
-            return Refusal(reason=RefusalReason.OLDER_LIFE, detail=f"this is {router.own}")
+            return Refusal(reason=RefusalReason.OLDER_LIFE, detail=f"this is {port.own}")
         kind = class_of(envelope.tag)
         if kind is None:
             return Refusal(reason=RefusalReason.UNKNOWN_TAG, detail=f"{envelope.tag!r} is not known here")
         stream = envelope.kind is Kind.STREAM_OPEN
-        admitted = router.admit(envelope.target, kind, stream=stream, attempt=envelope.attempt)
+        admitted = port.admit(envelope.target, kind, stream=stream, attempt=envelope.attempt)
         if isinstance(admitted, Refusal):
             return admitted
         if envelope.deadline_ms == 0:
@@ -126,19 +128,19 @@ class Inbound:
         except MalformedBody as error:
             self._strike(peer, str(error))
             return Refusal(reason=RefusalReason.MALFORMED, detail=str(error))
-        sender = ActorAddress(envelope.source, peer, router.links.endpoint_of(peer)) if envelope.source else None
+        sender = ActorAddress(envelope.source, peer, port.links.endpoint_of(peer)) if envelope.source else None
         caller = None if envelope.kind is Kind.TELL else Caller(peer, envelope.request_id)
         deadline_at = None
         if envelope.deadline_ms != NO_DEADLINE:
-            deadline_at = router.now() + envelope.deadline_ms / 1000
+            deadline_at = port.now() + envelope.deadline_ms / 1000
         window = self._window(envelope) if stream else None
         cell, handler = admitted
         tag, trace_id = envelope.tag, envelope.trace_id
-        router.put(cell, Delivery(message, tag, handler, sender, caller, deadline_at, lane, window, trace_id))
+        port.put(cell, Delivery(message, tag, handler, sender, caller, deadline_at, lane, window, trace_id))
         return None
 
     def _window(self, envelope: Envelope) -> Window:
-        timeout_s = self._router.limits.ask_timeout_s
+        timeout_s = self._port.limits.ask_timeout_s
         if envelope.deadline_ms != NO_DEADLINE:
             timeout_s = envelope.deadline_ms / 1000
         return Window(envelope.number, envelope.number_bytes, timeout_s)
@@ -148,68 +150,68 @@ class Inbound:
     def _answer(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.kind is Kind.REFUSED and envelope.request_id == 0:
             refusal = decode_body(Refusal, body or [b""])
-            self._router.count(f"tells_refused.{refusal.reason}")
+            self._port.count(f"tells_refused.{refusal.reason}")
             log.warning("a tell was refused", peer=str(peer), why=str(refusal.reason), detail=refusal.detail)
             return
-        waiter = self._router.requests.get(envelope.request_id)
+        waiter = self._port.requests.get(envelope.request_id)
         if waiter is None or waiter.target.peer != peer:
-            self._router.requests.late_replies += 1
+            self._port.requests.late_replies += 1
             return
         kind = class_of(envelope.tag)
         try:
             message = None if kind is None else decode_body(kind, body or [b""])
         except MalformedBody:
-            self._router.settle(envelope.request_id, envelope.kind, None, 0)
+            self._port.settle(envelope.request_id, envelope.kind, None, 0)
             raise
-        self._router.settle(envelope.request_id, envelope.kind, message, envelope.number)
+        self._port.settle(envelope.request_id, envelope.kind, message, envelope.number)
 
     def _down(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        if self._router.deaths.watches.is_held(envelope.request_id, peer):
+        if self._port.watches.is_held(envelope.request_id, peer):
             gone = decode_body(TargetGone, body or [b""])
-            self._router.deaths.end(envelope.request_id, gone.reason, gone.detail)
+            self._deaths.end(envelope.request_id, gone.reason, gone.detail)
         else:
             self._answer(peer, lane, envelope, body)
 
     # streams
 
     def _item(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        stream = self._router.requests.get(envelope.request_id)
+        stream = self._port.requests.get(envelope.request_id)
         if not isinstance(stream, Stream) or stream.target.peer != peer:
-            self._router.count("late_items")
+            self._port.count("late_items")
             return
         kind = class_of(envelope.tag)
         if kind is not stream.reply_kind or not body:
-            self._router.streams.spoil(cast("Stream[Any]", stream))
+            self._streams.spoil(cast("Stream[Any]", stream))
             return
         try:
             item = decode_body(kind, body)
         except MalformedBody:
-            self._router.streams.spoil(cast("Stream[Any]", stream))
+            self._streams.spoil(cast("Stream[Any]", stream))
             raise
         size = sum(memoryview(frame).nbytes for frame in body)
-        self._router.streams.take_item(envelope.request_id, item, envelope.number, size)
+        self._streams.take_item(envelope.request_id, item, envelope.number, size)
 
     def _stream_end(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        waiter = self._router.requests.get(envelope.request_id)
+        waiter = self._port.requests.get(envelope.request_id)
         if waiter is None or waiter.target.peer != peer:
-            self._router.requests.late_replies += 1
+            self._port.requests.late_replies += 1
         else:
-            self._router.settle(envelope.request_id, Kind.STREAM_END, None, envelope.number)
+            self._port.settle(envelope.request_id, Kind.STREAM_END, None, envelope.number)
 
     def _credit(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        self._router.streams.credit(Caller(peer, envelope.request_id), envelope.number, envelope.number_bytes)
+        self._streams.credit(Caller(peer, envelope.request_id), envelope.number, envelope.number_bytes)
 
     def _cancel(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        self._router.cancel(envelope.target, Caller(peer, envelope.request_id))
+        self._port.cancel(envelope.target, Caller(peer, envelope.request_id))
 
     # watches
 
     def _watch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        if envelope.target in self._router.cells:
-            self._router.deaths.watches.add_watcher(envelope.target, peer, envelope.request_id)
+        if envelope.target in self._port.cells:
+            self._port.watches.add_watcher(envelope.target, peer, envelope.request_id)
             return
-        gone = TargetGone(reason=Gone.UNKNOWN_ACTOR, detail=f"no {envelope.target!r} at {self._router.own}")
-        self._router.send_answer(Caller(peer, envelope.request_id), Kind.DOWN, gone, Lane.MESSAGE)
+        gone = TargetGone(reason=Gone.UNKNOWN_ACTOR, detail=f"no {envelope.target!r} at {self._port.own}")
+        self._port.send_answer(Caller(peer, envelope.request_id), Kind.DOWN, gone, Lane.MESSAGE)
 
     def _unwatch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        self._router.deaths.watches.remove_watcher(envelope.target, peer, envelope.request_id)
+        self._port.watches.remove_watcher(envelope.target, peer, envelope.request_id)

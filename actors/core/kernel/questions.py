@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from actors.core.errors import AskError, DeadlineExceeded, NotSent, SentNoReply
 from actors.core.kernel.answers import Caller, error_of
+from actors.core.kernel.port import Port
 from actors.core.kernel.requests import Waiter
 from actors.core.message import Message, tag_of
 from transport.address import ActorAddress
 from transport.envelope import Kind
 from transport.transport import Lane, SendOutcome
-
-if TYPE_CHECKING:
-    from actors.core.kernel.router import Router
 
 R = TypeVar("R", bound=Message)
 
@@ -23,8 +21,8 @@ R = TypeVar("R", bound=Message)
 class Questions:
     """What ``ActorRef.ask`` does."""
 
-    def __init__(self, router: Router) -> None:
-        self._router = router
+    def __init__(self, port: Port) -> None:
+        self._port = port
 
     def ask(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
@@ -39,17 +37,17 @@ class Questions:
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
         timeout_s: float | None, lane: Lane, attempts: int,
     ) -> R:  # fmt: skip
-        router = self._router
-        deadline_at = router.now() + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        request_id, pause_s = router.next_id(), router.limits.backoff_first_s
+        port = self._port
+        deadline_at = port.now() + (port.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        request_id, pause_s = port.next_id(), port.limits.backoff_first_s
         for attempt in range(attempts):
-            left_s = deadline_at - router.now()
+            left_s = deadline_at - port.now()
             try:
                 return await self._ask_once(owner, address, message, reply, left_s, lane, request_id, attempt)
             except (NotSent, SentNoReply):
-                if attempt + 1 == attempts or router.now() + pause_s >= deadline_at:
+                if attempt + 1 == attempts or port.now() + pause_s >= deadline_at:
                     raise
-            router.count("asks_repeated")
+            port.count("asks_repeated")
             await asyncio.sleep(pause_s)
             pause_s *= 2
         raise ValueError(f"attempts is {attempts}, expected at least 1")
@@ -58,25 +56,25 @@ class Questions:
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
         timeout_s: float | None, lane: Lane, request_id: int = 0, attempt: int = 0,
     ) -> R:  # fmt: skip
-        router = self._router
-        now, asker = router.now(), "" if owner is None else owner.name
-        deadline_at = now + (router.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        waiter = Waiter(request_id or router.next_id(), asker, address, tag_of(type(message)), reply, now)
-        future = waiter.future = router.loop.create_future()
-        router.requests.open(waiter)
-        router.requests.arm(waiter, deadline_at)
+        port = self._port
+        now, asker = port.now(), "" if owner is None else owner.name
+        deadline_at = now + (port.limits.ask_timeout_s if timeout_s is None else timeout_s)
+        waiter = Waiter(request_id or port.next_id(), asker, address, tag_of(type(message)), reply, now)
+        future = waiter.future = port.loop.create_future()
+        port.requests.open(waiter)
+        port.requests.arm(waiter, deadline_at)
         try:
-            if address.peer == router.own:
+            if address.peer == port.own:
                 waiter.sent = True
-                caller = Caller(router.own, waiter.request_id)
-                refusal = router.deliver_local(owner, address.name, message, caller, deadline_at, attempt=attempt)
+                caller = Caller(port.own, waiter.request_id)
+                refusal = port.deliver_local(owner, address.name, message, caller, deadline_at, attempt=attempt)
                 if refusal is not None:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
                 self.send(waiter, Kind.ASK, message, lane, deadline_at, attempt=attempt)
             return cast(R, await future)  # whoever settled it has closed the waiter, and looked at the kind
         except BaseException as error:
-            router.requests.close(waiter)
+            port.requests.close(waiter)
             if future.done() and not future.cancelled():
                 future.exception()  # seen: a failure may come in the turn in which the asker is cancelled
             if not isinstance(error, AskError) or isinstance(error, DeadlineExceeded):
@@ -88,8 +86,8 @@ class Questions:
         *, attempt: int = 0, number: int = 0, number_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Send a question to another process; raises NotSent."""
-        router, address = self._router, waiter.target
-        outcome = router.post(
+        port, address = self._port, waiter.target
+        outcome = port.post(
             address.peer, address.endpoint, lane, kind, message, source=waiter.asker, target=address.name,
             request_id=waiter.request_id, attempt=attempt, number=number,
             number_bytes=number_bytes, deadline_at=deadline_at,
@@ -98,13 +96,13 @@ class Questions:
             why = "there is no link" if outcome is SendOutcome.NO_LINK else "its queue is full"
             text = f"{waiter.question} to {address} was not sent: {why}"
             raise NotSent(text, target=address, question=waiter.question)
-        waiter.sent = not router.links.is_queueing(address.peer)
+        waiter.sent = not port.links.is_queueing(address.peer)
 
     def cancel(self, waiter: Waiter, lane: Lane) -> None:
         """Tell the target that nobody waits for this answer any more. Best effort."""
-        router, address = self._router, waiter.target
-        if address.peer == router.own:
-            router.cancel(address.name, Caller(router.own, waiter.request_id))
+        port, address = self._port, waiter.target
+        if address.peer == port.own:
+            port.cancel(address.name, Caller(port.own, waiter.request_id))
         elif waiter.sent:
-            router.post(address.peer, "", lane, Kind.CANCEL, None,
+            port.post(address.peer, "", lane, Kind.CANCEL, None,
                        target=address.name, request_id=waiter.request_id)  # fmt: skip

@@ -16,7 +16,6 @@ from collections import Counter
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from actors.core.actor import Actor, Handler
 from actors.core.context import Context
 from actors.core.errors import (
     NameTaken,
@@ -26,18 +25,20 @@ from actors.core.errors import (
     WrongReply,
 )
 from actors.core.kernel.answers import Caller, Failure, NoReply, Refusal, TargetGone, error_of
-from actors.core.kernel.cell import ActorExit, Cell
+from actors.core.kernel.cell import Cell
 from actors.core.kernel.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
 from actors.core.kernel.death_watch import DeathWatch
-from actors.core.kernel.delivery import Delivery, Window, current
+from actors.core.kernel.delivery import Delivery, Handler, Window, current
 from actors.core.kernel.links import Links
+from actors.core.kernel.loop_lag import LoopLag
+from actors.core.kernel.port import Hosted, RunningActor
 from actors.core.kernel.questions import Questions
 from actors.core.kernel.requests import Requests, ResultCache
-from actors.core.kernel.stalls import LoopLag
 from actors.core.kernel.stream_desk import StreamDesk
-from actors.core.kernel.streams import Stream
+from actors.core.kernel.streams import Producer, Stream
+from actors.core.kernel.watches import Watches
 from actors.core.message import Message, tag_of
-from actors.core.watch import Gone
+from actors.core.watch import ActorExit, Gone
 from configs.limits import Limits
 from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
@@ -73,9 +74,8 @@ class Router:
         self.exits: dict[str, ActorExit] = {}
         self.requests = Requests(limits.pending_asks)
         self.results = ResultCache(limits.result_cache_entries, limits.result_cache_s)
-        self.deaths = DeathWatch(self)
-        self.streams = StreamDesk(self)
-        self.questions = Questions(self)
+        self.watches = Watches()
+        self.producers: dict[Caller, Producer] = {}
         self.counters: Counter[str] = Counter()
         self.dead_letters = DeadLetters(limits.dead_letters_kept)
         self.lag = LoopLag()
@@ -84,6 +84,11 @@ class Router:
         self.handled = 0
         self._last_id = 0
         self._trace_base = (self.own.incarnation << 20) & _ID_MASK
+        questions = Questions(self)
+        self.deaths = DeathWatch(self)
+        self.streams = StreamDesk(self, questions)
+        self.ask, self.stream, self.produce = questions.ask, self.streams.make, self.streams.produce
+        self.watch, self.unwatch = self.deaths.watch, self.deaths.unwatch
 
     @property
     def endpoint(self) -> str:
@@ -105,14 +110,14 @@ class Router:
 
     # actors
 
-    async def spawn(self, name: str, actor: Actor, parent: Cell | None = None) -> Cell:
+    async def spawn(self, name: str, actor: Hosted, parent: RunningActor | None = None) -> Cell:
         """Start an actor; returns when ``on_start`` is done."""
         if self.stopping:
             raise StartFailed(f"{name}: the system is stopping")
         if name in self.cells:
             raise NameTaken(f"{name} lives here already: stop it first, or choose another name")
         cell = Cell(self, name, actor, parent)
-        actor.ctx = Context(cell)
+        actor.ctx = Context(self, cell)
         self.cells[name] = cell
         if parent is not None:
             parent.children[name] = cell
@@ -131,7 +136,7 @@ class Router:
             raise
         return cell
 
-    async def stop_cell(self, cell: Cell, reason: str = "stopped") -> ActorExit:
+    async def stop_cell(self, cell: RunningActor, reason: str = "stopped") -> ActorExit:
         """Stop in good order; after ``limits.stop_timeout_s`` by force."""
         cell.stop(reason)
         try:
@@ -142,14 +147,13 @@ class Router:
             await cell.kill()
             return cell.ended.result()
 
-    def cell_ended(self, cell: Cell, detail: str) -> None:
+    def cell_ended(self, name: str, ended: ActorExit) -> None:
         """Free the name and tell who watches."""
-        assert cell.exit is not None
-        del self.cells[cell.name]
-        self.exits[cell.name] = cell.exit
+        del self.cells[name]
+        self.exits[name] = ended
         while len(self.exits) > self.limits.mailbox_messages:
             del self.exits[next(iter(self.exits))]
-        self.deaths.actor_ended(cell.name, TargetGone(reason=cell.exit.gone, detail=detail))
+        self.deaths.actor_ended(name, TargetGone(reason=ended.gone, detail=ended.detail))
 
     # sending
 
@@ -266,7 +270,7 @@ class Router:
         reason = RefusalReason.STOPPING if cell.stopping else cell.mailbox.room()
         return (cell, handler) if reason is None else Refusal(reason=reason)
 
-    def put(self, cell: Cell, delivery: Delivery) -> None:
+    def put(self, cell: RunningActor, delivery: Delivery) -> None:
         """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
         handler, caller = delivery.handler, delivery.caller
         repeatable = caller is not None and handler.idempotent and not handler.streams

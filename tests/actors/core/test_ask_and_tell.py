@@ -20,8 +20,7 @@ from actors.core.errors import (
     SentNoReply,
     WrongReply,
 )
-from actors.core.kernel.answers import Done
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS
 from tests.transport.test_link_faults import Memory

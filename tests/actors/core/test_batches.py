@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from actors.core.actor import Actor, batched, concurrent, handles
+from actors.core.actor import Actor, Delivery, batched, concurrent, handles
 from actors.core.errors import WrongHandler
-from actors.core.kernel.answers import Done
-from actors.core.kernel.delivery import Delivery
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 
 
 @message("test_batches.item")

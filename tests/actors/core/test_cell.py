@@ -21,9 +21,8 @@ from actors.core.errors import (
     UnknownActor,
     WrongHandler,
 )
-from actors.core.kernel.answers import Done
 from actors.core.kernel.blocking import BlockingCallStuck
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from configs.limits import DEFAULT_LIMITS
 
 

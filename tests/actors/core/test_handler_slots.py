@@ -10,8 +10,7 @@ import pytest
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import DeadlineExceeded, RefusalReason, Refused, SentNoReply
-from actors.core.kernel.answers import Done
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from actors.core.watch import Down
 from configs.limits import DEFAULT_LIMITS

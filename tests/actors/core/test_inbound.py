@@ -9,8 +9,7 @@ import pytest
 
 from actors.core.actor import Actor, handles
 from actors.core.errors import WrongReply
-from actors.core.kernel.answers import Done
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind

@@ -10,10 +10,9 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
-from actors.core.kernel.answers import Done
-from actors.core.kernel.stalls import LoopLag
+from actors.core.kernel.loop_lag import LoopLag
 from actors.core.look import Look, Sight
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.core.actor import Handler
 from actors.core.errors import RefusalReason
-from actors.core.kernel.answers import Caller, Done
-from actors.core.kernel.delivery import Delivery
+from actors.core.kernel.answers import Caller
+from actors.core.kernel.delivery import Delivery, Handler
 from actors.core.kernel.mailbox import Mailbox
+from actors.core.message import Done
 from transport.address import PeerId
 
 HANDLER = Handler(method="done", concurrent=False, idempotent=False, streams=False)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from actors.core.errors import DeadlineExceeded
-from actors.core.kernel.answers import Done
 from actors.core.kernel.requests import Requests, Waiter
+from actors.core.message import Done
 from transport.address import ActorAddress, PeerId
 
 TARGET = ActorAddress("a", PeerId("p", 1))

@@ -11,8 +11,7 @@ import pytest
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import DeadlineExceeded, RefusalReason, Refused, RemoteError, ReplyError, StreamDown
-from actors.core.kernel.answers import Done
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from transport.transport import Lane
 

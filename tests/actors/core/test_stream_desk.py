@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.kernel.answers import Done
 from actors.core.kernel.links import MessageTooLarge
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS
 from transport.codec import encode_body

@@ -14,10 +14,9 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.context import named_rng
 from actors.core.epochs import EpochGuard
 from actors.core.errors import NotSent, RefusalReason, Refused, StaleEpoch
-from actors.core.kernel.answers import Done
 from actors.core.kernel.delivery import current
 from actors.core.kernel.links import MessageTooLarge
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.core.kernel.delivery import Delivery
+from actors.core.actor import Delivery
 from actors.fleet.inflow import Inflow
 from actors.protocol.tokens import TokenDelta
 from actors.protocol.work import EngineStats

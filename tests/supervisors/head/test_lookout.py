@@ -8,10 +8,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from actors.core.actor import Actor, handles
-from actors.core.kernel.answers import Done
 from actors.core.kernel.delivery import current
 from actors.core.look import Look, Sight
-from actors.core.message import Message, message
+from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.batches import SetPaused

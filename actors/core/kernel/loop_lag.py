@@ -1,0 +1,72 @@
+"""How late the event loop of a process comes to its timers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+import msgspec
+
+from actors.core.kernel.blocking import threads_allowed
+
+_PROBE_S: Final = 0.05
+_PROBES_KEPT: Final = 256
+
+
+class Lag(msgspec.Struct, frozen=True):
+    """How late the loop has been over the last probes, some ten seconds."""
+
+    p50_s: float
+    p99_s: float
+    max_s: float
+
+
+class LoopLag:
+    """How late the loop comes to its timers.
+
+    Off under virtual time: there is no lag, and a timer without end would hide a deadlock.
+    """
+
+    def __init__(self) -> None:
+        self._probes: deque[float] = deque(maxlen=_PROBES_KEPT)
+        self._timer: asyncio.TimerHandle | None = None
+        self.warnings = 0
+
+    def start(self, warn_s: float) -> None:
+        """Begin to probe on the running loop."""
+        loop = asyncio.get_running_loop()
+        if threads_allowed(loop):
+            self._schedule(loop, warn_s)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop, warn_s: float) -> None:
+        due = loop.time() + _PROBE_S
+
+        def probe() -> None:
+            lag_s = max(0.0, loop.time() - due)
+            self._probes.append(lag_s)
+            self.warnings += lag_s >= warn_s
+            self._schedule(loop, warn_s)
+
+        self._timer = loop.call_at(due, probe)
+
+    def stop(self) -> None:
+        """Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @property
+    def last_s(self) -> float:
+        return self._probes[-1] if self._probes else 0.0
+
+    def over_last_probes(self) -> Lag | None:
+        """None where nothing is probed, or has been yet."""
+        ordered = sorted(self._probes)
+        if not ordered:
+            return None
+        return Lag(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], ordered[-1])
+
+    @property
+    def max_s(self) -> float:
+        """Over the last probes, some ten seconds."""
+        return max(self._probes, default=0.0)
