@@ -119,7 +119,7 @@ class LiveFleet:
         ctx = SimpleNamespace(ref=lambda address: SimpleNamespace(tell=partial(self._ordered, address.name)))
         job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
         scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
-        return Balancing(scope, LongLanes("none"), relief=relief)
+        return Balancing(scope, LongLanes(dedicates=False), relief=relief)
 
     def estimate(self, response_tokens: np.ndarray) -> SeedingEstimate:
         """With a trainer whose pace is known, and these lengths expected of each step's prompts, int[prompts]."""

@@ -66,8 +66,6 @@ class Generator:
     """Static-batch generation with a KV cache, on a model of its own."""
 
     def __init__(self, job: JobConfig, model_path: Path) -> None:
-        if job.rollout.top_p < 1.0 or job.rollout.top_k > 0 or job.rollout.temperature <= 0:
-            raise ValueError("rollout.top_p, top_k, temperature: the bare loop draws from the whole distribution only")
         self._max_tokens, self._temperature = job.rollout.max_tokens, job.rollout.temperature
         self._stop = np.array(stop_token_ids(model_path, job.rollout.stop), dtype=np.int64)
         rows = job.algorithm.group_size * job.algorithm.prompts_per_step

@@ -1,6 +1,6 @@
 """Modes of consumption against each other, live: samples per second of one job in each of them, on the same cores.
 
-    long-tailed data ─▶ model, made once ─┬─▶ headrace run, colocated ─▶ the baseline
+    long-tailed data ─▶ model, made once ─┬─▶ headrace run, sync ─▶ the baseline
                                           ├─▶ … minibatch, dynamic: on-policy
                                           └─▶ … one_step_barrier, async: one step off-policy
 
@@ -35,8 +35,8 @@ from benchmarks.peers.long_tail import write_rows
 from configs.loader import load_job
 
 JOB: Final = ROOT / "benchmarks" / "peers" / "long_tail.yaml"
-MODES: Final = ("colocated", "minibatch", "dynamic", "one_step_barrier", "async")
-BASELINES: Final = ("colocated", "minibatch")
+MODES: Final = ("sync", "minibatch", "dynamic", "one_step_barrier", "async")
+BASELINES: Final = ("sync", "minibatch")
 
 
 def measure_mode(job_file: Path, run_dir: Path, mode: str, steps: int, skip: int) -> Result:

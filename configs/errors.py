@@ -38,3 +38,8 @@ class ConfigError(ValueError):
         if len(problems) > self.SHOWN_MAX:
             lines.append(f"… and {len(problems) - self.SHOWN_MAX} more")
         super().__init__("\n".join(lines))
+
+    @classmethod
+    def of(cls, where: str, field: str, wrong: str, fix: str) -> ConfigError:
+        """An error with one problem."""
+        return cls([Problem(where, field, wrong, fix)])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import yaml
 
@@ -22,6 +22,9 @@ from configs.local_paths import found
 from configs.schema import JobConfig
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
+
+_FORMER: Final[dict[tuple[str, str], float]] = {("rollout", "top_p"): 1.0, ("rollout", "top_k"): 0}
+"""Keys of older job files, each with the one value that it could have."""
 
 
 def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
@@ -89,12 +92,7 @@ class _Source:
         name, equals, text = override.partition("=")
         at = tuple(name.strip().split("."))
         if not equals or not all(at):
-            raise _bad_override(
-                override,
-                "",
-                "is not of the form a.b=value",
-                "Write --set rollout.workers=4",
-            )
+            raise _bad_override(override, "", "is not of the form a.b=value", "Write --set rollout.workers=4")
         try:
             value = parse_value(text)
         except yaml.YAMLError as error:
@@ -104,23 +102,33 @@ class _Source:
             inner = section.setdefault(key, {})
             if not isinstance(inner, dict):
                 outer = ".".join(at[: depth + 1])
-                raise _bad_override(
-                    override,
-                    name,
-                    f"{outer} is {inner!r}, not a section",
-                    f"Set {outer} itself, or mend the file",
-                )
+                fix = f"Set {outer} itself, or mend the file"
+                raise _bad_override(override, name, f"{outer} is {inner!r}, not a section", fix)
             section = cast("dict[str, Any]", inner)
         section[at[-1]] = value
         self._overridden[at] = override
 
 
 def _bad_override(override: str, field: str, wrong: str, fix: str) -> ConfigError:
-    return ConfigError([Problem(f"--set {override}", field, wrong, fix)])
+    return ConfigError.of(f"--set {override}", field, wrong, fix)
 
 
 def _validate(values: dict[str, Any], where: Callable[[str], str]) -> JobConfig:
-    return validate(JobConfig, values, where)
+    return validate(JobConfig, _without_former_keys(values, where), where)
+
+
+def _without_former_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
+    """``values`` without keys that had one legal value and went: job files in older run directories still name them."""
+    for section, key in _FORMER:
+        given = values.get(section)
+        if not isinstance(given, dict) or key not in given:
+            continue
+        value, field = cast("dict[str, Any]", given)[key], f"{section}.{key}"
+        if value != _FORMER[section, key]:
+            wrong = f"{value}, but there is no such key any more: the trainer computes with the whole distribution"
+            raise ConfigError.of(where(field), field, wrong, "Remove it")
+        values = values | {section: {name: item for name, item in given.items() if name != key}}
+    return values
 
 
 def schema_keys() -> list[str]:

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.local_paths import found
-from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig
+from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig, SyncMode
 from configs.validation import load_file
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -32,7 +32,7 @@ class SimulatedJob(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,31}$")]
     """What the job is called."""
-    mode: Literal["sync", "colocated", "minibatch", "dynamic", "one_step_barrier", "async"] = "sync"
+    mode: SyncMode = "sync"
     """As ``sync.mode``."""
     length_ranking: Literal["none", "history", "siblings", "learned"] = "none"
     """As ``rollout.length_ranking``."""

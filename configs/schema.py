@@ -12,6 +12,7 @@ from configs.limits import Limits
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+SyncMode = Literal["sync", "minibatch", "dynamic", "one_step_barrier", "async"]
 
 
 class Section(BaseModel):
@@ -121,11 +122,6 @@ class RolloutConfig(Section):
     """Response length limit."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
     """Of sampling; must be above 0 in a job, since equal siblings teach nothing."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens with this much probability. Must be 1 in a job: the trainer computes with
-    the whole distribution."""
-    top_k: NonNegativeInt = 0
-    """Sample from this many likeliest tokens; 0: all, as it must be in a job."""
     stop: list[str] = []
     """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
     max_running: PositiveInt = 256
@@ -142,9 +138,9 @@ class RolloutConfig(Section):
     unset: a small encoder is made on the spot."""
     ranker_device: Literal["auto", "cpu", "cuda"] = "cpu"
     """Where that model computes."""
-    dedicated_workers: Literal["none", "simulated", "closed_form"] = "simulated"
+    dedicated_workers: Literal["none", "simulated"] = "simulated"
     """With ``length_ranking``: how many workers get long samples only. ``simulated``: as a replay of the last steps
-    over their measured latencies says, none included; ``closed_form``: StreamRL's formula, at least one."""
+    over their measured latencies says, none included."""
     engine_options: dict[str, Any] = {}
     """Passed to the engine (vLLM arguments such as ``gpu_memory_utilization``)."""
 
@@ -182,12 +178,12 @@ class TrainerConfig(Section):
 
 
 class SyncConfig(Section):
-    mode: Literal["sync", "colocated", "minibatch", "dynamic", "one_step_barrier", "async"] = "sync"
-    """How the trainer consumes what is generated. On-policy: ``colocated``: all of a step is generated, then trained;
+    mode: SyncMode = "sync"
+    """How the trainer consumes what is generated. On-policy: ``sync``: all of a step is generated, then trained;
     ``minibatch``: in fixed chunks of ``trainer.window_prompts``, in order; ``dynamic``: whatever has arrived, once it
-    saturates the trainer; ``sync``: ``colocated``, or ``minibatch`` where ``trainer.window_prompts`` is set.
-    Off-policy: ``one_step_barrier``: the next step is generated while this one is trained, and both wait for the
-    weights; ``async``: generation runs ahead by at most ``max_staleness`` versions, and nobody waits."""
+    saturates the trainer. Off-policy: ``one_step_barrier``: the next step is generated while this one is trained, and
+    both wait for the weights; ``async``: generation runs ahead by at most ``max_staleness`` versions, and nobody
+    waits."""
     max_staleness: NonNegativeInt = 1
     """``async``: how many versions older than the trained one a sample's tokens may be."""
 

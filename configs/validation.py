@@ -14,7 +14,7 @@ import json
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -30,6 +30,8 @@ M = TypeVar("M", bound=BaseModel)
 _SHOWN_MAX = 80
 _LISTED_MAX = 40
 """Keys of a section that a message spells out. Only ``limits`` has more, and a page of its own."""
+_FORMER_CHOICES: Final = {"colocated": "sync", "closed_form": "simulated"}
+"""Values of older job files, and what to write instead."""
 _LONG_LIST = "docs/reference/limits.md"
 
 
@@ -43,7 +45,7 @@ def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
         text = json.dumps(values)  # JSON mode is what lets lists stand for tuples
     except (TypeError, ValueError) as error:
         wrong = f"holds something that JSON cannot carry: {error}"
-        raise ConfigError([Problem(where(""), "", wrong, "Use plain YAML values and text keys")]) from error
+        raise ConfigError.of(where(""), "", wrong, "Use plain YAML values and text keys") from error
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as error:
@@ -100,6 +102,8 @@ def _explain(root: type[BaseModel], error: dict[str, Any], where: Where) -> Prob
 
 
 def _one_of(place: str, field: str, value: object, shown: str, choices: list[str]) -> Problem:
+    if (instead := _FORMER_CHOICES.get(str(value))) in choices:
+        return Problem(place, field, f"{shown} is no longer a choice", f"Write {instead} instead")
     near = difflib.get_close_matches(str(value), choices, n=1)
     fix = f"Did you mean {near[0]!r}?" if near else f"Use one of: {', '.join(choices)}"
     return Problem(place, field, f"{shown} is not one of {', '.join(choices)}", fix)

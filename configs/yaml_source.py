@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
 
 Path_ = tuple[str, ...]
 """A field's path, one name per level; list items by index."""
@@ -65,22 +65,10 @@ def read_yaml(
         mark = error.problem_mark or error.context_mark
         where = f"{path}:{mark.line + 1}" if mark else str(path)
         wrong = f"is not valid YAML: {error.problem or error.context}"
-        raise ConfigError(
-            [
-                Problem(
-                    where,
-                    "",
-                    wrong,
-                    "Mend the indentation, colons and quotes near that line",
-                )
-            ]
-        ) from error
+        raise ConfigError.of(where, "", wrong, "Mend the indentation, colons and quotes near that line") from error
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
-        raise _whole(
-            path,
-            f"is not valid YAML: {error}",
-            "Remove control characters, odd keys and deep nesting",
-        ) from error
+        wrong = f"is not valid YAML: {error}"
+        raise _whole(path, wrong, "Remove control characters, odd keys and deep nesting") from error
 
 
 def _parse(path: Path, text: str, holds: str, example: str) -> tuple[dict[str, Any], dict[Path_, int]]:
@@ -89,11 +77,7 @@ def _parse(path: Path, text: str, holds: str, example: str) -> tuple[dict[str, A
         node = loader.get_single_node()
         if not isinstance(node, yaml.MappingNode):
             found = "nothing" if node is None else f"a {node.tag.rpartition(':')[2]}"
-            raise _whole(
-                path,
-                f"holds {found}, expected a mapping of {holds}",
-                f"Start from {example}",
-            )
+            raise _whole(path, f"holds {found}, expected a mapping of {holds}", f"Start from {example}")
         lines: dict[Path_, int] = {}
         _walk(path, node, (), lines)
         return loader.construct_document(node), lines  # pyright: ignore[reportUnknownMemberType]
@@ -108,16 +92,7 @@ def _walk(path: Path, node: yaml.Node, at: Path_, lines: dict[Path_, int]) -> No
             here, line = (*at, name), key.start_mark.line + 1
             if here in lines:
                 wrong = f"the key is given twice (first on line {lines[here]})"
-                raise ConfigError(
-                    [
-                        Problem(
-                            f"{path}:{line}",
-                            ".".join(here),
-                            wrong,
-                            "Keep one of the two",
-                        )
-                    ]
-                )
+                raise ConfigError.of(f"{path}:{line}", ".".join(here), wrong, "Keep one of the two")
             lines[here] = line
             _walk(path, value, here, lines)
     elif isinstance(node, yaml.SequenceNode):
@@ -127,4 +102,4 @@ def _walk(path: Path, node: yaml.Node, at: Path_, lines: dict[Path_, int]) -> No
 
 
 def _whole(path: Path, wrong: str, fix: str) -> ConfigError:
-    return ConfigError([Problem(str(path), "", wrong, fix)])
+    return ConfigError.of(str(path), "", wrong, fix)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from typer.testing import CliRunner, Result
 
 from actors.control.keys import load_control_keys
@@ -160,6 +161,30 @@ def test_a_run_directory_holds_the_resolved_job_and_can_be_resumed(
     assert (first.steps, again.steps) == (60, 90)
     assert "directory" not in invoke("run", QUICKSTART).stderr
     assert (tmp_path / "runs" / "quickstart-2" / "job.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("older", "refusal"),
+    [
+        ({"rollout": {"top_p": 1.0, "top_k": 0}}, ""),
+        ({"sync": {"mode": "colocated"}}, 'sync.mode: "colocated" is no longer a choice. Write sync instead'),
+        ({"trainer": {"window_prompts": 4}}, "Set sync.mode to minibatch or async, or remove it"),
+    ],
+)
+def test_a_run_of_an_older_version_goes_on_or_is_refused_in_one_sentence(
+    older: dict[str, dict[str, object]], refusal: str, trees: types.SimpleNamespace
+) -> None:
+    """Older job files name every key of their time, also those that had one legal value and went."""
+    invoke("run", QUICKSTART, "--dir", "here")
+    file = Path("here/job.yaml")
+    job = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(job | {section: job[section] | keys for section, keys in older.items()}))
+    result = invoke("run", "--resume", "here")
+    assert (result.exit_code, len(trees.seen)) == ((2, 1) if refusal else (0, 2))
+    assert refusal in result.stderr
+    if refusal:
+        assert len(result.stderr.strip().splitlines()) == 1
+        assert "here/job.yaml:" in result.stderr
 
 
 def test_a_run_is_neither_overwritten_nor_changed_in_what_its_journal_tells_of(trees: types.SimpleNamespace) -> None:

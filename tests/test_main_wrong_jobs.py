@@ -51,9 +51,9 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "nucleus of the distribution": (
         {"rollout.top_p": 0.7},
         "rollout.top_p",
-        "0.7 would have samples drawn",
+        "0.7, but there is no such key any more",
     ),
-    "likeliest tokens only": ({"rollout.top_k": 20}, "rollout.top_k", "Leave it at 0"),
+    "likeliest tokens only": ({"rollout.top_k": 20}, "rollout.top_k", "Remove it"),
     "unknown algorithm": ({"algorithm.name": "ppo"}, "algorithm.name", "grpo"),
     "unknown scorer": ({"reward.kind": "math_verifi"}, "reward.kind", "Did you mean 'math_verify'?"),
     "unknown task": ({"data.task": "spel_backward"}, "data.task", "Did you mean 'spell_backward'?"),
@@ -145,6 +145,12 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "at least 536",
     ),
     "greedy": ({"rollout.temperature": 0}, "rollout.temperature", "above 0"),
+    "a mode that is called otherwise now": ({"sync.mode": "colocated"}, "sync.mode", "Write sync instead"),
+    "a choice that went": (
+        {"rollout.dedicated_workers": "closed_form"},
+        "rollout.dedicated_workers",
+        "is no longer a choice. Write simulated instead",
+    ),
     "windows without a mode that has them": (
         {"sync": {"mode": "dynamic"}, "trainer.window_prompts": 4},
         "trainer.window_prompts",

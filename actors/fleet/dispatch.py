@@ -63,7 +63,7 @@ class Dispatcher:
         self._tell = tell
         self._ranking = ranking or LengthRanking(job, None)
         self._one_step = one_step
-        self._lanes = lanes or LongLanes("none")
+        self._lanes = lanes or LongLanes(dedicates=False)
         self._pending_max = pending_max
         self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
         """Step → rows that are queued and not to be handed out yet."""

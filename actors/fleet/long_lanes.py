@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -27,7 +26,6 @@ from actors.policies.view import GroupView, WorkerView
 
 KNOWN_MIN = 0.5
 """Part of the groups that must have an estimate."""
-Choice = Literal["none", "simulated", "closed_form"]
 Held = Mapping[str, tuple[int, ...]]
 """Worker → the tokens that are probably left of each sample that it has begun."""
 
@@ -46,8 +44,8 @@ _NONE = Lanes(frozenset(), frozenset())
 class LongLanes:
     """The choice of each step that is being handed out."""
 
-    def __init__(self, choice: Choice) -> None:
-        self._choice: Choice = choice
+    def __init__(self, *, dedicates: bool = True) -> None:
+        self._dedicates = dedicates
         self._lanes: dict[int, Lanes] = {}
 
     def mark(
@@ -64,7 +62,8 @@ class LongLanes:
         """The groups of ``step``, with whom they are kept for. ``begun``: some of it has been handed out before."""
         if step not in self._lanes:
             self._lanes = {s: lanes for s, lanes in self._lanes.items() if s > step - 8}
-            self._lanes[step] = _NONE if begun else choose(groups, workers, prompt_tokens, self._choice, past, held)
+            chooses = self._dedicates and not begun
+            self._lanes[step] = choose(groups, workers, prompt_tokens, past, held) if chooses else _NONE
         lanes = self._lanes[step]
         if not lanes.dedicated:
             return groups
@@ -84,7 +83,6 @@ def choose(
     groups: list[GroupView],
     workers: list[WorkerView],
     prompt_tokens: float,
-    choice: Choice,
     past: Sequence[Past],
     held: Callable[[], Held] = dict,
 ) -> Lanes:
@@ -92,7 +90,7 @@ def choose(
     expected = np.array([group.expected_tokens for group in groups])
     known = np.isfinite(expected)
     workers = [worker for worker in workers if worker.slots]
-    if choice == "none" or len(workers) < 2 or not len(groups) or known.mean() < KNOWN_MIN:
+    if len(workers) < 2 or not len(groups) or known.mean() < KNOWN_MIN:
         return _NONE
     if any(worker.latency.empty for worker in workers):
         return _NONE
@@ -100,7 +98,7 @@ def choose(
     estimates = np.repeat(np.where(known, expected, np.median(expected[known])), sizes)
     left = held()
     instances = [Instance(w.latency, w.slots, held_tokens=left.get(w.name, ())) for w in workers]
-    dispatch = dispatch_long.decide(estimates, instances, prompt_tokens=round(prompt_tokens), choice=choice, past=past)
+    dispatch = dispatch_long.decide(estimates, instances, prompt_tokens=round(prompt_tokens), past=past)
     if not dispatch.dedicated:
         return _NONE
     first_of_group = np.cumsum(sizes) - sizes

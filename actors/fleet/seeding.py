@@ -59,7 +59,7 @@ class Seeding:
         self._scope = scope
         self._versions = versions
         self._estimate = estimate
-        streams = scope.job.sync.mode not in ("sync", "colocated")
+        streams = scope.job.sync.mode != "sync"
         self._returns = streams and scope.job.scheduling.relief
         """A dry trainer's engines would help: samples move to them, and it trains what has come before all has."""
         scheduling = scope.job.scheduling

@@ -228,8 +228,6 @@ class Job(RegisteredActor):
         return SamplingParams(
             max_tokens=rollout.max_tokens,
             temperature=rollout.temperature,
-            top_p=rollout.top_p,
-            top_k=rollout.top_k,
             stop_token_ids=self._stop_token_ids,
             seed=self._config.seed,
         )

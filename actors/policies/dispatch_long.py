@@ -2,20 +2,17 @@
 
 StreamRL (arXiv 2504.15930), skewness-aware dispatching, Algorithm 2. Small batches decode fast and large ones
 efficiently, so the longest ``alpha`` of the samples may do better on dedicated workers with small batches, while the
-others share the rest. The number of dedicated workers is chosen by
+others share the rest. The paper chooses the number of dedicated workers by a formula that looks at lengths alone and
+never says zero (``benchmarks/papers/cluster/closed_form.py``). Here continuous batching is replayed over the workers'
+own latency tables, and the number whose slower group ends first is taken. Zero is allowed, and taken in a tie. Of each
+candidate the workers that may end last are replayed; of the winner and of zero, all. Large pools are searched on every
+k-th worker and sample. With ``past``, batches that are over are replayed instead: dealt by what was expected then, with
+the lengths that came out. So a ranker is trusted as far as it has been right; one that knows nothing gets nobody
+dedicated.
 
-- ``closed_form`` (the paper's): with L_t = P90 and L_r = P50 of recent lengths and Latency = PTL(batch) · L ·
-  ⌈M / batch⌉, the number with the least *sum* of the latencies of the two groups; ``objective="max"`` takes the larger
-  of them instead, since the groups run side by side. It never says zero.
-- ``simulated`` (the default): continuous batching is replayed over the workers' own latency tables, and the number
-  whose slower group ends first is taken. Zero is allowed, and taken in a tie. Of each candidate the workers that may
-  end last are replayed; of the winner and of zero, all. Large pools are searched on every k-th worker and sample.
-  With ``past``, batches that are over are replayed instead: dealt by what was expected then, with the lengths that
-  came out. So a ranker is trusted as far as it has been right; one that knows nothing gets nobody dedicated.
-
-In either case samples are dealt longest first, each to the worker that has the least to do by its own pace, and each
-worker begins with the longest (``longest_first``). So workers of different devices need no other code. What a worker
-still has of the step before counts as the first of what it has to do; the formula knows nothing of it.
+Samples are dealt longest first, each to the worker that has the least to do by its own pace, and each worker begins
+with the longest (``longest_first``). So workers of different devices need no other code. What a worker still has of the
+step before counts as the first of what it has to do.
 """
 
 from __future__ import annotations
@@ -25,7 +22,6 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -70,11 +66,10 @@ def decide(
     *,
     prompt_tokens: int,
     alpha: float = ALPHA,
-    choice: Literal["simulated", "closed_form", "none"] = "simulated",
-    objective: Literal["sum", "max"] = "sum",
+    dedicated: int | None = None,
     past: Sequence[Past] | None = None,
 ) -> Dispatch:
-    """Share samples of these expected lengths. ``none``: no dedicated ones, longest first only.
+    """Share samples of these expected lengths among ``dedicated`` workers and the others; unset: as the replay says.
 
     ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first. ``past``: None takes them
     at their word; an empty one dedicates nobody, since nothing speaks for them yet.
@@ -83,41 +78,12 @@ def decide(
     ranked = sorted(range(len(instances)), key=lambda i: (instances[i].pace.step_s(1, prompt_tokens), i))
     pool = [instances[i] for i in ranked]
     long = math.ceil(alpha * len(order))
-    if choice == "none" or len(pool) < 2 or not long:
+    if len(pool) < 2 or not long:
         dedicated = 0
-    elif choice == "closed_form":
-        dedicated = closed_form(estimates, pool[0], len(pool), alpha=alpha, objective=objective)
-    else:
+    elif dedicated is None:
         dedicated = _replayed([Past(estimates, estimates)] if past is None else past, pool, alpha, prompt_tokens)
     owners = _owners(estimates[order], pool, dedicated, long)
     return Dispatch(dedicated, ranked, _by_owner(order, owners, len(pool)))
-
-
-def closed_form(
-    recent_lengths: np.ndarray,
-    instance: Instance,
-    workers: int,
-    *,
-    alpha: float = ALPHA,
-    objective: Literal["sum", "max"] = "sum",
-) -> int:
-    """Algorithm 2: the number of dedicated workers of equal ones, from 1 to ``workers`` - 1."""
-    long = math.ceil(alpha * len(recent_lengths))
-    long_tokens, rest_tokens = (float(np.percentile(recent_lengths, p)) for p in (90, 50))
-
-    def latency_s(samples: int, tokens: float, share: int) -> float:
-        each = math.ceil(samples / share)
-        batch = max(1, int(min(each, instance.places, instance.kv_tokens / max(1, instance.reserve_tokens))))
-        return instance.pace.step_s(batch, tokens / 2) * tokens * math.ceil(each / batch)
-
-    def score(dedicated: int) -> float:
-        parts = (
-            latency_s(long, long_tokens, dedicated),
-            latency_s(len(recent_lengths) - long, rest_tokens, workers - dedicated),
-        )
-        return sum(parts) if objective == "sum" else max(parts)
-
-    return min(range(1, workers), key=score)
 
 
 def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:

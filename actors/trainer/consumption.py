@@ -1,9 +1,8 @@
 """When does the trainer begin with what has arrived? One plan per step, from the job's mode (StreamRL 1.3).
 
     mode               trains                                               gradient sums
-    colocated          once, when all of the step is there                  bit for bit the same in every run
+    sync               once, when all of the step is there                  bit for bit the same in every run
     minibatch          in fixed chunks of prompts, in prompt order          bit for bit the same
-    sync               colocated, or minibatch if window_prompts is set     bit for bit the same
     one_step_barrier   once; the scheduler sends nothing earlier            bit for bit the same, given the samples
     dynamic            what has arrived, once it holds enough tokens        the same but for rounding
     async              what has arrived, once it is enough prompts          the same but for rounding
@@ -42,7 +41,7 @@ def consumption(job: JobConfig, tokens_before: int) -> Consumption:
         return Consumption(chunk, in_order=False, saturation_tokens=_saturation(job, tokens_before))
     if mode == "minibatch":
         return Consumption(chunk, in_order=True)
-    return Consumption(configured if mode == "sync" and configured else whole, in_order=True)
+    return Consumption(whole, in_order=True)
 
 
 def _saturation(job: JobConfig, tokens_before: int) -> int:

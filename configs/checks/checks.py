@@ -52,13 +52,12 @@ def _check_consistency(job: JobConfig) -> list[Found]:
         found.append(
             ("rollout.temperature", "0 makes all samples of a group equal, so nothing can be learnt from them", fix)
         )
-    found += _check_whole_distribution(job)
     if job.sync.mode == "async" and job.sync.max_staleness == 0:
         fix = "Set max_staleness to 1 or more, or mode to sync"
         found.append(("sync.max_staleness", "0 with mode: async is what mode: sync does", fix))
     mode = job.sync.mode
-    if job.trainer.window_prompts and mode in ("colocated", "dynamic", "one_step_barrier"):
-        fix = "Remove it, or set sync.mode to minibatch or async"
+    if job.trainer.window_prompts and mode in ("sync", "dynamic", "one_step_barrier"):
+        fix = "Set sync.mode to minibatch or async, or remove it"
         found.append(("trainer.window_prompts", f"is set, but sync.mode: {mode} has no windows of prompts", fix))
     if job.trainer.saturation_tokens and mode != "dynamic":
         fix = "Remove it, or set sync.mode to dynamic"
@@ -67,20 +66,6 @@ def _check_consistency(job: JobConfig) -> list[Found]:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
     return [*found, *_check_mailbox(job)]
-
-
-def _check_whole_distribution(job: JobConfig) -> list[Found]:
-    """Engines report log-probabilities of what they draw from; the trainer cannot tell what was cut off from it."""
-    why = (
-        "would have samples drawn from a part of the distribution while the trainer computes with all of it: "
-        "every importance ratio would be off by the probability kept"
-    )
-    found: list[Found] = []
-    if job.rollout.top_p < 1:
-        found.append(("rollout.top_p", f"{job.rollout.top_p} {why}", "Leave it at 1.0"))
-    if job.rollout.top_k > 0:
-        found.append(("rollout.top_k", f"{job.rollout.top_k} {why}", "Leave it at 0"))
-    return found
 
 
 def _check_mailbox(job: JobConfig) -> list[Found]:

@@ -75,7 +75,7 @@ class World:
         self._published = {
             job.name: PublishedWeights(
                 lambda sentence, name=job.name: self.finding(f"{name}: {sentence}"),
-                repeats_exactly=job.sync.mode in ("sync", "colocated", "minibatch"),
+                repeats_exactly=job.sync.mode in ("sync", "minibatch"),
             )
             for job in self.jobs
         }

@@ -32,9 +32,9 @@ SMALL = [
 
 
 def test_ratios_are_of_the_baselines_that_were_run() -> None:
-    speeds = {"colocated": 10.0, "minibatch": 20.0, "async": 30.0}
+    speeds = {"sync": 10.0, "minibatch": 20.0, "async": 30.0}
     found = modes.ratios({mode: {"samples_per_second": speed} for mode, speed in speeds.items()})
-    assert found["async"] == {"colocated": 3.0, "minibatch": 1.5}
+    assert found["async"] == {"sync": 3.0, "minibatch": 1.5}
     assert modes.ratios({"async": {"samples_per_second": 1.0}}) == {"async": {}}
 
 
@@ -47,12 +47,12 @@ def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
     (tmp_path / "model").mkdir()
     model = asyncio.run(prepare_model(load_job(file, SMALL), tmp_path / "model"))
     sets = [part for override in SMALL for part in ("--set", override)]
-    short = ["--job", str(file), "--modes", "colocated,dynamic", "--steps", "8", "--skip", "1"]
+    short = ["--job", str(file), "--modes", "sync,dynamic", "--steps", "8", "--skip", "1"]
     places = ["--cores", "64", "--model", str(model), "--keep", str(tmp_path)]
     assert modes.main(["--json", *short, *places, *sets]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["ratios"]["colocated"] == {"colocated": 1.0}
-    for mode in ("colocated", "dynamic"):
+    assert found["ratios"]["sync"] == {"sync": 1.0}
+    for mode in ("sync", "dynamic"):
         row = found["modes"][mode]
         assert (row["prompts_lost"], row["samples_trained_twice"]) == (0, 0)
         assert 0.0 <= row["length_recall_20"] <= 1.0

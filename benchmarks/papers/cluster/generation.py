@@ -15,14 +15,11 @@ import numpy as np
 from actors.policies import dispatch_long
 from actors.policies.dispatch_long import Past
 from actors.policies.generation_time import Instance, finish_times_s
+from benchmarks.papers.cluster.closed_form import closed_form
 
 Dispatching = Literal["random", "longest_first", "simulated", "hindsight", "closed_form"]
 """``random``: equal counts in any order, first come first served; the others: see ``dispatch_long``. ``hindsight``:
 ``simulated`` with the batches before, as in live runs."""
-
-_CHOICE: dict[Dispatching, Literal["none", "simulated", "closed_form"]] = {
-    "longest_first": "none", "simulated": "simulated", "hindsight": "simulated", "closed_form": "closed_form",
-}  # fmt: skip
 
 
 def generate(
@@ -55,7 +52,12 @@ def _hands(
 ) -> list[tuple[int, np.ndarray]]:
     if dispatching == "random":
         return list(enumerate(np.array_split(rng.permutation(len(lengths)), len(instances))))
-    choice = _CHOICE[dispatching]
+    dedicated = None
+    if dispatching == "longest_first" or len(instances) < 2:
+        dedicated = 0
+    elif dispatching == "closed_form":
+        fastest = min(instances, key=lambda one: one.pace.step_s(1, prompt_tokens))
+        dedicated = closed_form(estimates, fastest, len(instances))
     seen = past if dispatching == "hindsight" else None
-    chosen = dispatch_long.decide(estimates, instances, prompt_tokens=prompt_tokens, choice=choice, past=seen)
+    chosen = dispatch_long.decide(estimates, instances, prompt_tokens=prompt_tokens, dedicated=dedicated, past=seen)
     return list(zip(chosen.workers, chosen.samples, strict=True))

@@ -79,22 +79,20 @@ def test_a_dedicated_worker_helps_out_before_it_idles_and_others_help_it_when_th
 def test_workers_are_dedicated_where_their_own_tables_say_that_it_pays_and_not_where_it_does_not() -> None:
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     heavy = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
-    chosen = choose(groups, heavy, 10, "simulated", RIGHT)
+    chosen = choose(groups, heavy, 10, RIGHT)
     assert len(chosen.dedicated) >= 1
     assert {0, 1} <= chosen.long_prompts, "the longest are with them"
     alike = [group(p, 20.0) for p in range(22)]
-    assert choose(alike, heavy, 10, "simulated", []).dedicated == frozenset()
-    assert choose(groups, heavy, 10, "none", RIGHT).dedicated == frozenset()
-    assert len(choose(alike, heavy, 10, "closed_form", []).dedicated) >= 1, "the formula never says zero"
+    assert choose(alike, heavy, 10, []).dedicated == frozenset()
 
 
 def test_workers_that_still_have_a_long_tail_are_not_those_that_are_dedicated_to_more() -> None:
     """Two hundred samples' work is left on each of them: the long ones would wait behind it."""
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     heavy = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
-    idle = choose(groups, heavy, 10, "simulated", RIGHT)
+    idle = choose(groups, heavy, 10, RIGHT)
     held = dict.fromkeys(idle.dedicated, (60_000,) * 4)
-    assert choose(groups, heavy, 10, "simulated", RIGHT, lambda: held) != idle
+    assert choose(groups, heavy, 10, RIGHT, lambda: held) != idle
 
 
 def test_what_is_left_of_a_sample_is_its_prediction_or_as_much_again_and_never_beyond_the_most() -> None:
@@ -117,8 +115,8 @@ def test_what_is_left_of_a_sample_is_its_prediction_or_as_much_again_and_never_b
 def test_nobody_is_dedicated_without_estimates_or_without_measured_latencies() -> None:
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     workers = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
-    assert choose([group(p) for p in range(32)], workers, 10, "simulated", RIGHT).dedicated == frozenset()
-    assert choose(groups, [*workers, WorkerView("new", 0, 64, 0)], 10, "simulated", RIGHT).dedicated == frozenset()
+    assert choose([group(p) for p in range(32)], workers, 10, RIGHT).dedicated == frozenset()
+    assert choose(groups, [*workers, WorkerView("new", 0, 64, 0)], 10, RIGHT).dedicated == frozenset()
 
 
 def test_nobody_is_dedicated_until_a_step_has_shown_that_it_would_have_paid() -> None:
@@ -126,7 +124,7 @@ def test_nobody_is_dedicated_until_a_step_has_shown_that_it_would_have_paid() ->
     heavy = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
     alike = [Past(np.full(88, 20.0), np.full(88, 20.0))]
     dedicated = {
-        name: len(choose(groups, heavy, 10, "simulated", past).dedicated)
+        name: len(choose(groups, heavy, 10, past).dedicated)
         for name, past in {"none": [], "right": RIGHT, "alike": alike}.items()
     }
     assert dedicated["right"] >= 1
@@ -134,14 +132,14 @@ def test_nobody_is_dedicated_until_a_step_has_shown_that_it_would_have_paid() ->
 
 
 def test_the_choice_of_a_step_holds_until_the_step_is_handed_out() -> None:
-    lanes = LongLanes("simulated")
+    lanes = LongLanes()
     groups = [group(p, 20_000.0 if p < 2 else 4000.0) for p in range(22)]
     workers = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
     first = lanes.mark(0, groups, workers, 10, RIGHT, dict, begun=False)
     assert any(g.kept_for for g in first)
     later = lanes.mark(0, groups[:1], workers, 10, RIGHT, dict, begun=True)
     assert later[0].kept_for == next(g.kept_for for g in first if g.kept_for)
-    new_head = LongLanes("simulated").mark(0, groups, workers, 10, RIGHT, dict, begun=True)
+    new_head = LongLanes().mark(0, groups, workers, 10, RIGHT, dict, begun=True)
     assert not any(g.kept_for for g in new_head), "a new head"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from actors.core.message import Message
 from actors.fleet.dispatch import Dispatcher
 from actors.fleet.length_ranking import LengthRanking
-from actors.fleet.long_lanes import LongLanes, choose
+from actors.fleet.long_lanes import Lanes, LongLanes, choose
 from actors.fleet.workers import Worker, WorkerTable
 from actors.ledger import events as ev
 from actors.ledger.books import Books
@@ -32,7 +32,6 @@ from transport.transport import SendOutcome
 
 DEDICATED = frozenset({"d"})
 SKEWED = [20_000.0 if prompt < 2 else 4000.0 for prompt in range(22)]
-Choice = Literal["simulated", "closed_form"]
 
 
 def long(prompt: int, **fields: Any) -> GroupView:
@@ -136,15 +135,14 @@ def test_nobody_has_room_for_what_is_left_but_dedicated_workers_that_still_hold_
 # ------------------------------------------------------------ who is dedicated
 
 
-@pytest.mark.parametrize("choice", ["simulated", "closed_form"])
-def test_a_worker_without_a_place_is_not_chosen_and_the_others_are_as_if_it_were_not_there(choice: Choice) -> None:
+def test_a_worker_without_a_place_is_not_chosen_and_the_others_are_as_if_it_were_not_there() -> None:
     groups = [group(prompt, tokens) for prompt, tokens in enumerate(SKEWED)]
     heavy = [WorkerView(name, 0, 64, 0, latency=table(0.008, 0.004)) for name in "abcdefghi"]
     without = WorkerView("0", 0, 0, 0, latency=table(0.001, 0.0005))
-    chosen = choose(groups, [without, *heavy], 10, choice, RIGHT)
-    assert chosen == choose(groups, heavy, 10, choice, RIGHT)
+    chosen = choose(groups, [without, *heavy], 10, RIGHT)
+    assert chosen == choose(groups, heavy, 10, RIGHT)
     assert chosen.dedicated
-    assert not choose(groups, [without, heavy[0]], 10, choice, RIGHT).dedicated, "one worker has no other to share with"
+    assert not choose(groups, [without, heavy[0]], 10, RIGHT).dedicated, "one worker has no other to share with"
 
 
 class Knows:
@@ -166,7 +164,7 @@ class Knows:
 class Step:
     """Nine workers with measured latencies, all alike, and one step of which nothing is begun."""
 
-    def __init__(self, choice: Choice) -> None:
+    def __init__(self) -> None:
         self.books, self.workers, self.told = Books(Ledger(), MemoryJournal("j")), WorkerTable(), dict[str, set[int]]()
         self.books.apply(ev.Opened(1))
         for name in "abcdefghi":
@@ -184,7 +182,7 @@ class Step:
         )  # fmt: skip
         ranking = LengthRanking("j", cast("Any", Knows()))
         ranking.past.extend(RIGHT)
-        self._lanes = LongLanes(choice)
+        self._lanes = LongLanes()
         self._dispatcher = Dispatcher(
             "j", self.books, self.workers, 0, DEFAULT_LIMITS, self._tell, ranking, lanes=self._lanes
         )
@@ -210,15 +208,14 @@ def leaves(worker: Worker) -> None:
     worker.leaves_s = 9.0
 
 
-@pytest.mark.parametrize("choice", ["simulated", "closed_form"])
 @pytest.mark.parametrize("out", [rests, leaves])
 def test_a_worker_that_rests_or_leaves_when_a_step_is_first_handed_out_is_not_one_of_the_dedicated(
-    out: Callable[[Worker], None], choice: Choice
+    out: Callable[[Worker], None],
 ) -> None:
-    step = Step(choice)
+    step = Step()
     assert step.hand_out(0.0) == 88
     assert "a" in step.dedicated, "as long as it works: of equal ones the first"
-    step = Step(choice)
+    step = Step()
     out(step.workers.by_name["a"])
     assert step.hand_out(0.0) == 88
     assert step.dedicated
@@ -229,7 +226,8 @@ def test_a_worker_that_rests_or_leaves_when_a_step_is_first_handed_out_is_not_on
 def test_when_all_dedicated_workers_rest_or_leave_anybody_takes_the_long_samples_first(
     out: Callable[[Worker], None],
 ) -> None:
-    step = Step("closed_form")
+    step = Step()
+    step._lanes._lanes[0] = Lanes(frozenset("a"), frozenset({0, 1}))
     workers = step.workers.by_name
     for worker in workers.values():
         worker.slots = 1

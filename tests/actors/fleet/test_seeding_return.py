@@ -243,7 +243,7 @@ def test_a_trainer_that_is_not_there_has_not_run_dry(before: bool, monkeypatch: 
     [
         returning(policy="assign", relief=False),  # samples stay where they are
         returning(relief=False),
-        returning() | {"sync": {"mode": "colocated"}},  # it trains once all is there
+        returning() | {"sync": {"mode": "sync"}},  # it trains once all is there
         returning(seeding_end="learned"),
     ],
 )

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.policies import dispatch_long
-from actors.policies.dispatch_long import Dispatch, Past, as_lengths, closed_form, decide
+from actors.policies.dispatch_long import Dispatch, Past, as_lengths, decide
 from actors.policies.generation_time import Instance, finish_times_s
 
 
@@ -31,12 +31,12 @@ def ends_s(dispatch: Dispatch, lengths: np.ndarray, instances: list[Instance]) -
 
 @settings(max_examples=40)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=60), st.integers(1, 7), st.integers(1, 40))
-@pytest.mark.parametrize("choice", ["simulated", "closed_form", "none"])
+@pytest.mark.parametrize("dedicated", [None, 0])
 def test_every_sample_is_dealt_once_and_each_worker_begins_with_its_longest(
-    choice: str, lengths: list[int], workers: int, places: int
+    dedicated: int | None, lengths: list[int], workers: int, places: int
 ) -> None:
     estimates = np.array(lengths, np.float64)
-    dispatch = decide(estimates, [Instance(Pace(), places)] * workers, prompt_tokens=10, choice=choice)
+    dispatch = decide(estimates, [Instance(Pace(), places)] * workers, prompt_tokens=10, dedicated=dedicated)
     assert sorted(np.concatenate(dispatch.samples).tolist()) == list(range(len(lengths)))
     assert sorted(dispatch.workers) == list(range(workers))
     assert all((np.diff(estimates[hand]) <= 0).all() for hand in dispatch.samples)
@@ -66,7 +66,7 @@ def test_with_equal_workers_the_replay_is_no_worse_than_longest_first_alone(
     lengths = np.floor(np.random.default_rng(seed).pareto(1.5, 80) * 500 + 50)
     instances = [Instance(Pace(sequence_s=0.001), places, held_tokens=tokens) for tokens in held]
     chosen = decide(lengths, instances, prompt_tokens=10)
-    plain = decide(lengths, instances, prompt_tokens=10, choice="none")
+    plain = decide(lengths, instances, prompt_tokens=10, dedicated=0)
     assert ends_s(chosen, lengths, instances) <= ends_s(plain, lengths, instances) + 1e-9
 
 
@@ -111,7 +111,7 @@ def test_a_ranker_is_trusted_as_far_as_it_has_been_right(sigma: float) -> None:
     workers, speed = [Instance(Pace(sequence_s=0.004), 32)] * 8, {"word": 0.0, "hindsight": 0.0}
     for seed in range(12):
         *past, now = ranker(seed, sigma)
-        plain = decide(now.estimates, workers, prompt_tokens=10, choice="none")
+        plain = decide(now.estimates, workers, prompt_tokens=10, dedicated=0)
         for name, known in {"word": None, "hindsight": past}.items():
             chosen = decide(now.estimates, workers, prompt_tokens=10, past=known)
             speed[name] += ends_s(plain, now.lengths, workers) / ends_s(chosen, now.lengths, workers) / 12
@@ -129,20 +129,10 @@ def test_without_a_past_to_look_back_on_nobody_is_dedicated() -> None:
     assert (at_its_word.dedicated, no_past.dedicated, right.dedicated) == (4, 0, 4)
 
 
-def test_the_papers_formula_always_dedicates_at_least_one_and_its_sum_differs_from_the_larger_of_the_two() -> None:
-    lengths = np.random.default_rng(3).pareto(1.2, 1024) * 2000 + 500
-    instance = Instance(Pace(), 64)
-    by_sum, by_max = (closed_form(lengths, instance, 16, objective=o) for o in ("sum", "max"))
-    assert 1 <= by_sum <= 15
-    assert 1 <= by_max <= 15
-    assert by_sum != by_max
-    assert closed_form(np.full(10, 100.0), instance, 2) == 1
-
-
 def test_a_faster_worker_gets_more_and_long_samples_go_to_the_one_with_the_fastest_small_batch() -> None:
     slow, fast = Instance(Pace(0.02, 0.0002), 32), Instance(Pace(0.005, 0.00005), 32)
     lengths = np.concatenate([np.full(4, 9000.0), np.full(60, 300.0)])
-    dispatch = decide(lengths, [slow, fast], prompt_tokens=10, choice="none")
+    dispatch = decide(lengths, [slow, fast], prompt_tokens=10, dedicated=0)
     assert dispatch.workers == [1, 0]
     assert lengths[dispatch.samples[0]].sum() > 2 * lengths[dispatch.samples[1]].sum()
 
@@ -150,7 +140,7 @@ def test_a_faster_worker_gets_more_and_long_samples_go_to_the_one_with_the_faste
 def test_a_worker_that_still_has_much_of_the_step_before_is_dealt_little() -> None:
     tail, idle = Instance(Pace(), 32, held_tokens=(6000, 6000)), Instance(Pace(), 32)
     lengths = np.full(60, 300.0)
-    dispatch = decide(lengths, [tail, idle], prompt_tokens=10, choice="none")
+    dispatch = decide(lengths, [tail, idle], prompt_tokens=10, dedicated=0)
     dealt = dict(zip(dispatch.workers, map(len, dispatch.samples), strict=True))
     assert dealt == {0: 10, 1: 50}
 
@@ -159,7 +149,7 @@ def test_a_worker_whose_cache_holds_fewer_gets_less() -> None:
     """Both decode at one pace, but a quarter of the cache runs a quarter of the share at once."""
     large, small = (Instance(Pace(0.02, 0.00001), 64, kv_tokens=64 * kv, reserve_tokens=1000) for kv in (1000.0, 250.0))
     lengths = np.full(128, 500.0)
-    dispatch = decide(lengths, [large, small], prompt_tokens=10, choice="none")
+    dispatch = decide(lengths, [large, small], prompt_tokens=10, dedicated=0)
     share = {worker: len(hand) for worker, hand in zip(dispatch.workers, dispatch.samples, strict=True)}
     assert share[0] > 3 * share[1]
 

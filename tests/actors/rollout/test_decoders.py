@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.rollout.engines.torch.decoder import Decoder, make_decoder, prefill_chunks
+from actors.rollout.engines.torch.decoder import Decoder, make_decoder
 from actors.rollout.engines.torch.fused_decoder import FusedDecoder
 from actors.rollout.engines.torch.generic_decoder import GenericDecoder
 from actors.rollout.engines.torch.model_loading import load_model
+from actors.rollout.engines.torch.prefill import prefill_chunks
 from actors.rollout.errors import ModelUnreadable
 from tests.tiny_checkpoint import make_tiny_checkpoint
 

@@ -22,8 +22,6 @@ def job(mode: str, **trainer: Any) -> JobConfig:
     ("mode", "configured", "plan"),
     [
         ("sync", 0, Consumption(32, in_order=True)),
-        ("sync", 5, Consumption(5, in_order=True)),
-        ("colocated", 0, Consumption(32, in_order=True)),
         ("minibatch", 0, Consumption(8, in_order=True)),
         ("minibatch", 5, Consumption(5, in_order=True)),
         ("one_step_barrier", 0, Consumption(32, in_order=True)),

@@ -44,7 +44,7 @@ def job_config(steps: int = 3, **changes: object) -> JobConfig:
         "steps": steps, "algorithm": {"group_size": GROUP, "prompts_per_step": PROMPTS},
         "rollout": {"engine": "simulated", "max_tokens": 8},
         "trainer": {"backend": "simulated", "lr": 0.1, "micro_batch_tokens": 16, "window_prompts": 2},
-        "checkpoint": {"every": 0, "keep": 2},
+        "sync": {"mode": "minibatch"}, "checkpoint": {"every": 0, "keep": 2},
     }  # fmt: skip
     return smallest_job(**sections | changes)
 

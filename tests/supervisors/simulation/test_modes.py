@@ -98,9 +98,8 @@ def run(mode: str, **job: Any) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("mode", ["sync", "colocated"])
-def test_colocated_workers_idle_while_the_trainer_computes_and_it_while_they_do(seen: Seen, mode: str) -> None:
-    run(mode)
+def test_in_sync_mode_workers_idle_while_the_trainer_computes_and_it_while_they_do(seen: Seen) -> None:
+    run("sync")
     assert seen.overlap_s() == 0.0
 
 
@@ -147,12 +146,12 @@ def test_without_a_barrier_it_goes_on_while_they_are_on_their_way(seen: Seen) ->
 
 def test_what_the_modes_cost_is_in_the_order_that_they_promise(seen: Seen) -> None:
     seconds: dict[str, float] = {}
-    for mode in ("colocated", "dynamic", "one_step_barrier", "async"):
+    for mode in ("sync", "dynamic", "one_step_barrier", "async"):
         seen.training.clear(), seen.generating.clear(), seen.stepped.clear()
         run(mode, steps=8)
         seconds[mode] = seen.seconds_a_step
-    assert seconds["async"] < seconds["one_step_barrier"] < seconds["colocated"]
-    assert seconds["dynamic"] < seconds["colocated"]
+    assert seconds["async"] < seconds["one_step_barrier"] < seconds["sync"]
+    assert seconds["dynamic"] < seconds["sync"]
 
 
 @pytest.mark.parametrize("ranking", ["history", "siblings", "learned"])

@@ -19,6 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.rollout.engines.torch.fused_decoder import FusedDecoder, why_not_fused
+from actors.rollout.engines.torch.generic_decoder import GenericDecoder
+from actors.rollout.errors import ModelUnreadable
+
 
 class Decoder(Protocol):
     """Computes next-token logits for rows that grow by one token a call. Every call runs on the engine's thread."""
@@ -50,27 +54,12 @@ class Decoder(Protocol):
     def cache_bytes(self) -> int: ...
 
 
-def prefill_chunks(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut sequences into padded batches of at most ``max_tokens`` (a longer one goes alone), by length."""
-    chunks: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if chunks and lengths[index] * (len(chunks[-1]) + 1) <= max_tokens:
-            chunks[-1].append(index)
-        else:
-            chunks.append([index])
-    return chunks
-
-
 def make_decoder(model: Any, kind: str, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> Decoder:
     """The fast decoder if it fits ``model``, else the generic one. ``kind``: auto, fused or generic.
 
     Raises:
         ModelUnreadable: ``fused`` was asked for and does not fit, or the model keeps a state that no cache can hold.
     """
-    from actors.rollout.engines.torch.fused_decoder import FusedDecoder, why_not_fused
-    from actors.rollout.engines.torch.generic_decoder import GenericDecoder
-    from actors.rollout.errors import ModelUnreadable
-
     if kind not in ("auto", "fused", "generic"):
         raise ModelUnreadable(f"rollout.engine_options.decoder is {kind!r}: expected auto, fused or generic")
     reason = why_not_fused(model, max_tokens) if kind != "generic" else "generic was asked for"

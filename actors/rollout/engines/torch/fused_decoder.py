@@ -26,9 +26,9 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.rollout.engines.torch.decoder import prefill_chunks
 from actors.rollout.engines.torch.kv_cache import KvCache
 from actors.rollout.engines.torch.least_rows import least_rows
+from actors.rollout.engines.torch.prefill import prefill_chunks
 
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from actors.rollout.engines.torch.decoder import prefill_chunks
+from actors.rollout.engines.torch.prefill import prefill_chunks
 from actors.rollout.errors import ModelUnreadable
 
 
