@@ -22,9 +22,10 @@ from benchmarks._command import Result, add_check_option, add_job_options, comma
 from benchmarks._harm import HarmedRun, Row, with_vocabulary
 from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, use_cores
 from benchmarks._processes import ROOT
+from benchmarks.papers.traces import between, kept, nodes_max, nodes_mean, write_trace
 from configs.limits import DEFAULT_LIMITS
 from configs.loader import load_job
-from supervisors.providers.trace_files import HEADER, read_trace
+from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import Trace, in_order
 
 GOALS: Final = {"samples_lost": 0, "samples_twice": 0, "violations": 0, "cost_per_token_ratio": 1.0}
@@ -34,18 +35,12 @@ _LOOK_S: Final = 0.5
 
 def trace_of(options: argparse.Namespace) -> Trace:
     """What is replayed: ``--seconds`` of it, some of its machines, every second one with notice."""
-    whole = read_trace(options.trace).kept(options.part, options.seed).faster(options.speed)
-    part = whole.between(0.0, options.seconds)
+    whole = kept(read_trace(options.trace), options.part, options.seed).faster(options.speed)
+    part = between(whole, 0.0, options.seconds)
     warned = part.with_notice(options.notice_s)
     deaf = set(sorted({event.node for event in part.events})[1::2])
     events = [event for event in warned.events if event.what != "notice" or event.node not in deaf]
     return replace(part, events=in_order(events))
-
-
-def write_trace(trace: Trace, file: Path) -> None:
-    """In our own format."""
-    rows = [f"{event.at_s:.3f},{event.node},{event.what},{event.kind}" for event in trace.events]
-    file.write_text("\n".join([",".join(HEADER), *rows]) + "\n", encoding="utf-8")
 
 
 class Stretch:
@@ -138,7 +133,7 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
         "cost_per_token_ratio": round(ratio, 3),
         "throughput_ratio": round(spot["tokens_per_second"] / alone["tokens_per_second"], 3),
         "trace": f"{options.trace.name} x {options.speed:g}, {options.part:g} of its machines, seed {options.seed}: "
-        f"{trace.nodes_max} at most, {trace.nodes_mean:.1f} on average",
+        f"{nodes_max(trace)} at most, {nodes_mean(trace):.1f} on average",
         "prices": dict(job.cluster.prices),
         "job": f"{job_text(job)}; {job.rollout.engine} engine, {job.sync.mode}, {job.scheduling.policy}",
     }

@@ -13,15 +13,13 @@ import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
+from benchmarks.papers.result_data import RESULT
 from benchmarks.papers.scenario import Claim, PaperScenario
 from benchmarks.papers.studies.registry import STUDIES, Measures
 from benchmarks.papers.sweep import Sweep
 from configs.errors import ConfigError, Problem
-
-RESULT: Final = "result.json"
-"""File of a directory that ``simulate --out`` wrote."""
 
 
 @dataclass(frozen=True, slots=True)

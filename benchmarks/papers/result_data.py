@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchmarks.papers.claims import RESULT
 from benchmarks.papers.sweep import Sweep, sweep_from
 from configs.errors import ConfigError, Problem
+
+RESULT: Final = "result.json"
+"""File of a directory that ``simulate --out`` wrote."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResultData:
+    """It tells how many claims a study had, how many of them were within, and holds its curves."""
+
     name: str
     claims: int
     within: int

@@ -39,14 +39,6 @@ def read_trace(path: str | Path) -> Trace:
     return _skypilot(file, text) if file.suffix == ".json" else _csv(file, text)
 
 
-def write_trace(trace: Trace, path: Path) -> None:
-    """In our own format."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(HEADER)
-        writer.writerows((f"{event.at_s:.10g}", event.node, event.what, event.kind) for event in trace.events)
-
-
 # ------------------------------------------------------------ rows
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import spot
 from benchmarks._processes import ROOT
+from benchmarks.papers.traces import write_trace
 from configs.loader import load_job
 from supervisors.jobs.model_preparation import prepare_model
 from supervisors.providers.trace_files import read_trace
@@ -17,7 +18,7 @@ from supervisors.providers.trace_files import read_trace
 
 def test_the_trace_that_is_replayed_is_as_long_as_asked_for_and_warns_of_every_second_end(tmp_path: Path) -> None:
     trace = spot.trace_of(spot.parse([]))
-    spot.write_trace(trace, tmp_path / "trace.csv")
+    write_trace(trace, tmp_path / "trace.csv")
     again = read_trace(tmp_path / "trace.csv")
     assert [(event.node, event.what) for event in again.events] == [(e.node, e.what) for e in trace.events]
     assert trace.length_s == 600 and max(event.at_s for event in trace.events) < 600

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from actors.policies.generation_time import Instance
 
-_ADMIT = 0.95
+ADMIT = 0.95
 """Of the KV cache: beyond it nothing is admitted, so that those that run can grow."""
 
 
@@ -110,7 +110,7 @@ class MovingEngine:
         while self.pending and len(self.running) < self.instance.places:
             sample = self.pending[0]
             need = sample.prompt_tokens + sample.kept
-            if self.running and self.context + need > _ADMIT * self.instance.kv_tokens:
+            if self.running and self.context + need > ADMIT * self.instance.kv_tokens:
                 return
             self.pending.popleft()
             self.running[sample.number] = sample
@@ -124,7 +124,7 @@ class MovingEngine:
         if self.pending or len(self.running) >= self.instance.places:
             return False
         need = sample.prompt_tokens + sample.kept
-        return not self.running or self.context + need <= _ADMIT * self.instance.kv_tokens
+        return not self.running or self.context + need <= ADMIT * self.instance.kv_tokens
 
     def tokens(self, sample: Sample) -> int:
         """That a sample which runs here has."""

@@ -79,8 +79,6 @@ class HybridSetup(Section):
     """Requests that an engine runs together at most."""
     decode: DecodeCost = DecodeCost(memory_use=0.6)
     """StreamRL's fit of an engine on the same generation of devices, with RLBoost's fraction of memory."""
-    remote_memory_use: Annotated[float, Field(gt=0, le=1)] = 0.6
-    """Of a spot machine's memory, for weights and KV cache."""
     train: TrainCost = TrainCost(flops_per_parameter=12, step_s=4.0)
     """GRPO with gradient checkpointing: 8 for the actor, 2 each for old and reference log-probabilities. ``flops_use``
     is the model's own."""

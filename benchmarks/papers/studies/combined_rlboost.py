@@ -1,6 +1,6 @@
 """The combined policy against RLBoost's own on RLBoost's scenarios, and against the clairvoyant bound.
 
-same samples, machines, cost models ─┬─▶ RLBoost                               (hybrid.py)      ─┐
+same samples, machines, cost models ─┬─▶ RLBoost's rules                       (hybrid.py)      ─┐
                                      ├─▶ streaming, ranking, hand-over, price  (combined.py)    ─┼─▶ ratios
                                      └─▶ true lengths and trace known          (clairvoyant/)   ─┘
 """
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.papers.cluster import costs
 from benchmarks.papers.cluster.clairvoyant.ends import earliest_ends_s, least_cost
 from benchmarks.papers.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs
 from benchmarks.papers.cluster.clairvoyant.supply import Supply, of_trace
-from benchmarks.papers.cluster.combined import CombinedCluster, Figures, Machines, Rules
-from benchmarks.papers.cluster.hybrid import HybridCluster, Options
+from benchmarks.papers.cluster.combined import CombinedCluster, Figures, Rules
+from benchmarks.papers.cluster.hybrid import Hybrid
 from benchmarks.papers.cluster.lengths import ranked
 from benchmarks.papers.setups.combined import CombinedSpotStudy, CombinedStaticStudy
-from benchmarks.papers.setups.rlboost import H100, HYBRID, HybridModel, HybridSetup
+from benchmarks.papers.setups.rlboost import HYBRID, HybridModel, HybridSetup
 from benchmarks.papers.setups.streamrl import Ranker
 from benchmarks.papers.studies import rlboost
+from benchmarks.papers.traces import kept
 from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import Trace, TraceEvent
 
@@ -35,27 +35,25 @@ def static(study: CombinedStaticStudy, seed: int) -> dict[str, float]:
 def _static(study: CombinedStaticStudy, seed: int) -> dict[str, float]:
     model, setup, measures = HYBRID[study.model], study.setup, dict[str, float]()
     for workers in study.workers:
-        steps = rlboost.settled(model, setup, Options(target=workers), workers, setup.steps, seed)
+        own, last = rlboost.settled(model, setup, workers, seed), rlboost.last_third(setup)
         there = that_stay(workers)
         job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
         figures = job.run(there, steps=setup.steps)
-        own = rlboost.rate(steps), rlboost.per_dollar(steps)
-        measures |= _compared(f"n{workers}", job, figures, there, *own, last=len(steps))
+        measures |= _compared(f"n{workers}", job, figures, there, own, last)
     return measures
 
 
 def spot(study: CombinedSpotStudy, seed: int) -> dict[str, float]:
     """Parts of a real trace: the same against RLBoost's policy, each part and their mean."""
-    parts = rlboost.segments(read_trace(rlboost.ROOT / study.trace).kept(study.part, seed), study.segment_s)
+    parts = rlboost.segments(kept(read_trace(rlboost.ROOT / study.trace), study.part, seed), study.segment_s)
     measures: dict[str, float] = {}
     for name in study.models:
         for segment, part in parts.items():
-            steps = rlboost.over(HYBRID[name], study.setup, part, seed)
+            own = rlboost.over(HYBRID[name], study.setup, part, seed)
             job = HybridJob(HYBRID[name], study.setup, study.ranker, seed, study.staleness)
             fits = len(job.run(part, until_s=part.length_s).ends_s)
             figures = job.run(part, steps=fits)  # a job knows which of its steps is the last
-            rates = rlboost.rate(steps), rlboost.per_dollar(steps)
-            measures |= _compared(f"{name}.{segment}", job, figures, part, *rates)
+            measures |= _compared(f"{name}.{segment}", job, figures, part, own)
         for what in ("over_rlboost", "per_dollar_over_rlboost", "of_bound", "per_dollar_of_bound"):
             measures[f"{name}.{what}"] = float(np.mean([measures[f"{name}.{segment}.{what}"] for segment in parts]))
     return measures
@@ -83,51 +81,29 @@ class HybridJob:
     staleness: int
 
     def run(self, trace: Trace, *, steps: int | None = None, until_s: float = float("inf")) -> Figures:
-        setup, like = self.setup, HybridCluster(self.model, self.setup, Options(), seed=self.seed)
-        machines = Machines(
-            instance=like.local[0].instance,
-            fixed=0,
-            local=len(like.local),
-            train_s=like.train_s,
-            step_s=setup.train.step_s,
-            early=setup.early,
-            pull_s=like.pull_s,
-            load_s=setup.load_s,
-            switch_s=setup.switch_s,
-            start_s=setup.switch_s,
-            boot_s=setup.boot_s,
-            longest_tokens=self.model.lengths.max_tokens,
-            reserved_price=self.model.machines * setup.reserved_price,
-            spot_price=setup.spot_price,
-            least_samples=setup.micro_batch_responses,
-        )
-        rules = Rules(self.staleness)
+        hybrid, rules = Hybrid(self.model, self.setup, self.seed), Rules(self.staleness)
         if not self.staleness:  # nothing fills time to spare, all contexts begin short, and the trainer is to be fed
-            slack_s = -setup.switch_s
+            slack_s = -self.setup.switch_s
             rules = Rules(0, order="both_ends", slack_s=slack_s, learns=True, booked=0.45, look_every_s=5.0)
-        cluster = CombinedCluster(machines, rules, lambda _: like.draw(), ranked(self.ranker, self.seed), trace.events)
-        return cluster.run(steps=steps, until_s=until_s)
+        machines, expect = hybrid.machines(early=self.setup.early), ranked(self.ranker, self.seed)
+        return CombinedCluster(machines, rules, hybrid.draw, expect, trace.events).run(steps=steps, until_s=until_s)
 
     def bounds(self, figures: Figures, trace: Trace) -> tuple[float, float]:
         """Seconds and dollars that the steps of a run take at least."""
-        setup, like = self.setup, HybridCluster(self.model, self.setup, Options(), seed=self.seed)
-        cost = setup.train.model_copy(update={"flops_use": self.model.train_flops_use})
-        devices = self.model.machines * costs.MACHINE_DEVICES
-        kinds, all_lengths = [Kind(like.local[0].instance)], np.concatenate(figures.lengths)
-        least = token_costs(kinds, setup.prompt_tokens, all_lengths)
+        setup, hybrid = self.setup, Hybrid(self.model, self.setup)
+        least = token_costs([Kind(hybrid.instance)], setup.prompt_tokens, np.concatenate(figures.lengths))
         demands: list[Demand] = []
         for lengths in figures.lengths:
-            tokens = lengths + setup.prompt_tokens
-            train_s = costs.train_token_s(self.model.transformer, H100, cost, devices, tokens)
+            train_s = hybrid.train_each_s(lengths + setup.prompt_tokens)
             demands.append(demand(least, lengths, train_s, setup.group_size, setup.early))
         supply = Supply(
-            local=len(like.local),
-            others_s=of_trace(trace, setup.boot_s + like.pull_s(1)),
+            local=hybrid.local,
+            others_s=of_trace(trace, setup.boot_s + hybrid.pull_s(1)),
             step_s=setup.train.step_s,
-            step_engines=len(like.local),
+            step_engines=hybrid.local,
             staleness=self.staleness,
             switch_s=setup.switch_s,
-            pull_s=like.pull_s(1),
+            pull_s=hybrid.pull_s(1),
         )
         end_s = earliest_ends_s(demands, supply)[-1]
         hour_s = 3600
@@ -136,23 +112,15 @@ class HybridJob:
 
 
 def _compared(
-    at: str,
-    job: HybridJob,
-    figures: Figures,
-    trace: Trace,
-    own_rate: float,
-    own_per_dollar: float,
-    *,
-    last: int | None = None,
+    at: str, job: HybridJob, figures: Figures, trace: Trace, own: Figures, last: int | None = None
 ) -> dict[str, float]:
     """``last``: as many steps, the newest, are held against RLBoost's; the bound is always of the whole run."""
     bound_s, bound_dollars = job.bounds(figures, trace)
-    ends, costs_, first = [0.0, *figures.ends_s], [0.0, *figures.costs], -1 - (last or len(figures.ends_s))
-    tokens, seconds, dollars = sum(figures.tokens[first + 1 :]), ends[-1] - ends[first], costs_[-1] - costs_[first]
+    over_s, over_dollars = (ours / theirs for ours, theirs in zip(figures.rates(last), own.rates(last), strict=True))
     return {
-        f"{at}.over_rlboost": tokens / seconds / own_rate,
-        f"{at}.per_dollar_over_rlboost": tokens / dollars / own_per_dollar,
-        f"{at}.of_bound": bound_s / ends[-1],
-        f"{at}.per_dollar_of_bound": bound_dollars / costs_[-1],
-        f"{at}.remote_mean": figures.rented_s / ends[-1],
+        f"{at}.over_rlboost": over_s,
+        f"{at}.per_dollar_over_rlboost": over_dollars,
+        f"{at}.of_bound": bound_s / figures.ends_s[-1],
+        f"{at}.per_dollar_of_bound": bound_dollars / figures.costs[-1],
+        f"{at}.remote_mean": figures.rented_s / figures.ends_s[-1],
     }

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.papers.cluster.hybrid import Options
 from benchmarks.papers.setups.rlboost import HYBRID, HybridName
 from benchmarks.papers.setups.sensitivity import BandwidthSweep
 from benchmarks.papers.setups.streamrl import H800, MODELS, ModelName
@@ -71,10 +70,9 @@ def _hybrid(study: BandwidthSweep, name: HybridName, seed: int) -> dict[str, lis
                 "remote_network_bytes_s": study.setup.remote_network_bytes_s / slower,
             }
         )
-        steps = rlboost.settled(model, setup, Options(target=study.workers), study.workers, setup.steps, seed)
-        ratios["rlboost"].append(rlboost.rate(steps) / alone)
+        own = rlboost.settled(model, setup, study.workers, seed)
+        ratios["rlboost"].append(own.rates(rlboost.last_third(setup))[0] / alone)
         job = HybridJob(model, replace_boot(setup), study.ranker, seed, study.staleness)
         figures = job.run(that_stay(study.workers), steps=setup.steps)
-        tokens_s = sum(figures.tokens[WARM_UP:]) / (figures.ends_s[-1] - figures.ends_s[WARM_UP - 1])
-        ratios["combined"].append(tokens_s / alone)
+        ratios["combined"].append(figures.rates(setup.steps - WARM_UP)[0] / alone)
     return ratios

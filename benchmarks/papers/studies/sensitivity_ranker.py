@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from benchmarks.papers.cluster.generation import Dispatching
-from benchmarks.papers.cluster.hybrid import HybridCluster, Options
+from benchmarks.papers.cluster.hybrid import Hybrid
 from benchmarks.papers.cluster.lengths import draw_lengths, sigma_of_recall
 from benchmarks.papers.setups.rlboost import HYBRID, HybridName
 from benchmarks.papers.setups.sensitivity import CombinedRankerSweep, RankerSweep
@@ -69,8 +69,8 @@ def combined_policy(study: CombinedRankerSweep, seed: int) -> Sweep:
         rates = [[_stream_rate(study, name, ranker, seed + i) for i in range(study.draws)] for ranker in rankers]
         panels.append(_panel(f"streamrl.{name}", f"StreamRL's set-up, {name}, {study.variant}", rates))
     for name in study.hybrid:
-        cluster = HybridCluster(HYBRID[name], study.setup, Options(), seed=seed)
-        lengths = np.array([s.length for _ in range(8) for s in cluster.draw()])
+        hybrid = Hybrid(HYBRID[name], study.setup, seed)
+        lengths = np.array([s.length for _ in range(8) for s in hybrid.draw()])
         rankers = [Ranker(knows="nothing"), *_rankers(lengths, study.recalls, seed)]
         draws = range(seed, seed + study.hybrid_draws)
         rates = [[_hybrid_rate(study, name, ranker, one) for one in draws] for ranker in rankers]
@@ -93,7 +93,7 @@ def _stream_rate(study: CombinedRankerSweep, name: ModelName, ranker: Ranker, se
 def _hybrid_rate(study: CombinedRankerSweep, name: HybridName, ranker: Ranker, seed: int) -> float:
     job = HybridJob(HYBRID[name], study.setup, ranker, seed, study.staleness)
     figures = job.run(that_stay(study.workers), steps=study.setup.steps)
-    return sum(figures.tokens[WARM_UP:]) / (figures.ends_s[-1] - figures.ends_s[WARM_UP - 1])
+    return figures.rates(study.setup.steps - WARM_UP)[0]
 
 
 def _rankers(lengths: np.ndarray, recalls: Sequence[float], seed: int) -> list[Ranker]:

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.papers.cluster.hybrid import HybridCluster, Options
+from benchmarks.papers.cluster.hybrid import Hybrid
 from benchmarks.papers.cluster.moving_engine import MovingEngine, Sample
 from benchmarks.papers.scenario import load_paper_scenario
 from benchmarks.papers.setups.rlboost import HYBRID, HybridSetup
 from benchmarks.papers.studies.rlboost import ROOT, segments
-from supervisors.providers.trace_generator import Market, generate
+from benchmarks.papers.trace_generator import Market, generate
+from benchmarks.papers.traces import nodes_mean
+from supervisors.providers.trace_files import read_trace
 from supervisors.providers.traces import TraceEvent
 
 SMALL = HybridSetup(prompts=12)
@@ -21,8 +23,7 @@ MODEL = HYBRID["8B"]
 
 
 def engine(places: int = 4) -> MovingEngine:
-    cluster = HybridCluster(MODEL, HybridSetup(places=places), Options())
-    return cluster.local[0]
+    return MovingEngine("one", Hybrid(MODEL, HybridSetup(places=places)).instance)
 
 
 def drain(one: MovingEngine) -> list[Sample]:
@@ -84,47 +85,56 @@ def test_every_sample_is_trained_once_whoever_comes_and_goes(
 ) -> None:
     market = Market(nodes_max=3, life_mean_s=120, absent_mean_s=60, crunch_every_s=300, crunch_mean_s=100, notice_s=0)
     events = generate(market, 20_000, seed).events
-    cluster = HybridCluster(MODEL, SMALL, Options(keep_tokens=keep, seeding=seeding), events, seed)
-    cluster.place_now(workers)
-    for _ in range(3):
-        samples = cluster.draw()
-        done = cluster.step(samples)
-        assert all(math.isfinite(s.finished_s) and s.kept == s.length for s in samples)
-        assert done.seconds > cluster.train_s(samples), "nothing is trained before it is there"
-        assert done.tokens == sum(s.prompt_tokens + s.length for s in samples)
-        assert done.cost >= done.seconds * SMALL.reserved_price / 3600 * 0.999
+    job = Hybrid(MODEL, SMALL, seed).rlboost(
+        events, workers=workers, keep_tokens=keep, fixed_s=None if seeding else 0.0
+    )
+    drawn, began_s, paid = Hybrid(MODEL, SMALL, seed), 0.0, 0.0
+    figures = job.run(steps=3)
+    for lengths, tokens, end_s, cost in zip(
+        figures.lengths, figures.tokens, figures.ends_s, figures.costs, strict=True
+    ):
+        samples = drawn.draw()
+        assert [s.length for s in samples] == lengths.tolist()
+        assert tokens == sum(s.prompt_tokens + s.length for s in samples)
+        assert end_s - began_s > drawn.train_s(samples), "nothing is trained before it is there"
+        assert cost - paid >= (end_s - began_s) * SMALL.reserved_price / 3600 * 0.999
+        began_s, paid = end_s, cost
 
 
 def test_more_workers_never_cost_throughput_and_none_gives_what_colocation_gives() -> None:
     rates: list[float] = []
     for workers in (0, 2, 5):
-        cluster = HybridCluster(MODEL, HybridSetup(), Options(target=workers), seed=1)
-        cluster.place_now(workers)
-        steps = [cluster.step(cluster.draw()) for _ in range(6)][2:]
-        rates.append(sum(s.tokens for s in steps) / sum(s.seconds for s in steps))
+        job = Hybrid(MODEL, HybridSetup(), 1).rlboost(workers=workers, target=workers)
+        rates.append(job.run(steps=6).rates(4)[0])
     assert rates[0] < rates[1] < rates[2]
-    alone = HybridCluster(MODEL, HybridSetup(), Options(), seed=1)
+    alone = Hybrid(MODEL, HybridSetup(), 1)
     samples = [alone.draw() for _ in range(6)][2:]
     colocated = sum(s.prompt_tokens + s.length for b in samples for s in b) / sum(map(alone.colocated_step_s, samples))
     assert rates[0] == pytest.approx(colocated, rel=0.1)
 
 
 def test_a_step_that_loses_all_its_workers_after_the_window_is_finished_by_the_reserved_machines() -> None:
-    cluster = HybridCluster(MODEL, SMALL, Options(fixed_seed_s=20.0), seed=3)
-    cluster.place_now(2)
-    cluster.expect([TraceEvent(60.0, f"fixed-{i}", "kill") for i in range(2)])
-    done = cluster.step(cluster.draw())
-    assert done.remote_next == 0
-    assert math.isfinite(done.seconds)
+    job = Hybrid(MODEL, SMALL, 3).rlboost(workers=2, fixed_s=20.0)
+    job.pool.expect([TraceEvent(60.0, node, "kill") for node in job.pool.spot])
+    done = job.run(steps=1)
+    assert not job.pool.spot
+    assert done.changes == 3, "they hand over, come back for what was lost, and train"
+    assert len(done.ends_s) == 1
+
+
+def test_a_job_that_goes_on_after_its_end_is_the_same_as_one_that_ran_through() -> None:
+    through, on = (Hybrid(MODEL, SMALL, 3).rlboost(workers=2) for _ in range(2))
+    for steps in (1, 2, 3):
+        on.run(steps=steps)
+    assert on.figures.ends_s == pytest.approx(through.run(steps=3).ends_s)
+    assert len(on.figures.windows) == 3
 
 
 def test_parts_of_a_trace_are_chosen_by_their_machines_alone() -> None:
     study = load_paper_scenario(ROOT / "configs" / "papers" / "rlboost_spot.yaml").study
     assert study.kind == "rlboost_spot"
-    from supervisors.providers.trace_files import read_trace
-
     parts = segments(read_trace(ROOT / study.trace), 7200.0)
-    assert parts["A"].nodes_mean > parts["C"].nodes_mean > parts["B"].nodes_mean
+    assert nodes_mean(parts["A"]) > nodes_mean(parts["C"]) > nodes_mean(parts["B"])
     assert {part.length_s for part in parts.values()} == {7200.0}
 
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.papers.claims import run_paper
-from benchmarks.papers.cluster.hybrid import HybridCluster, Options
+from benchmarks.papers.cluster.hybrid import Hybrid
 from benchmarks.papers.cluster.lengths import (
     draw_lengths,
     estimate_lengths,
@@ -112,7 +112,7 @@ def test_slower_links_cost_those_that_wait_for_weights_and_not_those_that_overla
 def test_a_pull_takes_as_long_as_the_slower_of_the_two_links_says() -> None:
     def pull_s(pulling: int, **links: float) -> float:
         setup = HybridSetup().model_copy(update={"load_s": 0.0} | links)
-        return HybridCluster(HYBRID["8B"], setup, Options()).pull_s(pulling)
+        return Hybrid(HYBRID["8B"], setup).pull_s(pulling)
 
     assert pull_s(1, remote_network_bytes_s=6.25e8) == pytest.approx(10 * pull_s(1))
     assert pull_s(1, reserved_network_bytes_s=25e9 / 4) == pytest.approx(pull_s(1))

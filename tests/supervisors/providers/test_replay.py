@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.papers.trace_generator import Market, generate
 from supervisors.providers.base import BookedProvider
 from supervisors.providers.replay import Replay
-from supervisors.providers.trace_generator import Market, generate
 from supervisors.providers.traces import Trace, TraceEvent, in_order
 from supervisors.tree.errors import ProviderError
 from transport.sim.loop import SimulatedLoop

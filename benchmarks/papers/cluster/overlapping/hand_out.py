@@ -10,13 +10,15 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from actors.policies import balance, migrate, relieve
 from actors.policies.generation_time import Instance
-from benchmarks.papers.cluster.moving_engine import Sample
+from benchmarks.papers.cluster.moving_engine import ADMIT, MovingEngine, Sample
 from benchmarks.papers.cluster.overlapping.pool import Engine
-from benchmarks.papers.cluster.overlapping.settings import NEVER_S
+from benchmarks.papers.cluster.overlapping.settings import NEVER_S, Rules
 from benchmarks.papers.cluster.overlapping.steps import SAMPLES_MAX, Step, Steps
 
 _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -33,27 +35,40 @@ def touch(one: Engine, steps: Steps, now_s: float) -> bool:
     return bool(done)
 
 
-def dispatch(steps: Steps, awake: list[Engine], staleness: int, now_s: float) -> None:
+def dispatch(steps: Steps, awake: list[Engine], rules: Rules, now_s: float) -> None:
     """From the queues, older steps first, to the engine that runs least of those with room."""
     for number in sorted(steps.open):
-        step, need = steps.open[number], number - staleness
+        step, need = steps.open[number], number - rules.staleness
         able = [e for e in awake if e.version >= need]
         for one in able:
             one.engine.advance(now_s)
         while step.queue and able:
             sample = step.queue[0]
             least = step.version.get(sample.number, 0)
-            tokens = _to_book(steps, sample)
-            open_ = [e for e in able if e.version >= least and e.has_room(sample, tokens)]
-            if not open_:
+            one = _best([e for e in able if e.version >= least], sample, _to_book(steps, sample), rules.pending_cap)
+            if one is None:
                 break
-            one = min(open_, key=lambda e: (len(e.engine.running), e.engine.context))
             _give(steps, one, step.queue.popleft(), now_s)
         if step.queue:
             return
 
 
-def take_back(steps: Steps, one: Engine, now_s: float) -> None:
+def _best(able: list[Engine], sample: Sample, tokens: float, cap: int) -> Engine | None:
+    if not cap:
+        open_ = [e for e in able if e.has_room(sample, tokens)]
+        return min(open_, key=lambda e: (len(e.engine.running), e.engine.context), default=None)
+    return shortest(able, cap)
+
+
+def shortest(able: Iterable[Engine], cap: int) -> Engine | None:
+    """RLBoost's capped join-shortest-queue: of those whose queue is below ``cap`` the shortest; None: hold it back."""
+    open_ = [e for e in able if len(e.engine.pending) < cap]
+    return min(
+        open_, key=lambda e: (len(e.engine.pending), len(e.engine.running) / e.engine.instance.places), default=None
+    )
+
+
+def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = True) -> None:
     """All that an engine holds, into the queues, before what waits there."""
     engine = one.engine
     engine.advance(now_s)
@@ -64,7 +79,7 @@ def take_back(steps: Steps, one: Engine, now_s: float) -> None:
     ]
     for move in reversed(migrate.decide(views, 0.0)):
         sample = engine.take(held[move.sample])
-        sample.kept = move.keep
+        sample.kept = move.keep if keep_tokens else 0
         step = steps.of(sample)
         step.version[sample.number] = one.version
         step.queue.appendleft(sample)
@@ -72,21 +87,16 @@ def take_back(steps: Steps, one: Engine, now_s: float) -> None:
     one.next_s = NEVER_S
 
 
-def even_out(steps: Steps, awake: list[Engine], version: int, now_s: float) -> bool:
+def even_out(steps: Steps, awake: list[Engine], version: int, now_s: float, *, pending: bool) -> bool:
     """What waits or runs too many to a worker, to such as have nothing to do; whether anything was finished by now."""
     engines = {e.engine.name: e for e in awake if e.version >= version}
     if len(engines) < 2 or all(e.engine.running and not e.engine.pending for e in engines.values()):
         return False
     stirred = [touch(one, steps, now_s) for one in engines.values()]
+    step = steps.open[version]
     views = [
-        balance.QueueView(
-            name,
-            len(e.engine.pending),
-            len(e.engine.running),
-            e.engine.instance.places,
-            _plateau(steps.open[version], e.engine.instance),
-        )
-        for name, e in engines.items()
+        _queue(e, _slots(e.engine) if pending else e.engine.instance.places, _plateau(step, e.engine.instance))
+        for e in engines.values()
     ]
     for move in balance.decide(views):
         source, target = engines[move.source], engines[move.target]
@@ -137,6 +147,19 @@ def _give(steps: Steps, one: Engine, sample: Sample, now_s: float) -> None:
 
 def _to_book(steps: Steps, sample: Sample) -> float:
     return steps.left(sample, sample.kept, 0).cache_tokens
+
+
+def _queue(one: Engine, slots: int, plateau: int | None = None) -> balance.QueueView:
+    return balance.QueueView(one.engine.name, len(one.engine.pending), len(one.engine.running), slots, plateau)
+
+
+def _slots(engine: MovingEngine) -> int:
+    """What the KV cache leaves of its places, at the mean context of what it runs."""
+    instance, running = engine.instance, len(engine.running)
+    if not running:
+        return instance.places
+    room = ADMIT * instance.kv_tokens - engine.context
+    return min(instance.places, running + max(0, int(room / max(engine.context / running, 1.0))))
 
 
 def _plateau(step: Step, instance: Instance) -> int | None:

@@ -56,6 +56,8 @@ class Pool:
         self.spot: dict[str, Engine] = {}
         self._offered: dict[str, None] = {}
         """There, and not taken."""
+        self.most: int | None = None
+        """Machines of them that are taken at most; None: all that there are."""
         self._decided: deque[int] = deque(maxlen=worth_having.STEPS)
         """How many of them each of the last steps would have had, if price decides."""
         self._gone_busy_s = 0.0
@@ -83,7 +85,11 @@ class Pool:
 
     def busy_s(self) -> float:
         """Engine seconds in which samples ran, from the beginning."""
-        return self._gone_busy_s + sum(e.engine.busy_s for e in (*self.local, *self.others()))
+        return self.others_busy_s() + sum(e.engine.busy_s for e in self.local)
+
+    def others_busy_s(self) -> float:
+        """The same of the machines that do not train."""
+        return self._gone_busy_s + sum(e.engine.busy_s for e in self.others())
 
     # ------------------------------------------------------------ versions
 
@@ -109,13 +115,23 @@ class Pool:
         Of such as have nothing to do, those that serve last.
         """
         self._decided.append(worth_having.decide(cost, cost.useful()))
-        most = worth_having.settled(self._decided)
-        if most is None:
+        self.most = worth_having.settled(self._decided)
+        if self.most is None:
             return
         by_work = sorted(self.spot, key=lambda node: (len(self.spot[node].engine.running), -self.spot[node].ready_s))
-        for node in by_work[: max(0, len(by_work) - most)]:
+        for node in by_work[: max(0, len(by_work) - self.most)]:
             self._remove(node, lost)
             self._offered[node] = None
+
+    def place(self, count: int) -> None:
+        """So many are there from the beginning, and serve the first version."""
+        for i in range(count):
+            node = f"placed-{i}"
+            self.spot[node] = Engine(MovingEngine(node, self._m.instance), False, 0)
+
+    def expect(self, events: Iterable[TraceEvent]) -> None:
+        """More of the trace, in order and later than what it has said so far."""
+        self._events.extend(events)
 
     def follow_trace(self, now_s: float, version: int, lost: Callable[[Engine], None]) -> None:
         """What the trace says of the time up to now."""
@@ -127,8 +143,7 @@ class Pool:
                 self._offered.pop(event.node, None)
                 if event.node in self.spot:
                     self._remove(event.node, lost)
-        most = worth_having.settled(self._decided)
-        free = len(self._offered) if most is None else max(0, most - len(self.spot))
+        free = len(self._offered) if self.most is None else max(0, self.most - len(self.spot))
         for node in list(self._offered)[:free]:
             del self._offered[node]
             self.spot[node] = one = Engine(MovingEngine(node, self._m.instance, now_s=now_s), False, -1)

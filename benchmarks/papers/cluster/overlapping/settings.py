@@ -55,6 +55,22 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True)
+class WindowRules:
+    """RLBoost's rules for how long the machines that train generate at the beginning of a step."""
+
+    first_s: float
+    """Window of the first step."""
+    damping: float
+    """Part of an imbalance by which the window changes, as its inverse (eta)."""
+    remember: bool = True
+    """Whether a window that a number of machines arrived at is taken up again when that number comes back."""
+    fixed_s: float | None = None
+    """A window that does not adapt; 0: the machines that train leave generating to the others at once."""
+    target: int | None = None
+    """Machines that come and go taken at most; None: as many as the policy says."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rules:
     """What the policy is allowed and how it is set."""
 
@@ -63,7 +79,8 @@ class Rules:
     by_price: bool = True
     """Of machines that come and go, as many as ``policies.worth_having`` says; else all that there are."""
     slack_s: float = 60.0
-    """See ``policies.hand_over``."""
+    """The time by which the trainer's next work has to come sooner than it is needed, for estimates that are wrong. A
+    negative one is what the change itself takes: the trainer begins only after it."""
     returns: bool = True
     """Machines that train go back to generating when they run dry; else they generate at the begin only."""
     learns: bool = False
@@ -73,6 +90,14 @@ class Rules:
     hand-over's estimate. To be put off once the cache is full costs a prefill; an engine half empty costs more."""
     look_every_s: float = 10.0
     """Between two looks at who is to change over and whose work is to move."""
+    window: WindowRules | None = None
+    """Where they are given, they say who generates when, in place of ``policies.hand_over``."""
+    pending_cap: int = 0
+    """Samples that may wait at one engine; 0: an engine gets those that it can begin."""
+    keep_tokens: bool = True
+    """Whether the samples of a machine that goes keep their tokens; else they begin anew."""
+    relieves: bool = True
+    """Whether samples of the oldest step move to engines with nothing to do once nothing is queued."""
 
 
 @dataclass(slots=True)
@@ -88,6 +113,15 @@ class Figures:
     """Machine seconds of those that come and go."""
     changes: int = 0
     """Between generating and training."""
+    windows: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
+    """With ``WindowRules``: the window of each step, and how many machines that come and go were wanted after it."""
+
+    def rates(self, last: int | None = None) -> tuple[float, float]:
+        """Tokens a second and a dollar; with ``last``, of so many steps, the newest."""
+        count = last or len(self.ends_s)
+        ends, costs, first = [0.0, *self.ends_s], [0.0, *self.costs], -1 - count
+        tokens = sum(self.tokens[-count:])
+        return tokens / (ends[-1] - ends[first]), tokens / (costs[-1] - costs[first])
 
     def steady_step_s(self) -> float:
         """Mean time of a step, without the first, which live on what the begin left over, and without the last."""

@@ -13,9 +13,6 @@ from typer.testing import CliRunner
 from actors.ledger.journal import SqliteJournal
 from actors.metrics.trace import TraceFile
 from actors.protocol.metrics import Span
-from benchmarks.papers.result_data import read_result
-from benchmarks.papers.sweep import Panel, Sweep
-from benchmarks.papers.sweep_figures import curves
 from supervisors.cli.command_line import app
 from supervisors.cli.plot.figures import FIGURES, lengths, occupancy, reward, throughput
 from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
@@ -141,51 +138,3 @@ def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("[")
     damaged = invoke(str(tmp_path))
     assert (damaged.exit_code, "is no trace" in damaged.stderr) == (2, True)
-
-
-# ------------------------------------------------------------ of a study
-
-
-def result_dir(folder: Path, **changes: object) -> Path:
-    panels = [
-        {"key": key, "title": f"model {key}", "over": over, "ratios": {"sync": [[1.1, 1.3], [0.9, 0.9]]}}
-        for key, over in (("a", "plain"), ("b", "plain"), ("c", "something else"))
-    ]
-    sweep = {"parameter": "recall", "points": ["1", "chance"], "panels": panels}
-    folder.mkdir()
-    result = {"scenario": "s", "claims": [{"within": True}, {"within": False}], "sweep": sweep} | changes
-    (folder / "result.json").write_text(json.dumps(result))
-    return folder
-
-
-def test_curves_are_means_of_the_draws_over_a_baseline_at_one_a_row_for_each_baseline(tmp_path: Path) -> None:
-    data = read_result(result_dir(tmp_path / "r"))
-    assert (data.within, data.claims) == (1, 2)
-    figure = curves(data.sweep)
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    assert [axes.get_title(loc="left") for axes in shown] == ["model a", "model b", "model c"]
-    assert [axes.get_ylabel() for axes in shown] == ["throughput over\nplain", "", "throughput over\nsomething else"]
-    line, baseline = shown[0].get_lines()
-    assert line.get_ydata().tolist() == pytest.approx([1.2, 0.9])
-    assert list(baseline.get_ydata()) == [1.0, 1.0]
-    assert [label.get_text() for label in shown[0].get_xticklabels()] == ["1", "chance"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["sync", "plain baseline"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [({"sweep": None}, "has no curves: its study varies nothing"), ({"claims": 3}, "is no result of a study")],
-)
-def test_a_result_that_cannot_be_drawn_is_told_with_what_to_do(
-    tmp_path: Path, changes: dict[str, Any], said: str
-) -> None:
-    result = invoke(str(result_dir(tmp_path / "r", **changes)))
-    assert (result.exit_code, said in result.stderr) == (2, True), result.stderr
-
-
-def test_more_than_three_panels_take_another_row() -> None:
-    panels = [Panel(f"{i}", f"a rather long title {i}", "plain", {"sync": np.ones((2, 1))}) for i in range(5)]
-    figure = curves(Sweep("recall", ["1", "chance"], panels))
-    shown = [axes.get_subplotspec() for axes in figure.axes if axes.get_visible()]
-    places = [(spec.rowspan.start, spec.colspan.start) for spec in shown if spec is not None]
-    assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
