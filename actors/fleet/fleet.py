@@ -52,7 +52,8 @@ class Fleet:
         self.versions = Versions(scope)
         self.ranking = LengthRanking(job.name, make_predictor(job.rollout.length_ranking, limits))
         self.ranking.restore(scope.ledger)
-        lanes, balanced = LongLanes(dedicates=job.rollout.dedicated_workers != "none"), scheduling.policy == "rlboost"
+        lanes = LongLanes(dedicates=job.rollout.dedicated_workers != "none")
+        balanced = scheduling.policy == "rlboost"
         self._dispatcher = Dispatcher(
             job.name, scope.books, scope.workers, job.staleness, limits, scope.tell, self.ranking,
             one_step=job.sync.mode == "one_step_barrier",

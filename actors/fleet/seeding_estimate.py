@@ -76,7 +76,7 @@ class SeedingEstimate:
         """Whether the trainer, handed ``batch`` now, would find its groups in time; None: too little is known."""
         if batch.step != self._looked.step or now - self._looked.at_s >= self.look_every_s:
             view = self._view(batch, remote, now)
-            enough = None if view is None else hand_over.should_train(view, slack_s=0.0)
+            enough = None if view is None else hand_over.should_train(view)
             self._looked = _Look(batch.step, now, enough)
         return self._looked.enough
 

@@ -1,11 +1,9 @@
-"""Which worker a sample goes to, and which samples leave a worker that has too many for one that has too few.
+"""Which samples leave a worker that has too many for one that has too few.
 
 RLBoost (arXiv 2510.19225) section "live request tracking and migration", Algorithm 2. In words:
 
-- **Capped join-shortest-queue** (``shortest``): a sample goes to the worker with the fewest pending ones, and to nobody
-  whose queue has reached the cap. What is held back can still go anywhere when a worker comes.
-- **Pending** (``decide``): while one worker has nothing pending and room to run more, and another has something
-  pending, samples move from the longest queue, one by one. They have no cache, so moving them costs nothing.
+- **Pending**: while one worker has nothing pending and room to run more, and another has something pending, samples
+  move from the longest queue, one by one. They have no cache, so moving them costs nothing.
 - **Running**: else, if a worker runs nothing at all, the fullest one gives up what it runs above its *plateau*, the
   batch beyond which its throughput hardly grows: they cost it nothing, and one prefill each elsewhere.
 - **Plateau table**: throughput by batch size, measured by the workers themselves during the step before this one.
@@ -17,7 +15,7 @@ Pure: queues in, moves out. Ties go to the first in the order of the view.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PLATEAU_GAIN = 0.05
@@ -46,12 +44,6 @@ class Move:
     target: str
     count: int
     running: bool = False
-
-
-def shortest(workers: Iterable[QueueView], cap: int) -> str | None:
-    """The worker with the shortest queue below ``cap``, of those the one that runs least; None: hold it back."""
-    open_ = [worker for worker in workers if worker.pending < cap]
-    return min(open_, key=lambda w: (w.pending, w.executing / w.slots)).name if open_ else None
 
 
 def decide(workers: Sequence[QueueView], now: float = 0.0) -> list[Move]:

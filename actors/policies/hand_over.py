@@ -7,12 +7,8 @@ or go or lengths drift. In words:
   what needs no advantage (log-probabilities, StreamRL 1.3). If it began now, and all the other workers generated what
   is left, it would stand still for ``wait_s`` in all; below zero: so long before it needs them the groups are there.
 - Every second of waiting is one in which its engines could have generated, for nothing. So they generate on until it
-  would not wait, with ``slack_s`` to spare for estimates that are wrong, and hand over then. A negative
-  ``slack_s`` is what the change itself takes: the trainer begins only after it. With enough other workers that is when
-  the first groups are finished; with none it is when everything is: plain colocation.
-- The estimate leans to one side for a given job. What the trainer truly waited is known once a step is trained, so the
-  difference is learned from step to step (``lean_s``) and taken off, as RLBoost learns its window. The middle one of
-  the last three counts: a step in which all came much sooner than expected says nothing of the next.
+  would not wait, and hand over then. With enough other workers that is when the first groups are finished; with none
+  it is when everything is: plain colocation.
 - A trainer that runs dry all the same (workers were lost, estimates were wrong) goes back to generating for a wait that
   is longer than changing over and back takes, with a margin. Where samples of later steps wait for a place its engines
   are of use for all of that time. Where none do the wait counts as far as they would shorten it: they would take what
@@ -27,16 +23,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import NamedTuple
 
 from actors.policies.generation_time import StepTime
 
 MARGIN = 3.0
 """A dry trainer goes back for what takes as long as so many changes there and back."""
-LEARNED_STEPS = 3
 OUTLIVED = 0.1
 """Who has more tokens than were expected needs that part of them again."""
 
@@ -139,25 +133,15 @@ def _comes(view: HandOverView) -> list[tuple[float, float]]:
     return early + [(end_s, view.train_s[group]) for group, end_s in complete_s.items()]
 
 
-def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]) -> list[int]:
-    """Groups in the order in which a trainer that waits is fed best: most training for the tokens still to generate."""
-    return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
-
-
-def lean_s(too_high_s: Sequence[float]) -> float:
-    """What the estimate leans by; ``too_high_s``: by how much it was too high in the steps before, the newest last."""
-    return median(too_high_s[-LEARNED_STEPS:]) if too_high_s else 0.0
-
-
-def should_train(view: HandOverView, *, slack_s: float, lean_s: float = 0.0) -> bool:
+def should_train(view: HandOverView) -> bool:
     """Whether the trainer's engines are to hand over now."""
-    return wait_s(view) - lean_s <= -slack_s
+    return wait_s(view) <= 0
 
 
-def should_return(view: HandOverView, *, switch_s: float, lean_s: float = 0.0) -> bool:
+def should_return(view: HandOverView, *, switch_s: float) -> bool:
     """Whether a trainer that has not enough to train is to generate again; ``switch_s`` is one change."""
-    alone_s, least_s = wait_s(view) - lean_s, MARGIN * 2 * switch_s
+    alone_s, least_s = wait_s(view), MARGIN * 2 * switch_s
     if view.more_waits and view.helpers:
         return alone_s > least_s
     helped = replace(view, workers=view.workers + view.helpers, begin_s=0.0 if view.helpers else view.begin_s)
-    return alone_s - max(0.0, wait_s(helped) - lean_s) > least_s
+    return alone_s - max(0.0, wait_s(helped)) > least_s

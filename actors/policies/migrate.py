@@ -9,7 +9,6 @@ RLBoost (arXiv 2510.19225) sections "live request tracking and migration" and "f
   leave ``margin_s`` before its end, time enough for the last deltas to arrive.
 - Those that hold the most tokens are handed out first: on a long tail they are the ones that everybody will wait for.
 
-``keep_tokens`` false starts each anew, as systems do that know whole requests only; it is here to be compared with.
 Pure: samples and the time that is left in, moves out.
 """
 
@@ -41,14 +40,8 @@ class Migrate:
     """Tokens it may still generate."""
 
 
-def decide(
-    held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0, keep_tokens: bool = True
-) -> list[Migrate]:
+def decide(held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0) -> list[Migrate]:
     """Who leaves now, of a worker that ends in ``left_s``; 0: it has ended, or must."""
     ends = left_s <= margin_s
     leaving = sorted((s for s in held if ends or not s.running), key=lambda s: (-s.tokens, s.sample))
-    moves: list[Migrate] = []
-    for sample in leaving:
-        keep = sample.tokens if keep_tokens else 0
-        moves.append(Migrate(sample.sample, keep, sample.max_tokens - keep))
-    return moves
+    return [Migrate(sample.sample, sample.tokens, sample.max_tokens - sample.tokens) for sample in leaving]

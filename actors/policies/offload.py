@@ -38,8 +38,6 @@ class OffloadRules:
     """eta: the window changes by this part of the imbalance. Below 1 it would overshoot."""
     floor_s: float = 5.0
     """Shorter windows cost more in waking engines than they give."""
-    remember: bool = True
-    """False: without the memory, for comparison."""
     overlapping: bool = False
     """Samples of the next step are generated beside those of this one."""
 
@@ -85,7 +83,7 @@ def first(rules: OffloadRules) -> Offload:
 def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload:
     """What the next step is to do."""
     if report.remote_mean <= 0:  # colocation: nothing was learned of remote workers
-        return Offload(_recalled(rules, now, report.remote_next, now.seed_s), now.target, now.memory)
+        return Offload(_recalled(now, report.remote_next, now.seed_s), now.target, now.memory)
     given_s, lasted_s = _given_s(now, report), _lasted_s(now, report)
     change_s = (report.train_idle_s - report.remote_idle_s) / rules.damping
     if rules.overlapping:
@@ -97,7 +95,7 @@ def after_step(rules: OffloadRules, now: Offload, report: StepReport) -> Offload
     if report.remote_mean == report.remote_next:
         memory[report.remote_next] = seed_s
     known = Offload(seed_s, _target(rules, now, report), memory)
-    return Offload(_recalled(rules, known, report.remote_next, seed_s), known.target, memory)
+    return Offload(_recalled(known, report.remote_next, seed_s), known.target, memory)
 
 
 def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
@@ -105,7 +103,7 @@ def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
 
     Who has come or gone since the last step was reported counts: the memory is asked for the number that is there.
     """
-    return max(rules.floor_s, _recalled(rules, now, remote, now.seed_s)) if remote else math.inf
+    return max(rules.floor_s, _recalled(now, remote, now.seed_s)) if remote else math.inf
 
 
 def to_start(now: Offload, *, available: int, running: int) -> int:
@@ -134,5 +132,5 @@ def _lasted_s(now: Offload, report: StepReport) -> float:
     return _given_s(now, report) if report.lasted_s is None else report.lasted_s
 
 
-def _recalled(rules: OffloadRules, now: Offload, remote: int, otherwise_s: float) -> float:
-    return now.memory.get(remote, otherwise_s) if rules.remember else otherwise_s
+def _recalled(now: Offload, remote: int, otherwise_s: float) -> float:
+    return now.memory.get(remote, otherwise_s)

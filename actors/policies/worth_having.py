@@ -6,9 +6,9 @@ whatever a machine costs. Here, in words: with n of them a step takes as long as
     T(n) = max(training, (generation + L · training) / (L + n))        L engines on the machines that train
 
 since an engine there either generates or is asleep while its machine trains; it costs T(n) · (reserved + n · price).
-Take the n that makes a step cheapest; of equal ones the larger, which is faster. Where a step's time is worth more than
-its price, say so with ``time_price``. What is measured differs from step to step, and a machine that goes has to boot
-when it is wanted again: so some steps in a row must do with fewer before there are fewer.
+Take the n that makes a step cheapest; of equal ones the larger, which is faster. What is measured differs from step to
+step, and a machine that goes has to boot when it is wanted again: so some steps in a row must do with fewer before
+there are fewer.
 
 Pure: measured seconds and prices in, a number out.
 """
@@ -36,8 +36,6 @@ class StepCost:
     """All machines that stay."""
     machine_price: float
     """One more."""
-    time_price: float = 0.0
-    """That a result sooner is worth, beside what machines cost."""
 
     def seconds(self, machines: int) -> float:
         engines = self.local_engines + machines
@@ -54,7 +52,7 @@ class StepCost:
         seconds = self.seconds(machines)
         if math.isinf(seconds):
             return seconds
-        return seconds * (self.reserved_price + self.time_price + machines * self.machine_price)
+        return seconds * (self.reserved_price + machines * self.machine_price)
 
 
 def decide(step: StepCost, most: int) -> int:

@@ -18,7 +18,6 @@ from functools import cache
 import numpy as np
 
 from actors.policies.generation_time import Instance
-from actors.policies.stage_balance import Split
 from benchmarks.papers.cluster import costs
 from benchmarks.papers.cluster.clairvoyant.ends import earliest_ends_s
 from benchmarks.papers.cluster.clairvoyant.least_work import Demand, Kind, demand, token_costs
@@ -26,6 +25,7 @@ from benchmarks.papers.cluster.clairvoyant.supply import Supply
 from benchmarks.papers.cluster.combined import CombinedCluster, Figures, Machines, Rules
 from benchmarks.papers.cluster.lengths import ranked
 from benchmarks.papers.cluster.moving_engine import Sample
+from benchmarks.papers.cluster.splits import Split
 from benchmarks.papers.setups.combined import CombinedStreamStudy
 from benchmarks.papers.setups.streamrl import MODELS
 from benchmarks.papers.studies.streamrl_bench import Bench, bench

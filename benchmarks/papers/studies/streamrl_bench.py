@@ -14,13 +14,13 @@ from functools import lru_cache
 import numpy as np
 
 from actors.fleet.length_ranking import REMEMBERED
-from actors.policies import stage_balance
 from actors.policies.dispatch_long import Past
 from actors.policies.generation_time import Instance
 from benchmarks.papers.cluster import costs
 from benchmarks.papers.cluster.generation import Dispatching, generate
 from benchmarks.papers.cluster.lengths import draw_lengths, estimate_lengths, even_lengths
 from benchmarks.papers.cluster.pipeline import Batch, Mode, Stages, iteration_s
+from benchmarks.papers.cluster.splits import Split, one_centre
 from benchmarks.papers.setups.hardware import Device
 from benchmarks.papers.setups.streamrl import H800, SCALES, PaperModel, Variant, Workload
 
@@ -139,7 +139,7 @@ class Bench:
         histogram = self.workload.lengths.model_copy(update={"scale": self.scale})
         return even_lengths(histogram, self.workload.samples)
 
-    def split(self) -> stage_balance.Split:
+    def split(self) -> Split:
         """Of the model's devices, as Algorithm 1 has it, at the lengths of ``workload.split_variant``."""
         return _split_of(replace(self, scale=SCALES[self.workload.split_variant]))
 
@@ -179,9 +179,9 @@ class Bench:
 
 
 @lru_cache(maxsize=32)
-def _split_of(at: Bench) -> stage_balance.Split:
+def _split_of(at: Bench) -> Split:
     """Kept, since the studies of a model all begin with it."""
-    return stage_balance.one_centre(at.model.devices, at.gen_s, at.train_s, unit=costs.MACHINE_DEVICES)
+    return one_centre(at.model.devices, at.gen_s, at.train_s, unit=costs.MACHINE_DEVICES)
 
 
 def bench(workload: Workload, model: PaperModel, variant: Variant, seed: int) -> Bench:

@@ -1,26 +1,15 @@
-"""Capped join-shortest-queue and continuous balancing: RLBoost's Algorithm 2."""
+"""Continuous balancing: RLBoost's Algorithm 2."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.policies.balance import Move, QueueView, decide, plateau, shortest
+from actors.policies.balance import Move, QueueView, decide, plateau
 
 
 def worker(name: str, pending: int = 0, executing: int = 0, slots: int = 64, at: int | None = None) -> QueueView:
     return QueueView(name, pending, executing, slots, at)
-
-
-def test_a_sample_joins_the_shortest_queue_and_among_equals_the_worker_that_runs_least() -> None:
-    assert shortest([worker("a", 3), worker("b", 1), worker("c", 2)], cap=8) == "b"
-    assert shortest([worker("a", 1, 60), worker("b", 1, 10)], cap=8) == "b"
-
-
-def test_a_sample_is_held_back_while_every_queue_has_reached_the_cap() -> None:
-    assert shortest([worker("a", 8), worker("b", 9)], cap=8) is None
-    assert shortest([], cap=8) is None
-    assert shortest([worker("a", 8), worker("b", 7)], cap=8) == "b"
 
 
 def test_pending_samples_move_from_the_longest_queue_to_a_worker_with_room_until_it_is_full() -> None:

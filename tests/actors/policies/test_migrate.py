@@ -26,16 +26,12 @@ def test_running_ones_leave_a_margin_before_the_end() -> None:
     assert [move.sample for move in decide(HELD, 2, margin_s=2)] == [3, 2, 1]
 
 
-def test_without_tokens_every_sample_starts_anew_with_its_whole_budget() -> None:
-    assert {(move.keep, move.budget) for move in decide(HELD, 0, keep_tokens=False)} == {(0, 100)}
-
-
-@given(st.lists(st.tuples(st.integers(0, 100), st.booleans())), st.floats(0, 60), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 100), st.booleans())), st.floats(0, 60))
 def test_each_sample_leaves_at_most_once_and_never_with_more_than_its_budget(
-    held: list[tuple[int, bool]], left_s: float, keep: bool
+    held: list[tuple[int, bool]], left_s: float
 ) -> None:
     samples = [HeldSample(i, tokens, running, 100) for i, (tokens, running) in enumerate(held)]
-    moves = decide(samples, left_s, margin_s=5, keep_tokens=keep)
+    moves = decide(samples, left_s, margin_s=5)
     names = [move.sample for move in moves]
     assert len(set(names)) == len(names)
     assert all(move.keep + move.budget == 100 for move in moves)

@@ -48,19 +48,12 @@ def test_a_loss_after_the_last_report_is_met_with_the_window_of_those_who_are_le
     known = Offload(5, 6, {6: 5.0, 1: 340.0})
     assert window_s(RULES, known, 1) == 340
     assert window_s(RULES, known, 2) == 5, "nothing is known of two"
-    assert window_s(OffloadRules(local_engines=4, remember=False), known, 1) == 5
 
 
 def test_the_rule_goes_on_from_the_window_that_the_step_was_given() -> None:
     known = Offload(5, 6, {6: 5.0, 1: 340.0})
     given = window_s(RULES, known, 1)
     assert after_step(RULES, known, report(1, train_idle_s=30, seed_s=given)).memory == {6: 5.0, 1: 350}
-
-
-def test_without_the_memory_the_window_goes_on_from_where_it_was() -> None:
-    rules = OffloadRules(local_engines=4, remember=False)
-    two = after_step(rules, first(rules), report(2, train_idle_s=300))
-    assert after_step(rules, Offload(400, 4, two.memory), report(1.5, after=2)).seed_s == 400
 
 
 def test_a_window_that_was_over_early_is_where_the_rule_goes_on_unless_steps_overlap() -> None:

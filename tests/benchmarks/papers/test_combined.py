@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from actors.policies import stage_balance
 from actors.policies.generation_time import Instance
 from actors.policies.worth_having import StepCost
 from benchmarks.papers.cluster import hybrid
@@ -25,6 +24,7 @@ from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.cluster.overlapping.pool import Pool
 from benchmarks.papers.cluster.overlapping.steps import Steps
 from benchmarks.papers.cluster.overlapping.trainer import Trainer
+from benchmarks.papers.cluster.splits import Split
 from benchmarks.papers.setups.combined import CombinedStaticStudy, CombinedStreamStudy
 from benchmarks.papers.setups.rlboost import HYBRID, HybridSetup
 from benchmarks.papers.setups.streamrl import MODELS, Ranker, Workload
@@ -150,7 +150,7 @@ def test_a_job_opens_no_step_that_it_does_not_have() -> None:
     with pytest.MonkeyPatch.context() as patch:
         real = Bench.lengths
         patch.setattr(Bench, "lengths", lengths)
-        figures = combined_streamrl.run_stream(one, stage_balance.Split(8, 16, 0.0), 2, 4)
+        figures = combined_streamrl.run_stream(one, Split(8, 16, 0.0), 2, 4)
     assert sorted(set(drawn)) == [0, 1, 2, 3]
     assert len(figures.ends_s) == 4
 
@@ -159,7 +159,7 @@ def test_devices_that_train_generate_at_the_begin_of_a_job_and_never_again() -> 
     """One change over, and the first step ends sooner than with a trainer that only waits for it."""
     work = Workload(samples=256, iterations=4)
     one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.5, 0)
-    split = stage_balance.Split(1, 23, 0.0)  # so few that it would pay to go back
+    split = Split(1, 23, 0.0)  # so few that it would pay to go back
     figures = combined_streamrl.run_stream(one, split, 1, 4)
     assert figures.changes == 1
     with pytest.MonkeyPatch.context() as patch:
@@ -180,7 +180,7 @@ def test_the_policy_knows_the_longest_response_and_what_a_change_of_sides_takes(
         for study in (combined_streamrl, combined_rlboost):
             patch.setattr(study, "Rules", lambda *given, **more: rules.append(Rules(*given, **more)) or rules[-1])
         one = Bench(Workload(samples=64), MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
-        combined_streamrl.run_stream(one, stage_balance.Split(8, 16, 0.0), 1, 2)
+        combined_streamrl.run_stream(one, Split(8, 16, 0.0), 1, 2)
         nobody = Trace("nobody", (), math.inf)
         HybridJob(MODEL, replace_boot(SMALL), Ranker(), 1, 0).run(nobody, steps=1)
     stream, reserved = told
@@ -198,9 +198,7 @@ def test_a_split_is_found_by_machines_first_and_then_by_ever_fewer_devices() -> 
     assert split.rollout % 8, "an end between two machines, in this case"
     other = replace(one, seed=one.seed + combined_streamrl._OTHER_DRAWS)
     steps_s = [
-        combined_streamrl.run_stream(
-            other, stage_balance.Split(x, 24 - x, 0.0), 1, combined_streamrl._SHORT_RUN
-        ).steady_step_s()
+        combined_streamrl.run_stream(other, Split(x, 24 - x, 0.0), 1, combined_streamrl._SHORT_RUN).steady_step_s()
         for x in (split.rollout, split.rollout - 1, split.rollout + 1)
     ]
     assert steps_s[0] == min(steps_s) == split.iteration_s
@@ -375,7 +373,7 @@ def test_engines_of_a_whole_machine_are_moved_as_often_as_it_pays() -> None:
     one = Bench(Workload(), MODELS["72B"].model_copy(update={"transformer": eight}), 1.0, 0)
     tried: dict[int, float] = {}
 
-    def run(_: Bench, split: stage_balance.Split, *given: int) -> Figures:
+    def run(_: Bench, split: Split, *given: int) -> Figures:
         """The fewer generate the faster, down to 24 devices."""
         tried[split.rollout] = step_s = abs(split.rollout - 24) + 1.0
         return Figures(ends_s=[step_s * i for i in range(1, 11)])
@@ -391,9 +389,9 @@ def test_larger_engines_are_tried_only_while_they_pay() -> None:
     one = Bench(Workload(), MODELS["7B"], 0.25, 0)
     tried: list[int] = []
 
-    def split(at: Bench, _: int) -> stage_balance.Split:
+    def split(at: Bench, _: int) -> Split:
         tried.append(at.model.transformer.tensor_parallel)
-        return stage_balance.Split(8, 24, {1: 3.0, 2: 2.0, 4: 2.5, 8: 1.0}[tried[-1]])
+        return Split(8, 24, {1: 3.0, 2: 2.0, 4: 2.5, 8: 1.0}[tried[-1]])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(combined_streamrl, "split_stream", split)

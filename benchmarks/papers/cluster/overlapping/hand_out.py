@@ -10,6 +10,8 @@ Invariants
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from actors.policies import balance, migrate, relieve
@@ -55,9 +57,15 @@ def _best(able: list[Engine], sample: Sample, tokens: float, cap: int) -> Engine
     if not cap:
         open_ = [e for e in able if e.has_room(sample, tokens)]
         return min(open_, key=lambda e: (len(e.engine.running), e.engine.context), default=None)
-    by_name = {e.engine.name: e for e in able}
-    name = balance.shortest([_queue(e, e.engine.instance.places) for e in able], cap)
-    return by_name[name] if name is not None else None
+    return shortest(able, cap)
+
+
+def shortest(able: Iterable[Engine], cap: int) -> Engine | None:
+    """RLBoost's capped join-shortest-queue: of those whose queue is below ``cap`` the shortest; None: hold it back."""
+    open_ = [e for e in able if len(e.engine.pending) < cap]
+    return min(
+        open_, key=lambda e: (len(e.engine.pending), len(e.engine.running) / e.engine.instance.places), default=None
+    )
 
 
 def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = True) -> None:
@@ -69,9 +77,9 @@ def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = Tr
         migrate.HeldSample(n, engine.tokens(s) if n in engine.running else int(s.kept), n in engine.running, s.length)
         for n, s in held.items()
     ]
-    for move in reversed(migrate.decide(views, 0.0, keep_tokens=keep_tokens)):
+    for move in reversed(migrate.decide(views, 0.0)):
         sample = engine.take(held[move.sample])
-        sample.kept = move.keep
+        sample.kept = move.keep if keep_tokens else 0
         step = steps.of(sample)
         step.version[sample.number] = one.version
         step.queue.appendleft(sample)

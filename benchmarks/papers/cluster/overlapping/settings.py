@@ -79,7 +79,8 @@ class Rules:
     by_price: bool = True
     """Of machines that come and go, as many as ``policies.worth_having`` says; else all that there are."""
     slack_s: float = 60.0
-    """See ``policies.hand_over``."""
+    """The time by which the trainer's next work has to come sooner than it is needed, for estimates that are wrong. A
+    negative one is what the change itself takes: the trainer begins only after it."""
     returns: bool = True
     """Machines that train go back to generating when they run dry; else they generate at the begin only."""
     learns: bool = False

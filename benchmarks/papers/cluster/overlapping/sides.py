@@ -2,13 +2,20 @@
 
 generate ─ policies.hand_over: the trainer would not wait ─▶ train ─ a step is trained, or it ran dry ─▶ generate
              ▲ less what the estimate was too high by in the steps before ──── learn ◀── a step is trained
+
+The estimate of the trainer's wait leans to one side for a given job. What it truly waited is known once a step is
+trained, so the difference is learned from step to step and taken off, as RLBoost learns its window. The middle one of
+the last three counts: a step in which all came much sooner than expected says nothing of the next. Time that is taken
+off a wait, or is to be spared, is told to the policy as training that the trainer has, or lacks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
 
 from actors.policies import hand_over
 from benchmarks.papers.cluster.moving_engine import Sample
@@ -16,6 +23,9 @@ from benchmarks.papers.cluster.overlapping.pool import Engine, Pool
 from benchmarks.papers.cluster.overlapping.settings import Machines, Rules
 from benchmarks.papers.cluster.overlapping.steps import SAMPLES_MAX, Step, Steps, feeding_places
 from benchmarks.papers.cluster.overlapping.trainer import Trainer
+
+LEARNED_STEPS = 3
+"""Steps whose errors are looked at."""
 
 
 class Sides:
@@ -43,8 +53,8 @@ class Sides:
         else:
             if not self._rules.returns or not idle or not step.unfinished:
                 return False
-            lean_s = hand_over.lean_s(self._too_high_s)
-            if not hand_over.should_return(self._view(version, now_s), switch_s=self._m.switch_s, lean_s=lean_s):
+            view = _sooner(self._view(version, now_s), lean_s(self._too_high_s))
+            if not hand_over.should_return(view, switch_s=self._m.switch_s):
                 return False
             pool.generating, self._expected = True, None
         pool.since_s = now_s + self._m.switch_s
@@ -74,8 +84,7 @@ class Sides:
         if not step.unfinished or not step.arrived:
             return not step.unfinished
         view = self._view(version, now_s)
-        lean_s = hand_over.lean_s(self._too_high_s)
-        if not hand_over.should_train(view, slack_s=self._rules.slack_s, lean_s=lean_s):
+        if not hand_over.should_train(_sooner(view, lean_s(self._too_high_s) - self._rules.slack_s)):
             return False
         expected_s = hand_over.wait_s(view) if self._rules.learns else math.inf
         self._expected = (now_s, expected_s) if math.isfinite(expected_s) else None
@@ -129,3 +138,13 @@ class Sides:
             lefts += [self._steps.left(s, one.engine.tokens(s), s.group) for s in mine]
         place = feeding_places(step, lefts)
         step.queue = deque(sorted(step.queue, key=lambda s: place[s.group]))
+
+
+def lean_s(too_high_s: Sequence[float]) -> float:
+    """What the estimate leans by; ``too_high_s``: by how much it was too high in the steps before, the newest last."""
+    return median(too_high_s[-LEARNED_STEPS:]) if too_high_s else 0.0
+
+
+def _sooner(view: hand_over.HandOverView, by_s: float) -> hand_over.HandOverView:
+    """The same, with all groups so much sooner than the trainer needs them."""
+    return replace(view, ready_s=view.ready_s + by_s)

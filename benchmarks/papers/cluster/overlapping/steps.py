@@ -9,7 +9,7 @@ Invariants
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -115,7 +115,12 @@ def feeding_places(step: Step, lefts: Sequence[hand_over.Left]) -> dict[int, int
     left_tokens: dict[int, float] = {}
     for left in lefts:
         left_tokens[left.group] = left_tokens.get(left.group, 0.0) + left.tokens
-    return {group: i for i, group in enumerate(hand_over.feeding_order(left_tokens, step.group_s))}
+    return {group: i for i, group in enumerate(feeding_order(left_tokens, step.group_s))}
+
+
+def feeding_order(left_tokens: Mapping[int, float], train_s: Mapping[int, float]) -> list[int]:
+    """Groups in the order in which a trainer that waits is fed best: most training for the tokens still to generate."""
+    return sorted(train_s, key=lambda group: (-train_s[group] / max(left_tokens.get(group, 0.0), 1.0), group))
 
 
 def _in_order(order: Order, expected: np.ndarray, samples: Sequence[Sample]) -> list[int]:

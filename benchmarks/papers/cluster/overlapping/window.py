@@ -9,6 +9,7 @@ After each step ``policies.offload`` says how long the next window is, and how m
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from actors.policies import offload
 from benchmarks.papers.cluster.overlapping.pool import Engine, Pool
@@ -21,7 +22,7 @@ class Window:
 
     def __init__(self, machines: Machines, rules: WindowRules, steps: Steps, pool: Pool, figures: Figures) -> None:
         self._m, self._rules, self._steps, self._pool, self._figures = machines, rules, steps, pool, figures
-        self._policy = offload.OffloadRules(machines.local, rules.first_s, rules.damping, remember=rules.remember)
+        self._policy = offload.OffloadRules(machines.local, rules.first_s, rules.damping)
         self._known = offload.first(self._policy)
         self._version, self._seed_s = -1, 0.0
         """Step whose window this is."""
@@ -69,7 +70,8 @@ class Window:
             seed_s=self._seed_s,
         )
         if self._rules.fixed_s is None:
-            self._known = offload.after_step(self._policy, self._known, report)
+            known = offload.after_step(self._policy, self._known, report)
+            self._known = known if self._rules.remember else replace(known, memory={})
         self._take()
         figures.windows.append((self._seed_s, self._known.target))
 
