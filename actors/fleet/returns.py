@@ -49,7 +49,7 @@ class Returns:
         self._scoring = scoring
         self._settled = settled
         self._recoveries = recoveries
-        self._unexplained = Unexplained(scope.ledger)
+        self._unexplained = Unexplained(scope.ledger, scope.limits.ended_lives)
 
     def kept_back(self, step: int) -> np.ndarray:
         """int32[n] rows of ``step`` that are not to be handed out yet."""

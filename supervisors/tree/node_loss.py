@@ -11,8 +11,6 @@ from transport.address import ActorAddress
 if TYPE_CHECKING:
     from actors.core.context import Context
 
-_RETRY_S = 0.2
-
 
 async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> set[int]:
     """The process ids that ``agent`` still runs if it answers within ``grace_s``; else none.
@@ -24,7 +22,7 @@ async def still_has(context: Context, agent: ActorAddress, grace_s: float) -> se
         try:
             reply = await context.ref(agent).ask(ListProcesses(), ProcessList, timeout_s=left_s)
         except AskError:
-            await context.sleep(min(_RETRY_S, left_s))
+            await context.sleep(min(context.limits.backoff_first_s, left_s))
             continue
         return {process.pid for process in reply.processes}
     return set()
