@@ -24,7 +24,7 @@ from transport.zmq.timers import Timers
 
 _SETTLE_S: Final = 0.005
 """Time for libzmq, which reports a disconnect before it hands over the last messages that it has read."""
-_SETTLE_MAX_S: Final = 0.25
+_SETTLE_LOOK_S: Final = 0.001
 
 
 class Links:
@@ -60,8 +60,10 @@ class Links:
 
     def make(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
         """A link that is not up yet."""
-        deliver = self._receiver.on_frames
-        return Link(peer, number, dialed_here, outs, self._counters, deliver, self.broken, self.malformed)
+        return Link(
+            peer, number, dialed_here, outs, self._counters, self._limits.early_messages, self._receiver.on_frames,
+            self.broken, self.malformed,
+        )  # fmt: skip
 
     def up(self, link: Link) -> None:
         """The handshake is done: ``link`` takes the place of every other link to that name."""
@@ -84,14 +86,14 @@ class Links:
     def _begin_settling(self, link: Link) -> None:
         for socket in link.sockets:
             socket.check_soon()
-        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
+        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + self._limits.settle_max_s)
 
     def _settle(self, link: Link, before: list[int], until: float) -> None:
         read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
         if read or self._loop.time() > until:
             self.down(link, link.reason)
         else:
-            self._timers.later(0.001, self._settle, link, before, until)
+            self._timers.later(_SETTLE_LOOK_S, self._settle, link, before, until)
 
     def malformed(self, link: Link) -> None:
         """The peer has sent one more message that cannot be read."""
@@ -108,7 +110,7 @@ class Links:
         if link.flushed or self._loop.time() > until:
             self.down(link, link.reason)
         else:
-            self._timers.later(0.005, self._await_flushed, link, until)
+            self._timers.later(self._limits.flush_look_s, self._await_flushed, link, until)
 
     def down(self, link: Link, reason: DownReason) -> None:
         """The link is no more. Idempotent."""

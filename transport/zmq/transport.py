@@ -24,7 +24,7 @@ import itertools
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
@@ -52,9 +52,6 @@ from transport.zmq.socket import (
 from transport.zmq.timers import Probes, Timers
 
 log = structlog.get_logger("headrace.transport")
-
-_RETRY_FIRST_S: Final = 0.02
-_RETRY_MAX_S: Final = 0.5
 
 
 class ZmqTransport:
@@ -87,7 +84,7 @@ class ZmqTransport:
         self._sockets = len(Lane) - 1 + limits.bulk_sockets
         self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
         self._bounds = queue_bounds(limits)
-        self._lives = Lives()
+        self._lives = Lives(limits)
         self._links = Links(limits, self.counters, self._lives)
         self._dials: dict[str, Dial] = {}
         self._accepted: dict[PeerId, int] = {}
@@ -127,7 +124,7 @@ class ZmqTransport:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
-        self._listener = Listener(host, self._lives, self.counters, self.limits.connect_timeout_s)
+        self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:
             for number, address in enumerate(self._binds):
@@ -176,7 +173,7 @@ class ZmqTransport:
             raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s") from None
 
     async def _connect(self, endpoint: str) -> PeerId:
-        pause_s = _RETRY_FIRST_S
+        pause_s = self.limits.connect_retry_first_s
         while True:
             if (linked := self._links.at(endpoint)) is not None:
                 return linked
@@ -193,7 +190,7 @@ class ZmqTransport:
             if peer is not None:
                 return peer
             await asyncio.sleep(pause_s)
-            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+            pause_s = min(self.limits.connect_retry_max_s, pause_s * 2)
 
     def _dial(self, endpoint: str) -> Dial:
         dial = self._dials.get(endpoint)
@@ -357,7 +354,7 @@ class ZmqTransport:
             link.end(DownReason.STOPPED)
         # libzmq tells no one when it has taken a message, so ask it now and then
         while self._loop.time() < until and any(not link.flushed for link in self._links.by_peer.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(self.limits.flush_look_s)
         await self._shut(max(0.05, until - self._loop.time()))
         log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
 
