@@ -16,7 +16,7 @@ from actors.protocol.metrics import Span
 from benchmarks.papers.result_data import read_result
 from benchmarks.papers.sweep import Panel, Sweep
 from benchmarks.papers.sweep_figures import curves
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 from supervisors.cli.plot.figures import FIGURES, lengths, occupancy, reward, throughput
 from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
 
