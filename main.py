@@ -1,7 +1,7 @@
 """The single entrypoint: run, head, node, ctl, doctor, bench, keys, simulate; for our own processes, actor and lead.
 
 A role process is one of many on its machine, and a head has to be back soon, so they get by without the command line's
-libraries; everything else is ``supervisors/cli/command_line.py``.
+libraries; everything else is ``supervisors/cli/app.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main() -> None:
 
         run_head_process()
     else:
-        from supervisors.cli.command_line import app
+        from supervisors.cli.app import app
 
         app(prog_name="headrace")
 

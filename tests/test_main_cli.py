@@ -21,7 +21,7 @@ from actors.control.keys import load_control_keys
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket, store_endpoint
 from configs.limits import DEFAULT_LIMITS
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import LinkTimeout
 from transport.zmq.security import load_keys
@@ -347,7 +347,7 @@ def test_keys_reach_the_run(trees: types.SimpleNamespace, tmp_path: Path) -> Non
 def test_help_loads_neither_torch_nor_vllm_nor_zmq() -> None:
     program = (
         "import sys\n"
-        "from supervisors.cli.command_line import app\n"
+        "from supervisors.cli.app import app\n"
         "try: app(['--help'])\nexcept SystemExit: pass\n"
         "print(sorted({'torch', 'vllm', 'transformers', 'zmq', 'numpy'} & set(sys.modules)))"
     )

@@ -11,7 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from configs.loader import load_job
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 
 QUICKSTART = Path(__file__).parents[1] / "configs" / "quickstart.yaml"
 JSONL = {"data.source": "jsonl", "reward.kind": "exact_match"}

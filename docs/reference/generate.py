@@ -256,7 +256,7 @@ def _kind(kind: type[FaultBase]) -> list[str]:
 
 def command_line() -> str:
     """Every command with its arguments and options."""
-    from supervisors.cli.command_line import app
+    from supervisors.cli.app import app
 
     root: Any = typer.main.get_command(app)
     parts = [

@@ -21,7 +21,7 @@ from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
 from configs.schema import JobConfig
 from configs.validation import validate
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

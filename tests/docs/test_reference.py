@@ -83,7 +83,7 @@ def test_the_page_of_events_names_every_event_that_code_records() -> None:
     code = "\n".join(path.read_text(encoding="utf-8") for path in sources if "simulation" not in path.parts)
     told = re.findall(r"(?:event|record|_event|_record|_write_event|_tell_metrics)\(\s*\"([a-z_]+)\"", code)
     told += re.findall(r"Event\(job=[^\n]*, name=\"([a-z_]+)\"", code)
-    supervisor = (ROOT / "supervisors" / "supervisor.py").read_text(encoding="utf-8")
+    supervisor = (ROOT / "supervisors" / "tree" / "supervisor.py").read_text(encoding="utf-8")
     tells = re.findall(r"self\._tell\(([^,]*), child", supervisor)
     told += [f"child_{kind}" for tell in tells for kind in re.findall(r"\"([a-z_]+)\"", tell)]
     page = (REFERENCE / "events.md").read_text(encoding="utf-8")

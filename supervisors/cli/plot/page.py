@@ -9,8 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.papers.result_data import ResultData
-from benchmarks.papers.sweep_figures import curves
 from supervisors.cli.plot.figures import FIGURES
 from supervisors.cli.plot.run_data import RunData
 
@@ -26,16 +24,6 @@ def draw(data: RunData, folder: Path) -> list[Path]:
             pictures.append(path)
     (folder / "index.html").write_text(_page(data.name, _facts(data), pictures), encoding="utf-8")
     return pictures
-
-
-def draw_result(data: ResultData, folder: Path) -> list[Path]:
-    """The same for a study that varies a parameter."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "curves.png"
-    curves(data.sweep).savefig(path)
-    facts = [("claims within tolerance", f"{data.within} of {data.claims}"), ("varied", data.sweep.parameter)]
-    (folder / "index.html").write_text(_page(data.name, facts, [path]), encoding="utf-8")
-    return [path]
 
 
 def _facts(data: RunData) -> list[tuple[str, str]]:

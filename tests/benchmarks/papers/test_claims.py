@@ -12,7 +12,7 @@ from benchmarks.papers.claims import run_paper, table
 from benchmarks.papers.scenario import Claim, PaperScenario, is_paper_scenario, load_paper_scenario
 from benchmarks.papers.studies.registry import STUDIES
 from configs.errors import ConfigError
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PAPERS = sorted((CONFIGS / "papers").glob("*.yaml"))

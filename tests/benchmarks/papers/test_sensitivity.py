@@ -33,7 +33,7 @@ from benchmarks.papers.studies.sensitivity_pools import pools
 from benchmarks.papers.studies.sensitivity_preemptions import preemptions
 from benchmarks.papers.studies.sensitivity_ranker import combined_policy, dispatch
 from benchmarks.papers.sweep import Panel, Sweep, sweep_from
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 
 ROOT = Path(__file__).parents[3]
 SCENARIOS = sorted((ROOT / "configs" / "papers").glob("sensitivity_*.yaml"))

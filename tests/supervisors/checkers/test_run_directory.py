@@ -19,7 +19,7 @@ from configs.loader import dump_job
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
 from supervisors.checkers.run_directory import read_history
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 from tests.supervisors.checkers.recorded import still_running, with_faults
 
 

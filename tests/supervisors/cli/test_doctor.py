@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from supervisors.cli import doctor, vllm_install
+from supervisors.cli import machine_report as doctor
+from supervisors.cli import vllm_install
 
 
 def line(name: str, checks: doctor.Report) -> doctor.Check:

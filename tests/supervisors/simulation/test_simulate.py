@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from actors.fleet.returns import Returns
 from actors.scheduler.scheduler import Scheduler
 from configs.scenario import Scenario
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 from supervisors.simulation.runner import Outcome, simulate
 from tests.supervisors.simulation.scenarios import CHAOS_FILE, ROOT, calm, chaos, scenario
 

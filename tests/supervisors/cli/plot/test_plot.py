@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from actors.ledger.journal import SqliteJournal
 from actors.metrics.trace import TraceFile
 from actors.protocol.metrics import Span
-from supervisors.cli.command_line import app
+from supervisors.cli.app import app
 from supervisors.cli.plot.figures import FIGURES, lengths, occupancy, reward, throughput
 from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
 

@@ -1,4 +1,7 @@
-"""``headrace simulate``: one seed with what happened in it, many with what failed, or a paper's claims beside ours."""
+"""``headrace simulate``: one seed with what happened in it, many with what failed, or a paper's claims beside ours.
+
+A file that names a study is handed to benchmarks/papers; whatever else is a scenario is run here.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from configs.errors import ConfigError, Problem
+from configs.errors import ConfigError
+from supervisors.cli.bench import papers
+from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FINISHED, Json, fail, wrong
 from transport.errors import HeadraceError
 
-EXIT_CLEAN: Final = 0
-EXIT_VIOLATIONS: Final = 1
-EXIT_BAD_CONFIG: Final = 2
 _RANGE: Final = re.compile(r"(\d+)\.\.(\d+)")
 
 
@@ -27,7 +29,7 @@ def simulate(
     ],
     seed: Annotated[int | None, typer.Option(min=0, help="Run this one; 0 if nothing is said.")] = None,
     seeds: Annotated[str | None, typer.Option(metavar="A..B", help="Run all from A to B, both included.")] = None,
-    json_: Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")] = False,
+    json_: Json = False,
     log: Annotated[bool, typer.Option("--log", help="With one seed: say all that happens, on stderr.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="With --seeds: share them among so many processes.")] = 1,
     out: Annotated[
@@ -39,27 +41,35 @@ def simulate(
     Of a published result (configs/papers): simulate it, print each claim beside our number; exit code 0.
     """
     try:
-        from benchmarks.papers.scenario import is_paper_scenario
-
-        if is_paper_scenario(scenario):
+        if _is_study(scenario):
             if seeds is not None or log or processes > 1:
-                raise _wrong(
+                raise wrong(
                     str(scenario), "is a study of a paper: one run without a log", "Give --seed, --json and --out only"
                 )
-            raise typer.Exit(_paper(scenario, seed, out, json_=json_))
+            raise typer.Exit(papers(str(scenario)).simulate_paper(scenario, seed, out, json_=json_))
         if out is not None:
-            raise _wrong("--out", "is for studies, which have a result to draw", "Leave it out, or name a study")
+            raise wrong("--out", "is for studies, which have a result to draw", "Leave it out, or name a study")
         if seeds is None:
             raise typer.Exit(_one(scenario, seed or 0, json_=json_, log=log))
         if seed is not None or log:
-            raise _wrong("--seeds", "goes with neither --seed nor --log", "Leave one of them out")
+            raise wrong("--seeds", "goes with neither --seed nor --log", "Leave one of them out")
         raise typer.Exit(_many(scenario, _range_of(seeds), processes, json_=json_))
     except ConfigError as error:
-        print(f"headrace: {error}", file=sys.stderr, flush=True)
-        raise typer.Exit(EXIT_BAD_CONFIG) from error
+        fail(str(error), EXIT_BAD_CONFIG)
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr, flush=True)
-        raise typer.Exit(EXIT_VIOLATIONS) from error
+        fail(str(error), EXIT_FAILED)
+
+
+def _is_study(path: Path) -> bool:
+    """Whether the file has claims of a paper to check, and no jobs to run.
+
+    Raises:
+        ConfigError: it cannot be read or is no YAML.
+    """
+    from configs.loader import read_yaml
+
+    values, _ = read_yaml(path, holds="jobs and faults, or a study and claims", example="configs/chaos.yaml")
+    return "study" in values or "claims" in values
 
 
 def _range_of(text: str) -> range:
@@ -68,12 +78,8 @@ def _range_of(text: str) -> range:
     match = _RANGE.fullmatch(text)
     first, last = (int(match[1]), int(match[2])) if match else (0, -1)
     if not first <= last < first + SEEDS_MAX:
-        raise _wrong(f"--seeds {text}", "is no range of seeds", f"Write --seeds 0..99, at most {SEEDS_MAX} seeds")
+        raise wrong(f"--seeds {text}", "is no range of seeds", f"Write --seeds 0..99, at most {SEEDS_MAX} seeds")
     return range(first, last + 1)
-
-
-def _wrong(where: str, what: str, fix: str) -> ConfigError:
-    return ConfigError([Problem(where, "", what, fix)])
 
 
 def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
@@ -106,24 +112,7 @@ def _one(path: Path, seed: int, *, json_: bool, log: bool) -> int:
             f"{outcome.events} events in {outcome.virtual_seconds:.1f} virtual s and {outcome.seconds:.2f} s, "
             f"hash {outcome.hash}"
         )
-    return EXIT_VIOLATIONS if outcome.violations else EXIT_CLEAN
-
-
-def _paper(path: Path, seed: int | None, out: Path | None, *, json_: bool) -> int:
-    from benchmarks.papers.claims import run_paper, table
-    from benchmarks.papers.scenario import load_paper_scenario
-
-    result = run_paper(load_paper_scenario(path), seed)
-    if out is not None:
-        try:
-            result.write(out)
-        except OSError as error:
-            raise _wrong(f"--out {out}", f"cannot be written: {error}", "Name a directory that can be") from error
-    if json_:
-        _show(result.as_map())
-    else:
-        print(table(result))
-    return EXIT_CLEAN
+    return EXIT_FAILED if outcome.violations else EXIT_FINISHED
 
 
 def _many(path: Path, seeds: range, processes: int, *, json_: bool) -> int:
@@ -144,7 +133,7 @@ def _many(path: Path, seeds: range, processes: int, *, json_: bool) -> int:
         print(
             f"{tally.seeds} seeds: {tally.violations} violations in {len(tally.failing)} of them, {tally.seconds:.1f} s"
         )
-    return EXIT_VIOLATIONS if tally.violations else EXIT_CLEAN
+    return EXIT_FAILED if tally.violations else EXIT_FINISHED
 
 
 def _tell(text: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
+from supervisors.cli.command import EXIT_BAD_CONFIG, fail
 from transport.errors import HeadraceError
 
-_EXIT_WRONG: Final = 2
 _Entries = list[str] | None
 
 
@@ -41,8 +41,7 @@ def keys(
     try:
         print(_change(directory, allow or [], read_only or [], operator or [], reader or []), flush=True)
     except (HeadraceError, ValueError, OSError) as error:
-        print(f"headrace: {error}", file=sys.stderr, flush=True)
-        raise typer.Exit(_EXIT_WRONG) from None
+        fail(str(error), EXIT_BAD_CONFIG)
     print(_summary(directory), file=sys.stderr)
 
 
@@ -86,8 +85,3 @@ def _summary(directory: Path) -> str:
         f"{len(allowed)} others are allowed{names}{look}; add one with --allow NAME=PUBLIC, "
         f"take one away by removing its file in {' or '.join(folders)}"
     )
-
-
-def register(app: Any) -> None:
-    """Add the command to ``app``."""
-    app.command()(keys)

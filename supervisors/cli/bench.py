@@ -1,0 +1,60 @@
+"""``headrace bench``: runs a module of benchmarks/, which is there in a clone of the repository and not in a package.
+
+Nothing of benchmarks/ is imported but here, and by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FINISHED, fail, wrong
+
+_FOLDER: Final = Path(__file__).resolve().parents[2] / "benchmarks"
+_NOT_HERE: Final = "benchmarks/ is not here: run it in a clone of the repository"
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="loop, …: a module of benchmarks/. Left out: what there is.")
+    ] = None,
+) -> None:
+    """Measure. Everything after NAME goes to the benchmark."""
+    files = {file.stem: file for file in sorted(_FOLDER.glob("*.py")) if not file.stem.startswith("_")}
+    if name is None and files:
+        lines = [f"  {stem:12} {_first_line(file)}" for stem, file in files.items()]
+        fail("\n".join(["name a benchmark:", *lines]), EXIT_BAD_CONFIG)
+    if name not in files:
+        have = f"there are: {', '.join(files)}" if files else _NOT_HERE
+        fail(f"there is no benchmark {name!r}; {have}", EXIT_BAD_CONFIG)
+    raise typer.Exit(int(_module(name).main(context.args) or EXIT_FINISHED))
+
+
+def papers(needed_by: str) -> Any:
+    """``benchmarks/papers/command.py``: the studies of published results.
+
+    Raises:
+        ConfigError: ``needed_by`` asks for one, and benchmarks/ is not here.
+    """
+    if not (_FOLDER / "papers" / "command.py").exists():
+        raise wrong(
+            needed_by, "is a study of a paper, and benchmarks/ is not here", "Run it in a clone of the repository"
+        )
+    return _module("papers.command")
+
+
+def _module(name: str) -> Any:
+    if str(_FOLDER.parent) not in sys.path:
+        sys.path.insert(0, str(_FOLDER.parent))
+    return importlib.import_module(f"benchmarks.{name}")
+
+
+def _first_line(file: Path) -> str:
+    """The first line of the module's docstring, without importing it."""
+    return (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n")[0]

@@ -1,0 +1,93 @@
+"""What the commands share: options that mean the same everywhere, exit codes, and how an error becomes a message.
+
+Exit codes: 0 finished; 1 failed; 2 bad configuration or usage; 130 interrupted, after a checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Annotated, Any, Final, NoReturn, TypeVar
+
+import typer
+
+from configs.errors import ConfigError, Problem
+from transport.errors import HeadraceError
+
+EXIT_FINISHED: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_BAD_CONFIG: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+RUN_ROOT: Final = Path("runs")
+
+T = TypeVar("T")
+Json = Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")]
+Control = Annotated[
+    str | None,
+    typer.Option(help="Control endpoint, such as tcp://127.0.0.1:7000. Default: in the run directory."),
+]
+Keys = Annotated[
+    Path | None,
+    typer.Option(help="Key directory of this node, made with headrace keys; needed beyond this machine."),
+]
+ControlKeys = Annotated[
+    Path | None,
+    typer.Option(help="Key directory of the control socket, not the nodes' one; needed beyond this machine."),
+]
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End the command with ``message`` on stderr."""
+    print(f"headrace: {message}", file=sys.stderr, flush=True)
+    raise typer.Exit(code)
+
+
+def wrong(where: str, what: str, fix: str) -> ConfigError:
+    """An argument that cannot be used."""
+    return ConfigError([Problem(where, "", what, fix)])
+
+
+def finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run to the end; errors become messages and exit codes.
+
+    The first Ctrl-C cancels the main task, which is to take its checkpoint and return; a second one ends the process.
+    """
+    try:
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(start())
+    except ConfigError as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        fail("interrupted", EXIT_INTERRUPTED)
+    except (HeadraceError, OSError) as error:
+        fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str | None, at: str | None) -> None:
+    """End the command if the head could not listen at ``listen``, or its control socket ``at``, with these keys."""
+    from supervisors.head.head_keys import check_sockets as check
+    from supervisors.head.head_keys import load_head_keys
+
+    refuse_bad_sockets(lambda: check(load_head_keys(keys, control_keys), listen=listen, control=at))
+
+
+def refuse_bad_sockets(check: Callable[[], None]) -> None:
+    """Exit code 2 for keys that cannot be used, for what is no address, and for a socket that would be open."""
+    from transport.errors import HandshakeRefused, InsecureBind
+    from transport.zmq.security import KeyFileError
+
+    try:
+        check()
+    except (KeyFileError, InsecureBind, HandshakeRefused, ValueError) as error:
+        fail(str(error), EXIT_BAD_CONFIG)

@@ -1,0 +1,55 @@
+"""``headrace head`` and ``headrace node``: serve jobs that come over a socket, and lend a machine to whoever does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisors.cli.command import RUN_ROOT, Control, ControlKeys, Keys, check_sockets, finish, refuse_bad_sockets
+
+
+def head(
+    listen: Annotated[str, typer.Option(help="Where nodes join.")] = "tcp://127.0.0.1:7001",
+    control: Control = None,
+    dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
+    keys: Keys = None,
+    control_keys: ControlKeys = None,
+) -> None:
+    """Serve jobs that come over the control socket, on nodes that join, until stopped."""
+    check_sockets(keys, control_keys, listen=listen, at=control)
+    from supervisors.trees import run_head
+
+    finish(lambda: run_head(listen=listen, control=control, run_root=dir_, keys=keys, control_keys=control_keys))
+
+
+def node(
+    join: Annotated[str, typer.Option(metavar="ADDR", help="The head's address, as it printed it.")],
+    name: Annotated[
+        str | None,
+        typer.Option(help="This node's name. Default: the host's name and a number."),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, help="Rollout workers at most. Default: cores or GPUs."),
+    ] = None,
+    kind: Annotated[str, typer.Option(help="What it is priced as: a key of cluster.prices.")] = "reserved",
+    site: Annotated[
+        str, typer.Option(help="Its data centre, if that is not the head's: weights enter each once.")
+    ] = "",
+    notice: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS", min=0, help="How long it is still there after SIGTERM: workers go on meanwhile."
+        ),
+    ] = 0.0,
+    keys: Keys = None,
+) -> None:
+    """Lend this machine to a head, until stopped."""
+    from supervisors.machine.node import check_join
+
+    refuse_bad_sockets(lambda: check_join(join, keys))
+    from supervisors.trees import run_node
+
+    finish(lambda: run_node(join=join, name=name, slots=slots, keys=keys, kind=kind, site=site, notice_s=notice))
