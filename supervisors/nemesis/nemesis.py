@@ -1,9 +1,5 @@
 """The nemesis of a run: commits faults on its real processes, and records each in events.jsonl.
 
-    Fault ─▶ roster of what runs now ─▶ victims ─▶ ┬ signals          NodeFaults beside the victim's node agent
-                                                   ├ links, clock     the victim itself, and who is at the other end
-                                                   ├ weight chunks    the segment in shared memory, or its streams
-                                                   └ the journal      this process
     each strike ─▶ fault_injected | fault_failed (why) ─▶ after its time ─▶ fault_healed
 
 Invariants
@@ -15,31 +11,29 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from configs import fault_plan as fp
-from supervisors.faults.chunk_faults import mend_all
-from supervisors.machine.machine import JOURNAL, LocalMachine
-from supervisors.nemesis.fault_acts import ACTS
-from supervisors.nemesis.fault_hand import Cluster, Hand
+from supervisors.nemesis.fault_acts import Hit, commit
 from supervisors.nemesis.fault_targets import HEAD
+from supervisors.nemesis.live_cluster import LiveCluster, Serving
 from supervisors.tree.errors import FaultNotPossible
 from transport.errors import HeadraceError
 
 if TYPE_CHECKING:
     from supervisors.jobs.job_run import JobRun
 
-_HEAL_THEMSELVES: Final = (fp.Slow, fp.Partition, fp.LinkFault, fp.Clock)
-"""By the clock of whoever commits them."""
+_BY_THEMSELVES: Final = "by the clock of those who committed it"
 
 
 class Nemesis:
-    """Of one run."""
+    """The one that harms a run."""
 
-    def __init__(self, cluster: Cluster, run: JobRun) -> None:
-        self._hand = Hand(cluster, run)
-        mend_all(run.run_dir)  # what a nemesis before us could not, because its head was killed
+    def __init__(self, head: Serving, run: JobRun) -> None:
+        self._cluster = LiveCluster(head, run)
+        self.record = self._cluster.record
 
     async def strike(self, fault: fp.FaultBase, rng: random.Random, number: int = 0) -> list[str]:
         """Commit ``fault`` once, now; returns what was hit, for people.
@@ -47,35 +41,34 @@ class Nemesis:
         Raises:
             FaultNotPossible: it cannot be done to this run; the text says why. It is recorded as failed.
         """
-        fields: dict[str, float | int | str] = {"fault": number, "kind": fault.kind, "target": str(fault.target)}
-        heal_after_s = getattr(fault, "heal_after_s", None)
+        cluster, target = self._cluster, fault.target
+        fields: dict[str, Any] = {"fault": number, "kind": fault.kind, "target": str(target)}
+        heal_after_s: float | None = getattr(fault, "heal_after_s", None)
         if heal_after_s is not None:
             fields["heal_after_s"] = heal_after_s
         try:
-            if fault.target.job not in (None, self._hand.run.job.name):
-                raise FaultNotPossible(f"this run is of job {self._hand.run.job.name!r}, not {fault.target.job!r}")
-            if HEAD in (fault.target.role, fault.target.name, fault.target.node):
-                self._hand.record("fault_announced", **fields)  # afterwards nobody may be there to do so
-                await self._hand.flush()
-            hit = await ACTS[type(fault)](self._hand, fault, rng)
+            if target.job not in (None, cluster.job):
+                raise FaultNotPossible(f"this run is of job {cluster.job!r}, not {target.job!r}")
+            if HEAD in (target.role, target.name, target.node):
+                cluster.record("fault_announced", **fields)  # afterwards nobody may be there to do so
+                await cluster.flush()
+            hit = await commit(cluster, fault, rng)
         except (HeadraceError, TimeoutError) as error:
-            self._hand.record("fault_failed", **fields, why=str(error))
+            cluster.record("fault_failed", **fields, why=str(error))
             if isinstance(error, FaultNotPossible):
                 raise
-            raise FaultNotPossible(f"{fault.kind} on {fault.target}: {error}") from error
-        self._hand.record("fault_injected", **fields, hit=", ".join(hit))
-        if heal_after_s is not None and isinstance(fault, _HEAL_THEMSELVES):
-            hand, how = self._hand, "by the clock of those who committed it"
-            hand.heal_after(heal_after_s, lambda: how, fault=number, kind=fault.kind, hit=", ".join(hit))
-        return hit
+            raise FaultNotPossible(f"{fault.kind} on {target}: {error}") from error
+        cluster.record("fault_injected", **fields, hit=", ".join(hit.names))
+        if heal_after_s is not None:
+            cluster.later(self._heal(fault, number, hit, heal_after_s), f"heal fault {number}")
+        return hit.names
+
+    async def _heal(self, fault: fp.FaultBase, number: int, hit: Hit, after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        how = [await heal() for heal in hit.heals] or [_BY_THEMSELVES]
+        names = ", ".join(hit.names)
+        self._cluster.record("fault_healed", fault=number, kind=fault.kind, hit=names, how=", ".join(how))
 
     def stop(self) -> None:
-        """Nothing more is healed by us: the run is over."""
-        self._hand.stop()
-        machine = self._hand.cluster.machine
-        if isinstance(machine, LocalMachine):
-            machine.full_disks.discard(self._hand.run.run_dir / JOURNAL)
-
-    def record(self, name: str, **fields: float | str) -> None:
-        """Into events.jsonl and the log."""
-        self._hand.record(name, **fields)
+        """Heal nothing more: the run is over."""
+        self._cluster.stop()

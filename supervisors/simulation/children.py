@@ -43,8 +43,11 @@ class SimulatedChild(Child):
 
     @property
     def name(self) -> str:
-        """Of its peer."""
+        """The name of its peer."""
         return self.body.name
+
+    def __str__(self) -> str:
+        return self.name
 
     @property
     def role(self) -> str:

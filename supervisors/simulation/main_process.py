@@ -44,6 +44,9 @@ class MainProcess(ABC):
         world.trace.note("start", process=name, pid=0)
         self.body.life.start(self._run(), f"process {name}")
 
+    def __str__(self) -> str:
+        return self.name
+
     async def _run(self) -> None:
         self.interrupted = asyncio.Event()
         try:
@@ -69,6 +72,17 @@ class MainProcess(ABC):
     def kill(self) -> None:
         """SIGKILL; what it has started shares its fate."""
         self._end(-signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """As ``SimulatedChild.send_signal``."""
+        if number == signal.SIGSTOP:
+            self.body.halt()
+        elif number == signal.SIGCONT:
+            self.body.go_on()
+        elif number == signal.SIGTERM:
+            self.terminate()
+        elif number == signal.SIGKILL:
+            self.kill()
 
     def lose_power(self) -> None:
         """The machine is off."""

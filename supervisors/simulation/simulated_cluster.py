@@ -1,0 +1,237 @@
+"""The simulated processes of a world, and what a fault may do to them: see ``fault_acts.Cluster``.
+
+Nothing here waits. What a fault lasts is the nemesis's business: everything returns what ends it.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from actors.protocol.work import Drain
+from configs import fault_plan as fp
+from supervisors.head.machine_process import PEER
+from supervisors.nemesis.fault_acts import Heal, Hit
+from supervisors.simulation.children import SimulatedRole
+from supervisors.simulation.chunks import Tampering, flip_segment
+from supervisors.simulation.main_process import MainProcess
+from supervisors.tree.errors import FaultNotPossible
+from transport.sim.network import Cut, Disturbance, Ends
+from transport.transport import Lane
+
+if TYPE_CHECKING:
+    from supervisors.simulation.children import SimulatedChild
+    from supervisors.simulation.world import World
+
+    Victim = SimulatedChild | MainProcess
+
+_POWER_LOSS: Final = 0.5
+"""How often the end of a machine's main process is the end of its power."""
+
+
+class SimulatedCluster:
+    """See the module's docstring."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def later(self, work: Coroutine[Any, Any, None], name: str) -> object:
+        return self._world.in_background(work, name)
+
+    # ------------------------------------------------------------ who is hit
+
+    async def victims(self, target: fp.Target, rng: random.Random) -> list[Victim]:
+        found = self._named(target)
+        if not found:
+            raise FaultNotPossible(f"nothing that {target} names is running")
+        if target.role is not None:
+            return rng.sample(found, min(target.count, len(found)))
+        return found if target.node is not None else [rng.choice(found)]
+
+    def _named(self, target: fp.Target) -> list[Victim]:
+        world = self._world
+        if target.node is not None:
+            return [world.mains[target.node]] if target.node in world.mains else []
+        if target.role == "node":
+            return [main for name, main in world.mains.items() if name != "head"]
+        if target.role == "head":
+            return [world.head] if world.head is not None else []
+        children = [child for child in world.roles() if target.job in (None, child.job)]
+        return [child for child in children if target.name == child.actor or target.role == child.role]
+
+    async def _ends(self, target: fp.Target, rng: random.Random) -> tuple[list[str], list[tuple[Ends, Ends]]]:
+        """What a fault of messages lies between, for people and for the network."""
+        if target.link is not None:
+            one, other = target.link
+            return [f"{one}-{other}"], [(self._end(one), self._end(other))]
+        names: list[str] = []
+        pairs: list[tuple[Ends, Ends]] = []
+        for victim in await self.victims(target, rng):
+            inside = _machine(victim.machine.name) if isinstance(victim, MainProcess) else victim.name.__eq__
+            names.append(victim.name)
+            pairs.append((inside, _not(inside)))
+        return names, pairs
+
+    def _end(self, end: str) -> Ends:
+        """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``."""
+        if end == "head":
+            return end.__eq__
+        if end in self._world.machines:
+            return _machine(end)
+        if end == "node":
+            return lambda peer: peer not in ("head", PEER) and "." not in peer
+        return lambda peer: peer.rpartition(".")[2].partition("-")[0] == end or peer.endswith(f".{end}")
+
+    # ------------------------------------------------------------ what is done to them
+
+    async def send_signal(self, victim: Victim, number: signal.Signals) -> None:
+        victim.send_signal(number)
+
+    async def crash(self, victim: Victim, rng: random.Random) -> None:
+        if isinstance(victim, MainProcess) and rng.random() < _POWER_LOSS:
+            victim.lose_power()
+        else:
+            victim.send_signal(signal.SIGKILL)
+
+    async def halt(self, victim: Victim, lasts_s: float | None) -> Heal:
+        if victim.body.halted:
+            raise FaultNotPossible(f"{victim} stands still already")
+        victim.send_signal(signal.SIGSTOP)
+
+        async def go_on() -> str:
+            if victim.body.alive:
+                victim.send_signal(signal.SIGCONT)
+            return "continued"
+
+        return go_on
+
+    async def slow(self, victim: Victim, factor: float, lasts_s: float | None) -> Heal:
+        if victim.body.life.slowness != 1.0:
+            raise FaultNotPossible(f"{victim} is slowed down already")
+        victim.body.life.slowness = factor
+
+        async def quicken() -> str:
+            victim.body.life.slowness = 1.0
+            return "at full speed"
+
+        return quicken
+
+    async def shift_clock(self, victim: Victim, jump_s: float, lasts_s: float | None) -> Heal:
+        victim.body.life.clock_error_s += jump_s
+
+        async def set_right() -> str:
+            victim.body.life.clock_error_s -= jump_s
+            return "set right"
+
+        return set_right
+
+    async def give_notice(self, victim: Victim, notice_s: float) -> None:
+        head = self._world.head
+        if head is None or head.head is None or head.body.halted:
+            return
+        runs = [run for run in head.head.jobs.values() if not run.state.over and "rollout" in run.tree.supervisors]
+        if isinstance(victim, MainProcess):
+            node = victim.machine.name
+            head.head.nodes.drain(node)
+            for run in runs:
+                head.body.life.start(run.tree.drain_node(node), f"drain {node}")
+        elif isinstance(victim, SimulatedRole) and victim.role == "rollout":
+            for run in runs:
+                running = run.tree.supervisors["rollout"].running(victim.actor)
+                if run.job.name == victim.job and running is not None:
+                    order = Drain(job=victim.job, deadline_s=notice_s, reason="preempted", notice=True)
+                    head.body.life.run(head.head.system.ref(running.address).tell, order)
+
+    async def disturb(self, fault: fp.Partition | fp.LinkFault, rng: random.Random) -> Hit:
+        names, pairs = await self._ends(fault.target, rng)
+        if isinstance(fault, fp.Partition):
+            return Hit(names, [self._cut(one, other) for one, other in pairs])
+        return Hit(names, [self._disturb(_disturbance(fault, one, other)) for one, other in pairs])
+
+    def _cut(self, one: Ends, other: Ends) -> Heal:
+        cut = Cut(one, other)
+        self._world.network.cut(cut)
+
+        async def mend() -> str:
+            self._world.network.mend(cut)
+            return "mended"
+
+        return mend
+
+    def _disturb(self, disturbance: Disturbance) -> Heal:
+        self._world.network.disturb(disturbance)
+
+        async def calm() -> str:
+            self._world.network.calm(disturbance)
+            return "calm"
+
+        return calm
+
+    async def spoil_chunk(self, fault: fp.Corrupt, rng: random.Random) -> Hit:
+        chunk = fault.target.chunk
+        assert chunk is not None, "the schema lets corrupt hit chunks only"
+        job = self._one_job(fault.target, rng)
+        if chunk.where == "served":
+            tampering = Tampering(job, chunk, rng)
+            self._world.tamper(tampering)
+
+            async def stop() -> str:
+                self._world.tamper(tampering, stop=True)
+                return "served as it is"
+
+            return Hit([f"chunks of {job}"], [stop])
+        segment = self._segment(job, chunk.version)
+        mend = flip_segment(segment, chunk.index, rng)
+
+        async def put_back() -> str:
+            mend()
+            return "put back"
+
+        return Hit([segment.name.partition("-v")[2]], [put_back])
+
+    def _segment(self, job: str, version: int | None) -> Path:
+        found = {int(path.name.rpartition("-v")[2]): path for path in self._world.segments(job)}
+        segment = found.get(max(found, default=0) if version is None else version)
+        if segment is None:
+            raise FaultNotPossible(f"no segment of {job} lies there")
+        return segment
+
+    def _one_job(self, target: fp.Target, rng: random.Random) -> str:
+        return rng.choice([job.name for job in self._world.jobs if target.job in (None, job.name)])
+
+    async def fill_disk(self, fault: fp.DiskFull, rng: random.Random) -> Hit:
+        file = self._world.machines["head"].journal_file(self._one_job(fault.target, rng))
+        file.full = True
+
+        async def empty() -> str:
+            file.full = False
+            return "the disk has room again"
+
+        return Hit([f"journal of {file.job}"], [empty])
+
+
+def _machine(name: str) -> Ends:
+    """All processes of a machine; that of the head has one more."""
+    more = PEER if name == "head" else name
+    return lambda peer: peer in (name, more) or peer.startswith(f"{name}.")
+
+
+def _not(ends: Ends) -> Ends:
+    return lambda peer: not ends(peer)
+
+
+def _disturbance(fault: fp.LinkFault, one: Ends, other: Ends) -> Disturbance:
+    delay = fault if isinstance(fault, fp.Delay) else None
+    return Disturbance(
+        one,
+        other,
+        None if fault.lane is None else Lane[fault.lane.upper()],
+        loss=fault.probability if isinstance(fault, fp.Drop) else 0.0,
+        duplicate=fault.probability if isinstance(fault, fp.Duplicate) else 0.0,
+        delay_s=delay.delay_ms / 1000 if delay else 0.0,
+        delay_jitter_s=delay.jitter_ms / 1000 if delay else 0.0,
+        delay_probability=delay.probability if delay else 1.0,
+    )
