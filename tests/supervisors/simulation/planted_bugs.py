@@ -54,6 +54,17 @@ FOCUS: dict[str, dict[str, Any]] = {
     "a_continuation_is_entered_for_the_next_sample": {"kinds": ["kill"], "roles": ["head"], "faults": (4, 6)},
 }
 """Faults to draw, where those of the chaos scenario would take many seeds."""
+SEEDS: dict[str, int] = {
+    "a_worker_that_is_cut_off_does_not_fence_itself": 1,
+    "credit_leaks_when_two_samples_end_at_once": 1,
+    "a_late_token_of_a_hand_out_that_is_over_is_taken": 2,
+    "a_step_that_is_opened_again_is_leased_from_where_it_was": 2,
+    "a_rewound_step_stays_leased": 2,
+    "a_failed_question_to_the_verifier_is_not_asked_again": 1,
+    "no_verdict_is_a_reward_of_zero": 15,
+    "chunks_are_not_verified": 13,
+}
+"""Seeds that caught what seed 0 does not: the ones to try first."""
 LIMITS: dict[str, dict[str, float]] = {
     "a_worker_that_is_cut_off_does_not_fence_itself": {"lease_s": 3.0, "lease_margin_s": 0.5},
 }
