@@ -14,7 +14,7 @@ from benchmarks._processes import ROOT
 from configs.loader import load_job
 from supervisors.jobs.model_preparation import prepare_model
 
-SHORT = ["rollout.workers=2", "rollout.max_tokens=24", "model.hidden=32", "model.layers=1"]
+SHORT = ["rollout.workers=2", "rollout.max_tokens=24", "model.hidden=32", "model.layers=1", "trainer.backend=simulated"]
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +62,6 @@ def test_bench_chaos_ends_with_what_was_lost_and_how_much_of_it_was_away(
         f"rollout.engine_options={json.dumps(options)}",
         "--every-s",
         "3",
-        "--set",
-        "trainer.backend=simulated",
     ]
     told = measured(chaos.main, capfd, model, *short, "--skip", "1")
     assert told["kills"] == len(told["away_s"]) >= 1

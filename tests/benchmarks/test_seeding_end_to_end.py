@@ -53,6 +53,7 @@ def test_each_place_is_a_job_that_is_valid_and_other_machines_are_there_for_good
 @pytest.mark.timeout(900)
 def test_bench_seeding_runs_the_job_in_all_three_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     short = ["model.hidden=32", "model.layers=1", "algorithm.prompts_per_step=4", "rollout.workers=1"]
+    short += ["trainer.backend=simulated"]
     model = asyncio.run(prepare_model(load_job(ROOT / "benchmarks" / "seeding.yaml", short), tmp_path))
     sets = [word for setting in short for word in ("--set", setting)]
     few = ["--machines", "1", "--steps", "4", "--skip", "1", "--cores", "64", "--model", str(model)]

@@ -56,7 +56,7 @@ def test_bench_spot_ends_with_nothing_lost_nothing_twice_and_what_it_cost(
 ) -> None:
     trace = tmp_path / "two.csv"
     trace.write_text("at_s,node,event,kind\n0,a,up,spot\n0,b,up,spot\n14,a,kill,spot\n14,b,kill,spot\n")
-    short = ["model.hidden=32", "model.layers=1", "limits.hand_over_s=0.5"]
+    short = ["model.hidden=32", "model.layers=1", "limits.hand_over_s=0.5", "trainer.backend=simulated"]
     job = load_job(ROOT / "benchmarks" / "spot.yaml", [*short, f"provider.trace={trace}"])
     model = asyncio.run(prepare_model(job, tmp_path))
     sets = [word for setting in short for word in ("--set", setting)]

@@ -54,15 +54,25 @@ FOCUS: dict[str, dict[str, Any]] = {
     "a_continuation_is_entered_for_the_next_sample": {"kinds": ["kill"], "roles": ["head"], "faults": (4, 6)},
 }
 """Faults to draw, where those of the chaos scenario would take many seeds."""
+SEEDS: dict[str, int] = {}
+"""The first seeds that catch them."""
 LIMITS: dict[str, dict[str, float]] = {
     "a_worker_that_is_cut_off_does_not_fence_itself": {"lease_s": 3.0, "lease_margin_s": 0.5},
 }
 """Limits of the system, where a fault would have to last long under those of the chaos scenario."""
 
 
-def planted(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
-    PLANTED[plant.__name__] = plant
-    return plant
+def caught_by(seed: int) -> Callable[[Callable[[Replace], None]], Callable[[Replace], None]]:
+    """A bug that the seeds before ``seed`` let pass."""
+
+    def plant_it(plant: Callable[[Replace], None]) -> Callable[[Replace], None]:
+        PLANTED[plant.__name__], SEEDS[plant.__name__] = plant, seed
+        return plant
+
+    return plant_it
+
+
+planted = caught_by(0)
 
 
 # ------------------------------------------------------------ scheduler and ledger
@@ -73,7 +83,7 @@ def samples_of_a_lost_worker_are_forgotten(replace: Replace) -> None:
     replace(Returns, "lose", lambda self, worker, *_, **__: self._scope.workers.by_name.pop(worker.name, None))
 
 
-@planted
+@caught_by(1)
 def a_worker_that_is_cut_off_does_not_fence_itself(replace: Replace) -> None:
     replace(RolloutWorker, "_fence", lambda self: None)
 
@@ -90,7 +100,7 @@ def a_return_is_not_journaled(replace: Replace) -> None:
     replace(Books, "apply", apply)
 
 
-@planted
+@caught_by(1)
 def credit_leaks_when_two_samples_end_at_once(replace: Replace) -> None:
     right = Returns.after
 
@@ -135,7 +145,7 @@ def a_moved_sample_is_assigned_without_its_last_token(replace: Replace) -> None:
     replace(dispatch, "_work", work)
 
 
-@planted
+@caught_by(2)
 def a_late_token_of_a_hand_out_that_is_over_is_taken(replace: Replace) -> None:
     """A skipped fence."""
     right_end, right_find = Slots.end, Slots.find
@@ -187,7 +197,7 @@ def tokens_that_come_twice_are_taken_twice(replace: Replace) -> None:
     replace(Leases, "open", open_)
 
 
-@planted
+@caught_by(2)
 def a_step_that_is_opened_again_is_leased_from_where_it_was(replace: Replace) -> None:
     def open_(self: Leases, step: int, trainer: Any) -> None:
         again = step == self.step
@@ -198,7 +208,7 @@ def a_step_that_is_opened_again_is_leased_from_where_it_was(replace: Replace) ->
     replace(Leases, "open", open_)
 
 
-@planted
+@caught_by(2)
 def a_rewound_step_stays_leased(replace: Replace) -> None:
     def rewound(self: Ledger, event: ev.Rewound) -> Outcome:
         self.trainer_step = event.step
@@ -207,7 +217,7 @@ def a_rewound_step_stays_leased(replace: Replace) -> None:
     replace(Ledger, "_rewound", rewound)
 
 
-@planted
+@caught_by(1)
 def a_failed_question_to_the_verifier_is_not_asked_again(replace: Replace) -> None:
     right = Scoring._ask
 
@@ -222,7 +232,7 @@ def a_failed_question_to_the_verifier_is_not_asked_again(replace: Replace) -> No
     replace(Scoring, "_ask", ask)
 
 
-@planted
+@caught_by(15)
 def no_verdict_is_a_reward_of_zero(replace: Replace) -> None:
     right = rewards_worker._verdict
 
@@ -245,13 +255,13 @@ def a_worker_claims_the_version_after_the_one_that_it_loaded(replace: Replace) -
     replace(Reports, "version_loaded", version_loaded)
 
 
-@planted
+@caught_by(13)
 def chunks_are_not_verified(replace: Replace) -> None:
     for verifier in (holding, memory):
         replace(verifier, "chunk_is_intact", lambda manifest, index, data: True)
 
 
-@planted
+@caught_by(18)
 def a_weight_server_does_not_adopt_what_its_predecessor_held(replace: Replace) -> None:
     replace(weight_server, "read_manifests", lambda run_dir: [])
     replace(Trainer, "service_changed", _ignores)
@@ -295,7 +305,7 @@ def a_continuation_is_entered_wherever_the_sample_ends(replace: Replace) -> None
     replace(DeltaLog, "continuation", continuation)
 
 
-@planted
+@caught_by(1)
 def a_continuation_is_entered_for_the_next_sample(replace: Replace) -> None:
     right = Reattachment.take_up
 
@@ -311,7 +321,7 @@ def a_continuation_is_entered_for_the_next_sample(replace: Replace) -> None:
 # ------------------------------------------------------------ trainer
 
 
-@planted
+@caught_by(1)
 def a_group_is_trained_with_one_sibling_missing(replace: Replace) -> None:
     right = Trainer._commit
 
@@ -324,7 +334,7 @@ def a_group_is_trained_with_one_sibling_missing(replace: Replace) -> None:
     replace(Trainer, "_commit", commit)
 
 
-@planted
+@caught_by(6)
 def a_restarted_trainer_forgets_the_momentum_of_its_optimizer(replace: Replace) -> None:
     right = SimulatedBackend.load
 
@@ -335,7 +345,7 @@ def a_restarted_trainer_forgets_the_momentum_of_its_optimizer(replace: Replace) 
     replace(SimulatedBackend, "load", load)
 
 
-@planted
+@caught_by(5)
 def a_trainer_never_looks_for_another_weight_server(replace: Replace) -> None:
     replace(Publisher, "server_changed", lambda self, address: None)
     replace(Publisher, "_look_again", _ignores_all)
@@ -355,7 +365,7 @@ def a_batch_that_could_not_be_issued_is_given_up(replace: Replace) -> None:
     replace(Job, "_issue", issue)
 
 
-@planted
+@caught_by(1)
 def a_killed_process_is_not_started_again(replace: Replace) -> None:
     right = restart_budget.is_restarted
 
@@ -365,7 +375,7 @@ def a_killed_process_is_not_started_again(replace: Replace) -> None:
     replace(strategies, "is_restarted", is_restarted)
 
 
-@planted
+@caught_by(1)
 def an_agent_does_not_tell_of_a_kill(replace: Replace) -> None:
     right = NodeAgent._ended
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 
 from configs.scenario import Scenario
 from supervisors.simulation.runner import simulate
-from tests.supervisors.simulation.planted_bugs import FOCUS, LIMITS, PLANTED
+from tests.supervisors.simulation.planted_bugs import FOCUS, LIMITS, PLANTED, SEEDS
 from tests.supervisors.simulation.scenarios import chaos
 
 SEEDS_MAX = 60
@@ -33,7 +35,7 @@ def test_a_planted_bug_is_caught_by_some_seed(name: str, monkeypatch: pytest.Mon
     said: list[str] = []
     with monkeypatch.context() as patch:
         PLANTED[name](patch.setattr)
-        for seed in range(SEEDS_MAX):
+        for seed in (SEEDS[name], *range(SEEDS_MAX)):
             said.clear()
             if simulate(scenario, seed, said.append).violations:
                 break
@@ -41,5 +43,14 @@ def test_a_planted_bug_is_caught_by_some_seed(name: str, monkeypatch: pytest.Mon
             pytest.fail(f"{SEEDS_MAX} seeds did not notice it")
     misfits = [line for line in said if "TypeError(" in line or "AttributeError(" in line]
     assert misfits == [], "the planted function no longer fits the code that it replaces, which is no proof"
-    outcome = simulate(scenario, seed)
-    assert outcome.violations == [], f"seed {seed} fails without the bug as well"
+    assert without_bug(scenario, seed) == [], f"seed {seed} fails without the bug as well"
+
+
+@functools.cache
+def _without_bug(scenario: str, seed: int) -> list[str]:
+    return simulate(Scenario.model_validate_json(scenario), seed).violations
+
+
+def without_bug(scenario: Scenario, seed: int) -> list[str]:
+    """Violations; most bugs are caught by one of a few seeds."""
+    return _without_bug(scenario.model_dump_json(), seed)
