@@ -59,7 +59,7 @@ chaos: $(VENV)/.installed-test
 # Figures are wanted also where a test fails. GPU_ARGS=--parts=decode,sync measures less.
 gpu: $(if $(NAMED),,$(VENV)/.installed-test)
 	@failed=0; \
-	$(GPU_PYTHON) -m pytest -m gpu tests/contracts $(PYTEST_ARGS) || failed=1; \
+	$(GPU_PYTHON) -m pytest -m gpu tests/contracts tests/actors/rollout $(PYTEST_ARGS) || failed=1; \
 	$(GPU_PYTHON) main.py bench gpu --json $(GPU_ARGS) || failed=1; \
 	exit $$failed
 

@@ -28,11 +28,11 @@ _SKIP: Final = 5
 SHORT: Final = ("model.hidden=32", "model.layers=1", "model.warm_start_steps=30", "algorithm.prompts_per_step=4")
 
 
-def measure(name: str, device: str, scratch: Path, *, small: bool) -> Result:
-    """One run of the job."""
+def measure(name: str, device: str, scratch: Path, model: Path | None, *, small: bool) -> Result:
+    """One run of the job; ``model``: instead of making one."""
     file = scratch / "job" / "bench_job.yaml"
     if not file.exists():
-        prepare_job(ROOT / "configs" / "quickstart.yaml", SHORT if small else (), file.parent)
+        prepare_job(ROOT / "configs" / "quickstart.yaml", SHORT if small else (), file.parent, model)
     mode = "async" if name == "async" else "sync"
     settings = [f"rollout.device={device}", f"trainer.device={device}", f"sync.mode={mode}"]
     settings.append(f"steps={40 if small else STEPS}")
@@ -84,7 +84,8 @@ def _reward(rows: Sequence[Row]) -> float:
 
 def main(name: str, args: dict[str, Any]) -> None:
     """Run the part ``name``."""
-    print(json.dumps(measure(name, args["device"], Path(args["scratch"]), small=args["small"])), flush=True)
+    model = Path(args["tiny"]) if args["tiny"] else None
+    print(json.dumps(measure(name, args["device"], Path(args["scratch"]), model, small=args["small"])), flush=True)
 
 
 if __name__ == "__main__":

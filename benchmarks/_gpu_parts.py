@@ -45,7 +45,7 @@ async def decode(setting: Setting) -> Result:
     ours: dict[int, float] = {}
     for rows in work.rows:
         await _generate(engine, prompts[:rows], 4)
-        ours[rows] = await _generate(engine, prompts[:rows], work.new_tokens)
+        ours[rows] = await _generate(engine, prompts[:rows], work.decoded_tokens)
     await engine.close()
     model, rate = setting.load(), copy_rate(setting.device)
     weights_bytes = sum(parameter.nbytes for parameter in model.parameters())
@@ -53,14 +53,14 @@ async def decode(setting: Setting) -> Result:
     for rows in work.rows:
         ids = torch.from_numpy(prompts[:rows].astype(np.int64)).to(setting.device)
         _transformers_generate(model, ids, 4)
-        peer_s = timed(lambda ids=ids: _transformers_generate(model, ids, work.new_tokens), setting.device)
-        tokens = rows * work.new_tokens
-        step_bytes = weights_bytes + rows * kv_bytes * (work.prompt_tokens + work.new_tokens / 2)
+        peer_s = timed(lambda ids=ids: _transformers_generate(model, ids, work.decoded_tokens), setting.device)
+        tokens = rows * work.decoded_tokens
+        step_bytes = weights_bytes + rows * kv_bytes * (work.prompt_tokens + work.decoded_tokens / 2)
         result[f"{rows}_rows"] = {
             "ours_tokens_per_second": round(tokens / ours[rows]),
             "generate_tokens_per_second": round(tokens / peer_s),
             "ratio": round(peer_s / ours[rows], 2),
-            "ours_ms_a_token": round(1000 * ours[rows] / work.new_tokens, 2),
+            "ours_ms_a_token": round(1000 * ours[rows] / work.decoded_tokens, 2),
             "bandwidth_limit_ms_a_token": round(1000 * step_bytes / rate, 2),
         }
     return {"parameters": weights_bytes // 2, "copy_gb_per_second": round(rate / 1e9), **result}

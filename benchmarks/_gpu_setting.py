@@ -26,17 +26,19 @@ class Work:
     vocab: int = 151_936
     rows: tuple[int, ...] = (64, 256)
     """Sequences decoded together."""
+    decoded_tokens: int = 128
     prompt_tokens: int = 128
     new_tokens: int = 256
+    """Of a response that is trained on."""
     siblings: int = 8
-    groups: int = 4
-    micro_batch_tokens: int = 8192
-    versions: int = 3
+    groups: int = 8
+    micro_batch_tokens: int = 16_384
+    versions: int = 2
 
 
 SMALL: Final = Work(
-    hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, vocab=128, rows=(2,), prompt_tokens=8, new_tokens=8,
-    siblings=2, groups=2, micro_batch_tokens=64, versions=1,
+    hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, vocab=128, rows=(2,), decoded_tokens=8, prompt_tokens=8,
+    new_tokens=8, siblings=2, groups=2, micro_batch_tokens=64, versions=1,
 )  # fmt: skip
 
 
@@ -69,11 +71,12 @@ class Setting:
         """The model as transformers has it, for the peers."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.model(), dtype=torch.bfloat16).to(self.device)
+        model: Any = AutoModelForCausalLM.from_pretrained(self.model(), dtype=torch.bfloat16)
+        return model.to(self.device)
 
     async def engine(self, rows: int) -> TorchEngine:
         """Ours, started."""
-        engine, context = TorchEngine(), self.work.prompt_tokens + self.work.new_tokens + 1
+        engine, context = TorchEngine(), self.work.prompt_tokens + self.work.decoded_tokens + 1
         spec = EngineSpec(
             model_path=self.model(), dtype="bfloat16", device=self.device, max_running=rows, max_context_tokens=context
         )

@@ -40,7 +40,12 @@ def run_part(name: str, arguments: dict[str, Any]) -> Result:
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All parts that were asked for, in order."""
     result: Result = {"hardware": hardware(), "card": card(options.device)}
-    arguments = {"device": options.device, "small": options.small, "scratch": str(scratch)}
+    arguments = {
+        "device": options.device,
+        "small": options.small,
+        "scratch": str(scratch),
+        "tiny": str(options.model.resolve()) if options.model else "",
+    }
     for name in options.parts.split(","):
         result[name] = run_part(name, arguments)
         print(f"{name:<8} {json.dumps(result[name])}", file=sys.stderr, flush=True)
@@ -60,6 +65,7 @@ def parse(args: list[str]) -> argparse.Namespace:
     parser.add_argument("--parts", default=",".join(PARTS), help="names, with commas")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="a tiny model and short jobs: whether it works at all")
+    parser.add_argument("--model", type=Path, help="for the jobs, instead of making the quickstart's")
     options = parser.parse_args(args)
     if unknown := [name for name in options.parts.split(",") if name not in PARTS]:
         parser.error(f"--parts: there is no {unknown[0]!r}; expected some of {', '.join(PARTS)}")

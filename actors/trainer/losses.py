@@ -152,8 +152,10 @@ class TokenLogprobs(torch.autograd.Function):
             block = slice(start, start + block_rows)
             part = torch.exp(logits[block].float() / temperature - normalisers[block, None])
             part.mul_(-row_scale[block, None])
+            # all tokens, those of other blocks with 0: to pick some by a mask would make the host wait for the device
             here = (rows >= start) & (rows < start + block_rows)
-            part.view(-1).index_add_(0, (rows[here] - start) * part.shape[1] + targets[here], scale[here])
+            place = (rows - start).clamp(0, part.shape[0] - 1) * part.shape[1] + targets
+            part.view(-1).index_add_(0, place, torch.where(here, scale, 0.0))
             grad[block] = part.to(logits.dtype)
         return grad, None, None, None
 

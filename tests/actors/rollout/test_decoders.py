@@ -130,6 +130,33 @@ def test_a_forked_row_goes_on_by_itself_from_what_it_had_in_common(
             torch.testing.assert_close(got, expected(model, row), atol=1e-4, rtol=0)
 
 
+@pytest.mark.gpu
+def test_steps_that_are_replayed_on_cuda_are_those_of_the_cpu_while_rows_come_and_go_and_weights_change(
+    tmp_path: Path,
+) -> None:
+    models = [load(tmp_path, "qwen3"), load(tmp_path, "qwen3").to("cuda")]
+    twins = [Batch(make(model, "fused")) for model in models]
+
+    def check(steps: int) -> None:
+        for _ in range(steps):
+            for want, got in zip(*(twin.grow() for twin in twins), strict=True):
+                torch.testing.assert_close(got.cpu(), want, atol=1e-4, rtol=0)
+        assert twins[1].decoder._graphs._recorded, "the shape came often enough"  # type: ignore[attr-defined]
+
+    for joining in (prompts(5, 17, 30), prompts(9, 12, 3)):
+        for twin in twins:
+            twin.join(joining)
+        check(6)
+    for twin, model in zip(twins, models, strict=True):
+        twin.drop(0, 4)
+        twin.grow()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(1.1)
+            twin.decoder.weights_changed()
+    check(50)  # beyond the first span and the first width of the cache
+
+
 def test_the_fused_decoder_is_chosen_where_it_fits_and_refuses_by_reason_where_not(tmp_path: Path) -> None:
     assert isinstance(make(load(tmp_path, "qwen3"), "auto"), FusedDecoder)
     gpt2 = load(tmp_path, "gpt2")

@@ -11,6 +11,8 @@ Invariants
   have at least ``least_rows`` rows (BLAS takes another kernel below that), prefill widths are multiples of
   ``LENGTH_BUCKET`` (so does attention for a ragged last block), decoding looks at ``SHORTEST_SPAN`` tokens at least (so
   does BLAS for fewer columns), and masked positions contribute exact zeros.
+- On CUDA a step of decoding is a replayed graph (``step_graphs.py``). For few shapes to come again and again, rows are
+  padded to a power of two and spans to multiples of ``CUDA_SPAN``.
 
 The reason for its existence: on a tiny model the HF modules cost several times the arithmetic (``benchmarks/``).
 """
@@ -29,11 +31,13 @@ from torch import Tensor
 from actors.rollout.engines.torch.kv_cache import KvCache
 from actors.rollout.engines.torch.least_rows import least_rows
 from actors.rollout.engines.torch.prefill import prefill_chunks
+from actors.rollout.engines.torch.step_graphs import StepGraphs
 
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _ROPE_TYPES: Final = ("default", "linear", "llama3", "yarn")
 LENGTH_BUCKET: Final = 16
 SHORTEST_SPAN: Final = 32
+CUDA_SPAN: Final = 64
 
 
 def _bucket(length: int) -> int:
@@ -79,7 +83,11 @@ class _Layer:
         """Stack the per-head norms of queries and keys: [heads + kv_heads, head_dim]."""
         if self._norms is not None:
             q, k = self._norms
-            self.qk_norm = torch.cat([q.detach().expand(self.heads, -1), k.detach().expand(self.kv_heads, -1)])
+            stacked = torch.cat([q.detach().expand(self.heads, -1), k.detach().expand(self.kv_heads, -1)])
+            if self.qk_norm is None:
+                self.qk_norm = stacked
+            else:  # in place: a recorded step reads it where it was
+                self.qk_norm.copy_(stacked)
 
 
 def _bias(linear: Any) -> Tensor | None:
@@ -126,6 +134,8 @@ class FusedDecoder:
             max_tokens=max_tokens,
             like=self._embed,
         )
+        self._most_rows = max(max_rows, self._least_rows)
+        self._graphs = StepGraphs(self._embed.device) if self._embed.is_cuda else None
         self._rows = 0
 
     @property
@@ -139,6 +149,8 @@ class FusedDecoder:
     def clear(self) -> None:
         self._rows = 0
         self._cache.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def arrange(self, sources: NDArray[np.int64], targets: NDArray[np.int64], rows: int) -> None:
         self._cache.reserve(max(rows, self._least_rows), self._cache.width, used_rows=self._rows)
@@ -186,23 +198,35 @@ class FusedDecoder:
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
         n = len(tokens)
-        spare = self._least_rows - n
+        spare = self._padded_rows(n) - n
         if spare > 0:  # spare rows compute garbage at position 0 of free slots
             tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
             lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
         longest = int(lengths.max())
         self._cache.reserve(len(tokens), longest, used_rows=n)
-        span = min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
-        positions = self._index(lengths - 1)
+        if self._graphs is None:
+            span = min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
+            return self._decode(self._index(tokens), self._index(lengths - 1), span)[:n]
+        span = min(-(-longest // CUDA_SPAN) * CUDA_SPAN, self._cache.width)
+        return self._graphs.step(self._decode, tokens, lengths - 1, span, place=self._cache.place)[:n]
+
+    def _padded_rows(self, n: int) -> int:
+        if self._graphs is not None:
+            n = min(1 << (n - 1).bit_length(), self._most_rows)
+        return max(n, self._least_rows)
+
+    def _decode(self, tokens: Tensor, positions: Tensor, span: int) -> Tensor:
+        """Logits of one more token a row, ``positions`` being theirs; nothing here waits for the device."""
+        rows = len(tokens)
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-        hidden = F.embedding(self._index(tokens), self._embed)
+        hidden = F.embedding(tokens, self._embed)
         bias = self._bias_of(positions, span, hidden.dtype)
         places = self._cache.places(positions)
         for number, layer in enumerate(self._layers):
             q, k, v = self._project(layer, hidden, cos, sin)
-            keys, values = self._cache.append(number, places, k, v, len(tokens), span)
+            keys, values = self._cache.append(number, places, k, v, rows, span)
             hidden = self._finish_layer(layer, hidden, self._attend(q, keys, values, bias))
-        return self._logits(hidden)[:n]
+        return self._logits(hidden)
 
     def _bias_of(self, positions: Tensor, span: int, dtype: torch.dtype) -> Tensor:
         """0 where a row may look and -inf behind its newest token: [rows * kv_heads, 1, span]."""

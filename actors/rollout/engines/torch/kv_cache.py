@@ -19,10 +19,17 @@ class KvCache:
         self._layers, self._head_dim = layers, head_dim
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._dtype, self._device = like.dtype, like.device
+        self._moves = 0
         self.clear()
+
+    @property
+    def place(self) -> int:
+        """Another one whenever the tensors lie elsewhere than before."""
+        return self._moves
 
     def clear(self) -> None:
         """Give all memory back."""
+        self._moves += 1
         self._keys = self._values = self._zeros(0, 0)
 
     def _zeros(self, rows: int, width: int) -> Tensor:
@@ -50,6 +57,7 @@ class KvCache:
         new_rows = self.rows if rows <= self.rows else min(max(rows, 2 * self.rows, 8), self._max_rows)
         new_width = self.width if width <= self.width else min(max(width, 2 * self.width, 32), self._max_tokens)
         used, kept = min(used_rows, self.rows), self.width
+        self._moves += 1
         for name in ("_keys", "_values"):
             grown = self._zeros(new_rows, new_width)
             grown[:, :used, :, :kept] = getattr(self, name)[:, :used]
