@@ -24,7 +24,7 @@ from configs.errors import ConfigError, Problem
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One claim and our number for it."""
+    """A row holds one claim and our number for it."""
 
     claim: Claim
     ours: float
@@ -43,15 +43,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """What one scenario gave."""
+    """A result holds what one scenario gave."""
 
     scenario: str
     rows: list[Row]
     measures: Measures
-    """All that came out, claimed or not."""
+    """Numbers that came out, claimed or not."""
     seconds: float
     sweep: Sweep | None = None
-    """Of a study that varies a parameter."""
+    """Curves of a study that varies a parameter."""
 
     def as_map(self) -> dict[str, Any]:
         """The object with which ``simulate FILE --json`` ends."""

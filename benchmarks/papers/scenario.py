@@ -62,26 +62,26 @@ Study = Annotated[
     | PoolSweep,
     Field(discriminator="kind"),
 ]
-"""Every kind there is; a new one is added here and to ``benchmarks/papers/studies/registry.py``."""
+"""Kinds of study that there are; a new one is added here and to ``benchmarks/papers/studies/registry.py``."""
 
 
 class Claim(Section):
-    """One published number, and how near ours has to be."""
+    """A claim is one published number, and says how near ours has to be."""
 
     claim: Annotated[str, Field(min_length=1)]
-    """What is claimed, for people."""
+    """Claim in words, for people."""
     source: Annotated[str, Field(min_length=1)]
     """Figure, table or section that it is taken from."""
     measure: Annotated[str, Field(min_length=1)]
     """Name of the measure of this study that stands against it."""
     published: float | tuple[float, float]
-    """The number, or [least, most] of a band."""
+    """Number that was published, or [least, most] of a band."""
     tolerance: Annotated[float, Field(ge=0)]
-    """How far ours may lie from it."""
+    """Distance that ours may have from it."""
     tolerance_is: Literal["relative", "absolute"] = "relative"
-    """``relative``: a fraction of ``published``; ``absolute``: in its unit."""
+    """Unit of the tolerance: ``relative``: a fraction of ``published``; ``absolute``: its own unit."""
     holds: Literal["near", "at_least", "at_most"] = "near"
-    """``near``: on both sides within the tolerance; the others: on one side."""
+    """Side on which ours has to lie: ``near``: both, within the tolerance; the others: one."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Claim:
@@ -106,18 +106,18 @@ class Claim(Section):
 
 
 class PaperScenario(Section):
-    """One published result."""
+    """A scenario asks for one published result."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
-    """What the scenario is called."""
+    """Name of the scenario."""
     paper: Annotated[str, Field(min_length=1)]
-    """Where the result was published."""
+    """Paper in which the result was published."""
     seed: NonNegativeInt = 0
-    """Fixes every draw; ``--seed`` takes its place."""
+    """Number that fixes every draw; ``--seed`` takes its place."""
     study: Study
-    """What is simulated; ``kind`` says which keys it has."""
+    """Study that is simulated; ``kind`` says which keys it has."""
     claims: Annotated[list[Claim], Field(min_length=1)]
-    """What the paper says of it."""
+    """Claims of the paper."""
 
 
 def is_paper_scenario(path: Path) -> bool:

@@ -16,26 +16,26 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Policies that have one baseline."""
+    """A panel holds policies that have one baseline."""
 
     key: str
     title: str
     over: str
-    """The baseline, in words."""
+    """Baseline, in words."""
     ratios: dict[str, np.ndarray]
-    """Policy → float64[points, draws]."""
+    """Ratios of each policy, float64[points, draws]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """See the module's docstring."""
+    """A sweep holds what came out at each value of one parameter (see the module's docstring)."""
 
     parameter: str
-    """In words, with its unit."""
+    """Parameter in words, with its unit."""
     points: list[str]
     panels: list[Panel]
     also: dict[str, float] = field(default_factory=dict[str, float])
-    """Further measures."""
+    """Measures besides the points."""
 
     def measures(self) -> dict[str, float]:
         """Means over the draws."""
@@ -49,7 +49,7 @@ class Sweep:
         return measures
 
     def as_map(self) -> dict[str, Any]:
-        """As ``result.json`` has it."""
+        """The map that ``result.json`` has."""
         panels = [
             {
                 "key": panel.key,
@@ -63,7 +63,7 @@ class Sweep:
 
 
 def sweep_from(values: dict[str, Any]) -> Sweep:
-    """Of ``as_map``.
+    """The sweep of which that is the map.
 
     Raises:
         KeyError, TypeError, ValueError: it is none.

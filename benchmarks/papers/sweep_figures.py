@@ -52,7 +52,7 @@ def curves(sweep: Sweep) -> Figure:
 
 
 def _in_threes(panels: list[Panel]) -> list[list[Panel]]:
-    """As even as they go: more in a row would have no room for their titles."""
+    """Rows of panels as even as they go: more in a row would have no room for their titles."""
     rows = -(-len(panels) // _COLUMNS)
     each = -(-len(panels) // rows)
     return [panels[i : i + each] for i in range(0, len(panels), each)]

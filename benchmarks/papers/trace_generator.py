@@ -18,19 +18,19 @@ from supervisors.providers.traces import SPOT, Trace, TraceEvent, in_order
 
 @dataclass(frozen=True)
 class Market:
-    """What traces are drawn from. The defaults give lives like those of the Bamboo project's traces: about an hour."""
+    """A market is what traces are drawn from. The defaults give lives like those of Bamboo's traces: about an hour."""
 
     nodes_max: int = 8
-    """There are never more at once."""
+    """Nodes that are there at once, at most."""
     life_mean_s: float = 5400.0
     absent_mean_s: float = 1800.0
-    """From the end of one machine of a slot until there is capacity for the next."""
+    """Seconds from the end of one machine of a slot until there is capacity for the next."""
     crunch_every_s: float = 10800.0
-    """``math.inf``: never."""
+    """Seconds between crunches; ``math.inf``: there are none."""
     crunch_part: float = 0.6
     crunch_mean_s: float = 900.0
     notice_s: float = 30.0
-    """Before each end; 0: none is given."""
+    """Seconds before each end at which notice is given; 0: none is given."""
     kind: str = SPOT
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from supervisors.providers.traces import Trace, TraceEvent, in_order
 
 
 def changes(trace: Trace) -> Iterator[tuple[float, int]]:
-    """From when on how many nodes are there: one pair for each instant at which nodes come or go."""
+    """Instants at which nodes come or go, and how many are there from then on."""
     alive, moves = 0, (event for event in trace.events if event.what != "notice")
     for at_s, events in itertools.groupby(moves, key=lambda event: event.at_s):
         alive += sum(1 if event.what == "up" else -1 for event in events)
@@ -65,7 +65,7 @@ def between(trace: Trace, start_s: float, end_s: float) -> Trace:
 
 
 def kept(trace: Trace, part: float, seed: int) -> Trace:
-    """With that part of the nodes, drawn; each keeps its history."""
+    """The trace with that part of the nodes, drawn; each keeps its history."""
     names = sorted({event.node for event in trace.events})
     chosen = set(random.Random(f"{seed}/kept nodes").sample(names, round(part * len(names))))
     return replace(trace, events=tuple(event for event in trace.events if event.node in chosen))

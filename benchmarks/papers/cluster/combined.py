@@ -36,7 +36,7 @@ _EVENTS_MAX = 5_000_000
 
 
 class CombinedCluster:
-    """One job. ``draw(step)`` gives its samples, group by group; ``expect(step, samples)`` a ranker's lengths."""
+    """It runs one job. ``draw(step)`` gives samples, group by group; ``expect(step, samples)`` a ranker's lengths."""
 
     def __init__(
         self,

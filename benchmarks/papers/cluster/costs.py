@@ -20,13 +20,13 @@ MACHINE_DEVICES = 8
 
 @dataclass(frozen=True, slots=True)
 class DecodePace:
-    """A ``StepTime``: a roofline for the weights, and a share for each sequence."""
+    """A pace is a ``StepTime``: a roofline for the weights, and a share for each sequence."""
 
     fixed_s: float
     weights_s: float
-    """Reading them all."""
+    """Seconds for reading all weights."""
     compute_s: float
-    """Of one sequence's products with them."""
+    """Seconds for one sequence's products with them."""
     sequence_s: float
     context_token_s: float
 
@@ -36,7 +36,7 @@ class DecodePace:
 
 
 def decode_pace(model: Transformer, device: Device, cost: DecodeCost) -> DecodePace:
-    """Of one instance of ``model.tensor_parallel`` devices."""
+    """The pace of one instance of ``model.tensor_parallel`` devices."""
     tp, bandwidth = model.tensor_parallel, device.bandwidth_bytes_s * cost.bandwidth_use
     reduces = 2 * model.layers * cost.all_reduce_s if tp > 1 else 0.0
     return DecodePace(
@@ -49,7 +49,7 @@ def decode_pace(model: Transformer, device: Device, cost: DecodeCost) -> DecodeP
 
 
 def cache_tokens(model: Transformer, device: Device, cost: DecodeCost) -> float:
-    """Of one instance's KV cache: what the weights leave of its devices' memory. Negative where they do not fit."""
+    """Tokens of one instance's KV cache: what weights leave of its devices' memory. Negative where they do not fit."""
     room = device.memory_bytes * cost.memory_use * model.tensor_parallel - model.weight_bytes
     return room / model.kv_token_bytes
 

@@ -11,7 +11,7 @@ from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.setups.streamrl import LengthHistogram, Ranker
 
 _SIGMA_MAX = 16.0
-"""Chance, for any lengths here."""
+"""Noise that makes any ranking here one by chance."""
 
 
 def draw_lengths(histogram: LengthHistogram, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -52,7 +52,7 @@ def ranked(ranker: Ranker, seed: int) -> Callable[[int, Sequence[Sample]], np.nd
 
 
 def recall_of_longest(lengths: np.ndarray, estimates: np.ndarray, fraction: float) -> float:
-    """Of the truly longest ``fraction``, the part that the estimates count among the longest as well."""
+    """The part of the truly longest ``fraction`` that the estimates count among the longest as well."""
     count = max(1, round(fraction * len(lengths)))
     true = np.argsort(-lengths, kind="stable")[:count]
     guessed = np.argsort(-estimates, kind="stable")[:count]

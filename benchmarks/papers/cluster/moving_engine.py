@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from actors.policies.generation_time import Instance
 
 ADMIT = 0.95
-"""Of the KV cache: beyond it nothing is admitted, so that those that run can grow."""
+"""Part of the KV cache beyond which nothing is admitted, so that those that run can grow."""
 
 
 @dataclass(slots=True, eq=False)
 class Sample:
-    """One response that is being made."""
+    """A sample is one response that is being made."""
 
     number: int
     group: int
@@ -30,14 +30,14 @@ class Sample:
     length: int
     """Tokens at which it will end."""
     kept: float = 0.0
-    """Generated before it came to where it runs now."""
+    """Tokens generated before it came to where it runs now."""
     joined: float = 0.0
     finished_s: float = math.inf
 
 
 @dataclass(slots=True, eq=False)
 class MovingEngine:
-    """One engine. ``advance`` it to an instant before it is looked at or changed."""
+    """An engine has to be brought to an instant (``advance``) before it is looked at or changed."""
 
     name: str
     instance: Instance
@@ -45,13 +45,13 @@ class MovingEngine:
     pending: deque[Sample] = field(default_factory=deque[Sample])
     running: dict[int, Sample] = field(default_factory=dict[int, Sample])
     busy_s: float = 0.0
-    """In which something ran."""
+    """Seconds in which something ran."""
     position: float = 0.0
     """Decode steps done."""
     context: float = 0.0
     """Tokens in the KV cache."""
     stall_s: float = 0.0
-    """Of prefills that decoding waits for."""
+    """Seconds of prefills that decoding waits for."""
     _ends: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
 
     # ------------------------------------------------------------ time
@@ -127,7 +127,7 @@ class MovingEngine:
         return not self.running or self.context + need <= ADMIT * self.instance.kv_tokens
 
     def tokens(self, sample: Sample) -> int:
-        """That a sample which runs here has."""
+        """Tokens of a sample that runs here."""
         return int(min(sample.length - 1, sample.kept + self.position - sample.joined))
 
     def take(self, sample: Sample) -> Sample:

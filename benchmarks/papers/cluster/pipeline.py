@@ -21,31 +21,31 @@ import numpy as np
 
 Mode = Literal["colocated", "minibatch", "dynamic", "one_step_barrier", "async"]
 _CHUNKS = 4
-"""Mini-batches of ``minibatch``."""
+"""Mini-batches in an iteration of the mode ``minibatch``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One iteration's samples."""
+    """A batch is one iteration's samples."""
 
     finished_s: np.ndarray
-    """After generation began, float64[n]."""
+    """Seconds after generation began, float64[n]."""
     train_s: np.ndarray
-    """What each sample takes the trainer, float64[n]."""
+    """Seconds that each sample takes the trainer, float64[n]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What iterations cost besides the samples."""
+    """Stages cost this besides the samples."""
 
     transfer_s: float = 0.0
-    """Weights from the trainer to all instances."""
+    """Seconds in which weights go from the trainer to all instances."""
     switch_s: float = 0.0
-    """``colocated``: between the stages, both ways together."""
+    """Seconds between the stages of ``colocated``, both ways together."""
     step_s: float = 0.0
-    """Of the optimizers."""
+    """Seconds of the optimizers."""
     saturating_s: float = 0.0
-    """A micro-batch takes at least as long as this; the trainer waits for as much work."""
+    """Seconds that a micro-batch takes at least; the trainer waits for as much work."""
 
 
 def iteration_s(mode: Mode, batches: Sequence[Batch], stages: Stages, *, warm_up: int = 2) -> float:

@@ -14,7 +14,7 @@ from actors.policies.stage_balance import StageTime
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Devices are split between the two stages."""
+    """A split shares devices between the two stages."""
 
     rollout: int
     train: int

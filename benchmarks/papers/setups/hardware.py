@@ -12,29 +12,29 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 class Device(Section):
-    """One accelerator, of a machine that holds eight."""
+    """A device is one accelerator, of a machine that holds eight."""
 
     name: str
-    """As the paper calls it."""
+    """Name in the paper."""
     peak_flops: PositiveFloat
-    """Dense bf16."""
+    """Peak in dense bf16, floating-point operations a second."""
     memory_bytes: PositiveFloat
-    """Of one device."""
+    """Memory of one device."""
     bandwidth_bytes_s: PositiveFloat
-    """Of its memory."""
+    """Bandwidth of its memory."""
     network_bytes_s: PositiveFloat
-    """Of the whole machine, to others."""
+    """Network of the whole machine, to others."""
     machine_price: PositiveFloat
-    """Of a machine, relative to the cheapest."""
+    """Price of a machine, relative to the cheapest."""
 
 
 class Transformer(Section):
-    """A dense decoder."""
+    """A transformer is a dense decoder."""
 
     name: str
-    """As the paper calls it."""
+    """Name in the paper."""
     parameters: PositiveFloat
-    """All of them."""
+    """Parameters, all of them."""
     layers: PositiveInt
     """Decoder blocks."""
     hidden: PositiveInt
@@ -48,44 +48,46 @@ class Transformer(Section):
 
     @property
     def weight_bytes(self) -> float:
-        """In bf16."""
+        """Size of the weights in bf16."""
         return 2 * self.parameters
 
     @property
     def kv_token_bytes(self) -> float:
-        """Of one token of context, over all layers and devices."""
+        """Size of one token of context, over all layers and devices."""
         return float(self.layers * self.kv_heads * self.head_tokens_bytes)
 
 
 class DecodeCost(Section):
-    """What a step of an engine takes beyond moving bytes at full speed; fitted to the paper's Fig. 6 (7B on H800)."""
+    """It says what a step of an engine takes beyond moving bytes at full speed; fitted to Fig. 6 (7B on H800)."""
 
     memory_use: Fraction = 0.9
-    """Of a device's memory, for weights and KV cache."""
+    """Part of a device's memory, for weights and KV cache."""
     bandwidth_use: Fraction = 0.8
-    """Of a device's bandwidth while weights and KV cache are read."""
+    """Part of a device's bandwidth while weights and KV cache are read."""
     layer_s: PositiveFloat = 97e-6
-    """Launching a layer, whatever the batch; from 8.4 ms at batch 1."""
+    """Seconds for launching a layer, whatever the batch; from 8.4 ms at batch 1."""
     layer_sequence_s: PositiveFloat = 1e-6
-    """In a layer, for each sequence, beside its KV cache: attention, sampling; from the slope up to batch 256."""
+    """Seconds in a layer, for each sequence, beside its KV cache: attention, sampling; from the slope up to batch
+    256."""
     compute_use: Fraction = 0.7
-    """Of peak, where products of matrices take longer than reading the weights; from batch 512."""
+    """Part of the peak, where products of matrices take longer than reading the weights; from batch 512."""
     table_context_tokens: NonNegativeInt = 1000
     """Context at which Fig. 6 is taken to have been measured; the paper does not say."""
     all_reduce_s: PositiveFloat = 12e-6
-    """Two a layer where an instance has several devices; of a few KB over NVLink."""
+    """Seconds of an all-reduce of a few KB over NVLink; two a layer where an instance has several devices."""
     prefill_use: Fraction = 0.5
-    """Of peak."""
+    """Part of the peak in a prefill."""
 
 
 class TrainCost(Section):
-    """What training takes; PPO with an actor, a critic and a reference of equal size."""
+    """It says what training takes: PPO with an actor, a critic and a reference of equal size."""
 
     flops_per_parameter: PositiveFloat = 18.0
-    """A token: 6 for the actor, 6 for the critic, 2 each for old and reference log-probabilities and old values."""
+    """Operations a token: 6 for the actor, 6 for the critic, 2 each for old and reference log-probabilities and old
+    values."""
     flops_use: Fraction = 0.37
-    """Of peak (MFU)."""
+    """Part of the peak (MFU)."""
     step_s: PositiveFloat = 2.0
-    """Of the optimizers."""
+    """Seconds of the optimizers."""
     saturating_tokens: PositiveInt = 2048
-    """For each device: a smaller micro-batch takes as long as one of this size."""
+    """Tokens for each device: a smaller micro-batch takes as long as one of this size."""

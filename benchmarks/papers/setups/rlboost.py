@@ -17,32 +17,34 @@ H100 = Device(
     name="H100", peak_flops=989.5e12, memory_bytes=80e9, bandwidth_bytes_s=3.35e12, network_bytes_s=25e9,
     machine_price=83.79,
 )  # fmt: skip
-"""8 of them a machine, on demand, dollars an hour; its front-end link of 200 Gbps carries the weights."""
+"""Device of eight a machine, on demand, dollars an hour; the machine's front-end link of 200 Gbps carries the
+weights."""
 
 
 class Lengths(Section):
-    """Response lengths: log-normal, those of a prompt alike, cut at the limit."""
+    """Response lengths are log-normal, those of a prompt alike, cut at the limit."""
 
     median_tokens: PositiveFloat
-    """Before the cut."""
+    """Median before the cut."""
     sigma: PositiveFloat = 0.75
-    """Of the logarithm. Assumed: the paper prints no distribution; with it a tenth to a fifth reach the limit."""
+    """Deviation of the logarithm. Assumed: the paper prints no distribution; with it a tenth to a fifth reach the
+    limit."""
     of_prompt: Annotated[float, Field(ge=0, le=1)] = 0.87
     """Part of the variance that all responses of a prompt share. From StreamRL's Tab. 4: a predictor that sees only
     the prompt recalls 87 % of the longest fifth, which leaves a deviation of 0.27 to the responses themselves."""
     max_tokens: PositiveInt = 14_336
-    """The limit."""
+    """Limit of a response."""
 
 
 class HybridModel(Section):
-    """A model of the evaluation, the reserved machines that it gets, and the lengths of its responses."""
+    """It is a model of the evaluation, with the reserved machines that it gets and the lengths of its responses."""
 
     transformer: Transformer
     machines: PositiveInt
-    """Reserved ones, of eight devices."""
+    """Reserved machines, of eight devices each."""
     lengths: Lengths
     train_flops_use: Annotated[float, Field(gt=0, le=1)]
-    """Of peak (MFU)."""
+    """Part of the peak (MFU)."""
 
 
 HybridName = Literal["8B", "14B", "32B"]
@@ -60,65 +62,66 @@ HYBRID: dict[HybridName, HybridModel] = {
         machines=2, lengths=Lengths(median_tokens=5150), train_flops_use=0.385,
     ),
 }  # fmt: skip
-"""Qwen3. Median and MFU of a model are calibrations, by two numbers that its code's constants imply (work conservation
-over T_seed): training time, 411 to 458 s for 14B and 130 to 140 s for 8B, and the step of the reserved machines alone,
-950 to 1040 s and 410 to 430 s, and a tenth more for the tail that work conservation leaves out. Nothing is published of
-32B: it has 14B's. Its tensor parallelism is not published either."""
+"""Models of Qwen3. Median and MFU of a model are calibrations, by two numbers that its code's constants imply (work
+conservation over T_seed): training time, 411 to 458 s for 14B and 130 to 140 s for 8B, and the step of the reserved
+machines alone, 950 to 1040 s and 410 to 430 s, and a tenth more for the tail that work conservation leaves out. Nothing
+is published of 32B: it has 14B's. Its tensor parallelism is not published either."""
 
 
 class HybridSetup(Section):
-    """One step's samples, and what each part of a hybrid cluster takes."""
+    """It describes one step's samples, and what each part of a hybrid cluster takes."""
 
     prompts: PositiveInt = 128
-    """A step."""
+    """Prompts of a step."""
     group_size: PositiveInt = 8
-    """Responses of each; they are trained together, since their advantages are relative to each other."""
+    """Responses of a prompt; they are trained together, since their advantages are relative to each other."""
     prompt_tokens: PositiveInt = 256
-    """Of every prompt; the limit is 512."""
+    """Tokens of every prompt; the limit is 512."""
     places: PositiveInt = 256
     """Requests that an engine runs together at most."""
     decode: DecodeCost = DecodeCost(memory_use=0.6)
-    """StreamRL's fit of an engine on the same generation of devices, with RLBoost's fraction of memory."""
+    """Costs that StreamRL's engine was fitted with on the same generation of devices, with RLBoost's fraction of
+    memory."""
     train: TrainCost = TrainCost(flops_per_parameter=12, step_s=4.0)
-    """GRPO with gradient checkpointing: 8 for the actor, 2 each for old and reference log-probabilities. ``flops_use``
-    is the model's own."""
+    """Costs of GRPO with gradient checkpointing: 8 for the actor, 2 each for old and reference log-probabilities.
+    ``flops_use`` is the model's own."""
     log_prob_flops_per_parameter: PositiveFloat = 4
-    """Of these, what needs no advantage: old and reference log-probabilities."""
+    """Part of these that needs no advantage: old and reference log-probabilities."""
     micro_batch_responses: PositiveInt = 16
-    """m_b of the code: the trainer begins with as many."""
+    """Responses with which the trainer begins (m_b of the code)."""
     switch_s: PositiveFloat = 5.0
-    """Between generating and training on the reserved machines, each way. Assumed."""
+    """Seconds between generating and training on the reserved machines, each way. Assumed."""
     reserved_network_bytes_s: PositiveFloat = 25e9
-    """Of a reserved machine, from which others pull: 200 Gbps."""
+    """Network of a reserved machine, from which others pull: 200 Gbps."""
     remote_network_bytes_s: PositiveFloat = 6.25e9
-    """Of a spot machine: 50 Gbps."""
+    """Network of a spot machine: 50 Gbps."""
     load_s: PositiveFloat = 3.0
-    """From the last byte of a version until an engine serves it. Assumed."""
+    """Seconds from the last byte of a version until an engine serves it. Assumed."""
     boot_s: PositiveFloat = 60.0
-    """From the moment a spot machine is there until its engine can pull. Assumed."""
+    """Seconds from the moment a spot machine is there until its engine can pull. Assumed."""
     pending_cap: PositiveInt = 8
-    """Theta: samples that wait at one engine at most. Not published."""
+    """Samples that wait at one engine at most (theta). Not published."""
     balance_every_s: PositiveFloat = 1.0
-    """Between two looks of the balancer."""
+    """Seconds between two looks of the balancer."""
     reserved_price: PositiveFloat = 83.79
-    """A machine of eight devices, on demand, an hour."""
+    """Price of a machine of eight devices, on demand, an hour."""
     spot_price: PositiveFloat = 5.32
-    """A spot machine of two devices, an hour."""
+    """Price of a spot machine of two devices, an hour."""
     damping: PositiveFloat = 3.0
-    """eta of the code."""
+    """Divisor of the window's change (eta of the code)."""
     first_seed_s: PositiveFloat = 150.0
-    """T_init of the code."""
+    """First window (T_init of the code)."""
     steps: PositiveInt = 24
-    """Simulated with a fixed number of workers; what is measured is the mean of the last third."""
+    """Steps simulated with a fixed number of workers; what is measured is the mean of the last third."""
 
     @property
     def early(self) -> float:
-        """Of a sample's training, the part that need not wait for its group."""
+        """The part of a sample's training that need not wait for its group."""
         return self.log_prob_flops_per_parameter / self.train.flops_per_parameter
 
 
 class StaticStudy(Section):
-    """A fixed number of remote workers against none: throughput, cost, seeding window and capacity target."""
+    """It compares fixed numbers of remote workers with none: throughput, cost, seeding window and capacity target."""
 
     kind: Literal["rlboost_static"]
     model: HybridName = "14B"
@@ -128,31 +131,31 @@ class StaticStudy(Section):
 
 
 class SeedingStudy(Section):
-    """All but one of the workers are lost and come back one by one: with seeding, without it, without its memory."""
+    """It loses all but one of the workers, which come back one by one: with seeding, without it, without its memory."""
 
     kind: Literal["rlboost_seeding"]
     model: HybridName = "14B"
     workers: PositiveInt = 6
     lost: PositiveInt = 5
     warm_steps: PositiveInt = 16
-    """With all of them, before the loss; the window and its memory settle."""
+    """Steps with all of them, before the loss; the window and its memory settle."""
     rounds: PositiveInt = 3
     """Losses in a row. The first teaches what the others remember; the last one is measured."""
     return_every_s: PositiveFloat = 2400.0
-    """Between the loss and the first return, and between two returns. Not published; with one worker a step without
-    seeding takes 2000 s, and a window is remembered only of a step in which nobody came or went."""
+    """Seconds between the loss and the first return, and between two returns. Not published; with one worker a step
+    without seeding takes 2000 s, and a window is remembered only of a step in which nobody came or went."""
     setup: HybridSetup = HybridSetup()
 
 
 class MigrationStudy(Section):
-    """Some workers are preempted in mid-step: samples go on with their tokens, or start anew."""
+    """It preempts some workers in mid-step: samples go on with their tokens, or start anew."""
 
     kind: Literal["rlboost_migration"]
     model: HybridName = "14B"
     workers: PositiveInt = 6
     lost: PositiveInt = 3
     at_s: list[PositiveFloat] = Field(default_factory=lambda: [100.0, 200.0])
-    """After the step's begin."""
+    """Seconds after the step's begin."""
     warm_steps: PositiveInt = 12
     repeats: PositiveInt = 6
     """Steps over which an overhead is averaged."""
@@ -160,13 +163,13 @@ class MigrationStudy(Section):
 
 
 class SpotStudy(Section):
-    """A real trace of spot machines: tokens a second and tokens a dollar against reserved machines only."""
+    """It follows a real trace of spot machines: tokens a second and a dollar against reserved machines only."""
 
     kind: Literal["rlboost_spot"]
     trace: str = "configs/traces/bamboo_g4dn.csv"
-    """From the repository's root."""
+    """Path from the repository's root."""
     part: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Of the trace's machines, drawn."""
+    """Part of the trace's machines, drawn."""
     segment_s: PositiveFloat = 7200.0
     models: list[HybridName] = Field(default_factory=lambda: list(HYBRID))
     setup: HybridSetup = HybridSetup()

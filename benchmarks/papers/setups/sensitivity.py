@@ -20,20 +20,20 @@ Recall = Annotated[float, Field(gt=0.2, le=1)]
 
 
 class RankerSweep(Section):
-    """StreamRL's dispatch with rankers that find less and less of the longest fifth, against equal shares."""
+    """It runs StreamRL's dispatch with rankers that find less and less of the longest fifth, against equal shares."""
 
     kind: Literal["sensitivity_ranker"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
     variant: Variant = "20K"
     recalls: list[Recall] = Field(default_factory=lambda: [1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-    """Of the longest 20 %, above 0.2; after them comes a ranking by chance."""
+    """Recalls of the longest 20 %, above 0.2; after them comes a ranking by chance."""
     draws: PositiveInt = 3
     """Seeds, counted from the scenario's."""
     workload: Workload = Workload()
 
 
 class CombinedRankerSweep(Section):
-    """The combined policy with such rankers, against itself without ranking."""
+    """It runs the combined policy with such rankers, against itself without ranking."""
 
     kind: Literal["sensitivity_ranker_combined"]
     models: list[ModelName] = Field(default_factory=lambda: list[ModelName](("32B", "72B")))
@@ -41,34 +41,34 @@ class CombinedRankerSweep(Section):
     hybrid: list[HybridName] = Field(default_factory=lambda: list(HYBRID))
     """Models of RLBoost's set-up."""
     workers: PositiveInt = 3
-    """There, machines that do not train; they stay."""
+    """Workers on machines that do not train, there; they stay."""
     recalls: list[Recall] = Field(default_factory=lambda: [1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
-    """Of the longest 20 %, above 0.2; after them comes a ranking by chance."""
+    """Recalls of the longest 20 %, above 0.2; after them comes a ranking by chance."""
     staleness: Staleness = 1
     draws: PositiveInt = 2
     """Seeds, counted from the scenario's, on StreamRL's set-up."""
     hybrid_draws: PositiveInt = 6
-    """On RLBoost's, where a step has an eighth of the groups, and one draw is several percent off."""
+    """Seeds on RLBoost's, where a step has an eighth of the groups, and one draw is several percent off."""
     workload: SteadyWorkload = Workload()
     setup: HybridSetup = HybridSetup(boot_s=1e-3, steps=8)
     """Machines that are there from the beginning."""
 
 
 class BandwidthSweep(Section):
-    """Slower and slower links for the weights: StreamRL's modes, RLBoost and the combined policy."""
+    """It makes the links for the weights slower and slower, for StreamRL's modes, RLBoost and the combined policy."""
 
     kind: Literal["sensitivity_bandwidth"]
     slower: list[PositiveFloat] = Field(default_factory=lambda: [1.0, 3.0, 10.0])
-    """The published bandwidths are divided by these."""
+    """Divisors of the published bandwidths."""
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
     variant: Variant = "5K"
-    """The shortest iterations are those in which a transfer counts most."""
+    """Variant with the shortest iterations, in which a transfer counts most."""
     hybrid: list[HybridName] = Field(default_factory=lambda: list(HYBRID))
     """Models of RLBoost's set-up."""
     workers: PositiveInt = 6
-    """There, machines that do not train; they stay."""
+    """Workers on machines that do not train, there; they stay."""
     staleness: Staleness = 1
-    """Of the combined policy."""
+    """Staleness of the combined policy."""
     draws: PositiveInt = 2
     """Seeds, counted from the scenario's."""
     ranker: Ranker = Ranker()
@@ -77,25 +77,25 @@ class BandwidthSweep(Section):
 
 
 class PreemptionSweep(Section):
-    """A real trace of spot machines in which as many machines are there, and live shorter and shorter."""
+    """It follows a real trace of spot machines, of which as many are there, and live shorter and shorter."""
 
     kind: Literal["sensitivity_preemptions"]
     times: list[PositiveInt] = Field(default_factory=lambda: [1, 2, 5])
-    """As many preemptions as in the trace."""
+    """Multiples of the preemptions in the trace."""
     trace: str = "configs/traces/bamboo_g4dn.csv"
-    """From the repository's root."""
+    """Path from the repository's root."""
     part: Fraction = 0.5
-    """Of the trace's machines, drawn."""
+    """Part of the trace's machines, drawn."""
     segment_s: PositiveFloat = 7200.0
     models: list[HybridName] = Field(default_factory=lambda: list(HYBRID))
     staleness: Staleness = 1
-    """Of the combined policy."""
+    """Staleness of the combined policy."""
     ranker: Ranker = Ranker()
     setup: HybridSetup = HybridSetup()
 
 
 class PoolSweep(Section):
-    """Rollout instances on two kinds of devices, of the same price together: dispatch by each one's own latencies."""
+    """It mixes rollout instances on two kinds of devices, of one price together, dispatched by their own latencies."""
 
     kind: Literal["sensitivity_pools"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -103,7 +103,7 @@ class PoolSweep(Section):
     shares: Annotated[list[Annotated[float, Field(ge=0, le=1)]], Field(min_length=3)] = Field(
         default_factory=lambda: [0.0, 0.25, 0.5, 0.75, 1.0]
     )
-    """Of the money, spent on H20; the rest on H800. The first and the last are pools of one kind."""
+    """Parts of the money that are spent on H20; the rest on H800. The first and the last are pools of one kind."""
     draws: PositiveInt = 3
     """Seeds, counted from the scenario's."""
     workload: Workload = Workload(iterations=8)

@@ -15,31 +15,31 @@ from configs.schema import PositiveFloat, PositiveInt, Section
 
 
 class LengthHistogram(Section):
-    """Output lengths: bins of equal width, uniform within a bin."""
+    """It describes output lengths in bins of equal width, uniform within a bin."""
 
     first_tokens: PositiveInt = 800
-    """Where the first bin begins."""
+    """Begin of the first bin."""
     bin_tokens: PositiveInt = 640
     """Width of a bin."""
     weights: tuple[Annotated[float, Field(ge=0)], ...] = (
         19.7, 26.6, 19.1, 18.3, 12.2, 9.8, 8.4, 4.9, 5.3, 3.4, 2.5, 3.6, 2.5, 0.8, 1.2,
         0.7, 1.1, 0.5, 2.0, 1.3, 1.3, 3.1, 1.0, 1.2, 1.3, 1.7, 1.3, 1.7, 1.0, 1.4,
     )  # fmt: skip
-    """One a bin, in any unit; the default is the paper's Fig. 7, read off to about 2 %."""
+    """Weights of the bins, in any unit; the default is the paper's Fig. 7, read off to about 2 %."""
     scale: PositiveFloat = 1.0
-    """Every length times this; the 10K and 5K variants are 0.5 and 0.25."""
+    """Factor of every length; the 10K and 5K variants are 0.5 and 0.25."""
 
 
 class Ranker(Section):
-    """A length predictor that sees true lengths through noise: estimate = length · exp(sigma · N(0, 1))."""
+    """A ranker predicts lengths: it sees true ones through noise, estimate = length · exp(sigma · N(0, 1))."""
 
     sigma: Annotated[float, Field(ge=0)] = 0.27
-    """0 is an oracle. The default recalls 87 % of the longest 20 %, as the 7B ranker of Tab. 4."""
+    """Noise; 0 is an oracle. The default recalls 87 % of the longest 20 %, as the 7B ranker of Tab. 4."""
     knows: Literal["lengths", "order", "nothing"] = "lengths"
-    """``lengths``: as above; ``order``: as above, but it only orders, and what is expected are the batch's own lengths
-    in that order; ``nothing``: all the same is expected of everybody, the mean."""
+    """What it knows: ``lengths``: as above; ``order``: as above, but it only orders, and what is expected are the
+    batch's own lengths in that order; ``nothing``: all the same is expected of everybody, the mean."""
     by_chance: bool = False
-    """Orders by lot instead."""
+    """Whether it orders by lot instead."""
 
 
 H800 = Device(
@@ -50,17 +50,18 @@ H20 = Device(
     name="H20", peak_flops=148e12, memory_bytes=96e9, bandwidth_bytes_s=4.0e12, network_bytes_s=12.5e9,
     machine_price=1.0,
 )  # fmt: skip
-"""Tab. 1 and section 7.1: peak, memory, bandwidth, price of a machine of eight; 8 x 200 Gbps, and 100 Gbps."""
+"""Devices of Tab. 1 and section 7.1: peak, memory, bandwidth, price of a machine of eight; 8 x 200 Gbps, and 100
+Gbps."""
 
 
 class PaperModel(Section):
-    """A model of the evaluation and the devices that it is given."""
+    """It is a model of the evaluation with the devices that it is given."""
 
     transformer: Transformer
     devices: PositiveInt
-    """All of the job's."""
+    """Devices of the job, all of them."""
     train_flops_use: Fraction
-    """Of peak (MFU)."""
+    """Part of the peak (MFU)."""
 
 
 ModelName = Literal["7B", "32B", "72B"]
@@ -82,20 +83,20 @@ MODELS: dict[ModelName, PaperModel] = {
         ), devices=128, train_flops_use=0.36,
     ),
 }  # fmt: skip
-"""Qwen2.5. Devices: section 7.1. Tensor parallelism is not published: the least that leaves room for 16 samples of full
-length. MFU: from the training times that Figs. 8 and 10 imply (32B on 24 devices 380 s, 72B on 48 devices 459 s); the
-7B's is that of the 32B."""
+"""Models of Qwen2.5. Devices: section 7.1. Tensor parallelism is not published: the least that leaves room for 16
+samples of full length. MFU: from the training times that Figs. 8 and 10 imply (32B on 24 devices 380 s, 72B on 48
+devices 459 s); the 7B's is that of the 32B."""
 SCALES: dict[Variant, float] = {"5K": 0.25, "10K": 0.5, "20K": 1.0}
-"""Of the lengths of Fig. 7."""
+"""Scales of the lengths of Fig. 7."""
 
 
 class Workload(Section):
-    """One iteration's samples, and how engines and trainers take them."""
+    """It describes one iteration's samples, and how engines and trainers take them."""
 
     samples: PositiveInt = 1024
-    """The global batch."""
+    """Samples of the global batch."""
     prompt_tokens: PositiveInt = 400
-    """Of every prompt; most are below 800."""
+    """Tokens of every prompt; most are below 800."""
     max_tokens: PositiveInt = 20_000
     """Longest response of the 20K variant; scaled with the lengths."""
     lengths: LengthHistogram = LengthHistogram()
@@ -107,13 +108,14 @@ class Workload(Section):
     decode: DecodeCost = DecodeCost()
     train: TrainCost = TrainCost()
     switch_bytes_s: PositiveFloat = 0.93e9
-    """Colocated only: weights and optimizer states of actor and critic that each device moves out and in again between
-    the stages. All costs of switching in one number, fitted so that the geometric mean of our nine colocated iteration
-    times is that of Fig. 8's nine."""
+    """Speed, colocated only, at which each device moves weights and optimizer states of actor and critic out and in
+    again between the stages. All costs of switching in one number, fitted so that the geometric mean of our nine
+    colocated iteration times is that of Fig. 8's nine."""
     split_variant: Variant = "20K"
-    """The lengths for which Algorithm 1 splits the devices; the paper shows one split a model, for 20K (Fig. 10)."""
+    """Lengths for which Algorithm 1 splits the devices; the paper shows one split a model, for 20K (Fig. 10)."""
     iterations: PositiveInt = 10
-    """How many are simulated; the first two are warm-up, and of the combined policy the first four and the last."""
+    """Iterations that are simulated; the first two are warm-up, and of the combined policy the first four and the
+    last."""
     profile_draws: PositiveInt = 6
     """Orders and estimates over which a profile of generation is averaged."""
 
@@ -127,48 +129,48 @@ def _has_a_middle(work: Workload) -> Workload:
 
 
 SteadyWorkload = Annotated[Workload, AfterValidator(_has_a_middle)]
-"""Of a study that tells the pace of steps in the middle of a job."""
+"""Workload of a study that tells the pace of steps in the middle of a job."""
 
 
 class LengthsStudy(Section):
-    """Statistics of the length histogram."""
+    """It takes statistics of the length histogram."""
 
     kind: Literal["streamrl_lengths"]
     lengths: LengthHistogram = LengthHistogram()
     samples: PositiveInt = 200_000
-    """How many are drawn."""
+    """Samples that are drawn."""
 
 
 class RankerStudy(Section):
-    """How much of the true longest the emulated ranker finds."""
+    """It asks how much of the true longest the emulated ranker finds."""
 
     kind: Literal["streamrl_ranker"]
     lengths: LengthHistogram = LengthHistogram()
     ranker: Ranker = Ranker()
     samples: PositiveInt = 100_000
-    """How many are ranked."""
+    """Samples that are ranked."""
 
 
 class DecodeStudy(Section):
-    """The decode cost model against the published table of latencies."""
+    """It holds the decode cost model against the published table of latencies."""
 
     kind: Literal["streamrl_decode"]
     decode: DecodeCost = DecodeCost()
 
 
 class ThroughputStudy(Section):
-    """Modes of StreamRL against a colocated baseline, for models and lengths."""
+    """It holds modes of StreamRL against a colocated baseline, for models and lengths."""
 
     kind: Literal["streamrl_throughput"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
-    """Which of the paper's models."""
+    """Models of the paper that are run."""
     variants: list[Variant] = Field(default_factory=lambda: list(SCALES))
-    """Which of its length variants."""
+    """Variants of lengths that are run."""
     workload: Workload = Workload()
 
 
 class LadderStudy(Section):
-    """One model and length; the parts of StreamRL switched on one after the other."""
+    """It takes one model and length, and switches the parts of StreamRL on one after the other."""
 
     kind: Literal["streamrl_ladder"]
     model: ModelName = "72B"
@@ -177,7 +179,7 @@ class LadderStudy(Section):
 
 
 class RankingStudy(Section):
-    """Generation time with ranked and with true lengths, against random order and first come first served."""
+    """It holds generation with ranked and with true lengths against random order and first come first served."""
 
     kind: Literal["streamrl_ranking"]
     models: list[ModelName] = Field(default_factory=lambda: list(MODELS))
@@ -186,7 +188,7 @@ class RankingStudy(Section):
 
 
 class SplitStudy(Section):
-    """Devices of the two stages as Algorithm 1 chooses them."""
+    """It asks how many devices of the two stages Algorithm 1 chooses."""
 
     kind: Literal["streamrl_split"]
     models: list[ModelName] = Field(default_factory=lambda: list[ModelName](("32B", "72B")))
@@ -195,12 +197,12 @@ class SplitStudy(Section):
 
 
 class GrowthStudy(Section):
-    """Outputs that lengthen from iteration to iteration, and when the rollout pool grows."""
+    """It lets outputs lengthen from iteration to iteration, and asks when the rollout pool grows."""
 
     kind: Literal["streamrl_growth"]
     model: ModelName = "7B"
     rollout_devices: PositiveInt = 32
-    """At the beginning."""
+    """Devices that generate at the beginning."""
     from_variant: Variant = "10K"
     to_variant: Variant = "20K"
     steps: PositiveInt = 23
@@ -209,15 +211,15 @@ class GrowthStudy(Section):
 
 
 class CostStudy(Section):
-    """Throughput for its price: generation on H20 in another centre, against H800 for both."""
+    """It weighs throughput by price: generation on H20 in another centre, against H800 for both."""
 
     kind: Literal["streamrl_cost"]
     model: ModelName = "7B"
     variants: list[Variant] = Field(default_factory=lambda: list(SCALES))
     rollout_devices: PositiveInt = 32
-    """H20."""
+    """Devices that generate, H20."""
     train_devices: PositiveInt = 16
-    """H800."""
+    """Devices that train, H800."""
     line_bytes_s: PositiveFloat = 10e9
-    """Between the centres."""
+    """Line between the centres."""
     workload: Workload = Workload()

@@ -35,17 +35,17 @@ _TRIED = 3
 _SHORT_RUN = 10
 """Steps of a run that chooses a split."""
 _OTHER_DRAWS = 1000
-"""Added to the seed for the runs that choose a split."""
+"""Number added to the seed for the runs that choose a split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The devices of a job: how many make an engine, and who generates and who trains."""
+    """A layout says how many devices of a job make an engine, and who generates and who trains."""
 
     at: Bench
-    """With engines of that many devices."""
+    """Bench with engines of that many devices."""
     split: Split
-    """With the time of a step in the runs that it was chosen by."""
+    """Split with the time of a step in the runs that it was chosen by."""
 
     @property
     def tensor_parallel(self) -> int:
@@ -120,7 +120,7 @@ def lay_out(one: Bench, staleness: int) -> Layout:
 
 
 def split_stream(one: Bench, staleness: int) -> Split:
-    """By the pace of short runs on other draws: the best of three by machines, and from there by ever fewer devices.
+    """The split with the fastest steps in short runs on other draws: of three by machines, then by ever fewer devices.
 
     The three are those that look best by the pace of full batches.
     """
@@ -197,7 +197,7 @@ def _demands(one: Bench, steps: int) -> list[Demand]:
 
 
 def _engine(instance: Instance, prompt_tokens: int) -> Instance:
-    """With what is reserved for each response counted in places."""
+    """The same engine with what is reserved for each response counted in places."""
     fit = int(instance.kv_tokens // (prompt_tokens + instance.reserve_tokens)) if instance.reserve_tokens else 1 << 30
     return replace(instance, places=max(1, min(instance.places, fit)), reserve_tokens=0)
 

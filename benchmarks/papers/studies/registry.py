@@ -48,4 +48,4 @@ STUDIES: dict[str, Callable[[Any, int], Measures | Sweep]] = {
     "sensitivity_preemptions": sensitivity_preemptions.preemptions,
     "sensitivity_pools": sensitivity_pools.pools,
 }
-"""By ``study.kind``. One that varies a parameter gives a sweep, whose measures are its points."""
+"""Functions by ``study.kind``. One that varies a parameter gives a sweep, whose measures are its points."""

@@ -59,7 +59,7 @@ def _rates(study: PoolSweep, name: ModelName, seed: int) -> dict[str, list[float
 
 
 def _pool(one: Bench, devices: int, share: float) -> list[Instance]:
-    """For what ``devices`` H800 cost, in whole instances of either kind."""
+    """Whole instances of either kind that cost what ``devices`` H800 cost."""
     tensor_parallel = one.model.transformer.tensor_parallel
 
     def instance_price(device: Device) -> float:

@@ -25,12 +25,12 @@ from benchmarks.papers.setups.hardware import Device
 from benchmarks.papers.setups.streamrl import H800, SCALES, PaperModel, Variant, Workload
 
 _STATE_BYTES = 16
-"""Of weights and optimizer a parameter, of the actor and of the critic."""
+"""Bytes of weights and optimizer a parameter, of the actor and of the critic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """One model, one scale of lengths, one seed. Equal calls draw equal samples, so modes differ in nothing else."""
+    """It has one model, one scale of lengths, one seed. Equal calls draw equal samples, for any mode."""
 
     workload: Workload
     model: PaperModel
@@ -41,7 +41,7 @@ class Bench:
 
     @property
     def longest_tokens(self) -> int:
-        """Of any response."""
+        """Tokens of the longest response."""
         return round(self.workload.max_tokens * self.scale)
 
     @property
@@ -70,7 +70,7 @@ class Bench:
         }
 
     def lengths(self, iteration: int) -> np.ndarray:
-        """Of the samples of one iteration."""
+        """Lengths of the samples of one iteration."""
         histogram = self.workload.lengths.model_copy(update={"scale": self.scale})
         return draw_lengths(histogram, self.workload.samples, np.random.default_rng([self.seed, iteration]))
 
@@ -127,7 +127,7 @@ class Bench:
 
     @property
     def fewest_train_devices(self) -> int:
-        """Whose memory holds that, where it is sharded over any number of them (FSDP)."""
+        """The fewest devices whose memory holds that, where it is sharded over any number of them (FSDP)."""
         return math.ceil(self._state_bytes / self.train_device.memory_bytes)
 
     @property
@@ -140,7 +140,7 @@ class Bench:
         return even_lengths(histogram, self.workload.samples)
 
     def split(self) -> Split:
-        """Of the model's devices, as Algorithm 1 has it, at the lengths of ``workload.split_variant``."""
+        """The split of the model's devices, as Algorithm 1 has it, at the lengths of ``workload.split_variant``."""
         return _split_of(replace(self, scale=SCALES[self.workload.split_variant]))
 
     # ------------------------------------------------------------ iterations
@@ -185,5 +185,5 @@ def _split_of(at: Bench) -> Split:
 
 
 def bench(workload: Workload, model: PaperModel, variant: Variant, seed: int) -> Bench:
-    """At one of the paper's length variants, on H800."""
+    """A bench at one of the paper's length variants, on H800."""
     return Bench(workload, model, SCALES[variant], seed)

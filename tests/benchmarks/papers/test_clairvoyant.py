@@ -91,7 +91,7 @@ ON_POLICY = st.builds(
 """Whose engines run empty, pull and change over."""
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(ON_POLICY)
 def test_no_schedule_of_an_on_policy_step_whose_engines_run_empty_ends_before_the_bound(case: Case) -> None:
     assert case.bound_s() <= optimum_s(case) * (1 + 1e-9)

@@ -224,7 +224,7 @@ def test_without_other_machines_it_is_colocation_and_with_them_faster() -> None:
 
 
 def test_overlapping_steps_beat_one_batch_after_the_other_on_the_same_devices() -> None:
-    work = Workload(samples=128, iterations=4)
+    work = Workload(samples=64, iterations=4)
     one = Bench(work, MODELS["7B"].model_copy(update={"devices": 24}), 0.25, 0)
     _, overlapping = combined_streamrl.combined_stream(one, 1)
     _, apart = combined_streamrl.combined_stream(one, 0)
@@ -304,7 +304,7 @@ def test_engines_are_as_large_as_makes_steps_fastest_and_never_too_small_for_a_s
     assert layout.split.iteration_s == min(steps_s.values()) == steps_s[layout.tensor_parallel] < steps_s[1]
     large_ones = MODELS["7B"].transformer.model_copy(update={"tensor_parallel": 8})
     many = Bench(
-        Workload(samples=512), MODELS["7B"].model_copy(update={"transformer": large_ones, "devices": 24}), 0.1, 0
+        Workload(samples=192), MODELS["7B"].model_copy(update={"transformer": large_ones, "devices": 24}), 0.1, 0
     )
     assert combined_streamrl.lay_out(many, 1).tensor_parallel < 8, "many short ones share the reading; downwards, too"
     large = Bench(Workload(), MODELS["72B"], 1.0, 0)
@@ -329,7 +329,8 @@ def test_a_study_too_short_to_have_a_middle_is_told_so() -> None:
 
 def test_figures_over_rlboost_are_means_over_the_draws() -> None:
     def of(draws: int, seed: int) -> dict[str, float]:
-        study = CombinedStaticStudy(kind="combined_static", model="8B", workers=[1], draws=draws, setup=SMALL)
+        short = SMALL.model_copy(update={"steps": 4})
+        study = CombinedStaticStudy(kind="combined_static", model="8B", workers=[1], draws=draws, setup=short)
         return combined_rlboost.static(study, seed)
 
     both, first, second = of(2, 5), of(1, 5), of(1, 6)

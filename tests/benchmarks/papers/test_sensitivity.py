@@ -85,7 +85,7 @@ def test_dispatch_in_hindsight_keeps_its_gain_with_an_oracle_and_loses_nothing_b
 def test_the_combined_policy_is_compared_with_itself_without_ranking() -> None:
     study = CombinedRankerSweep(
         kind="sensitivity_ranker_combined", models=["7B"], variant="5K", hybrid=["8B"], workers=2, recalls=[1.0],
-        draws=1, hybrid_draws=1, workload=Workload(samples=128, iterations=6), setup=QUICK,
+        draws=1, hybrid_draws=1, workload=Workload(samples=48, iterations=6), setup=QUICK,
     )  # fmt: skip
     measures = combined_policy(study, 0).measures()
     assert {f"{at}.combined.{point}" for at in ("streamrl.7B", "rlboost.8B") for point in ("1", "chance", "least")} == {
@@ -97,7 +97,7 @@ def test_the_combined_policy_is_compared_with_itself_without_ranking() -> None:
 def test_slower_links_cost_those_that_wait_for_weights_and_not_those_that_overlap_them() -> None:
     study = BandwidthSweep(
         kind="sensitivity_bandwidth", slower=[1, 10], models=["72B"], hybrid=["8B"], workers=2, draws=1,
-        workload=Workload(samples=256, iterations=6), setup=QUICK,
+        workload=Workload(samples=128, iterations=6), setup=QUICK,
     )  # fmt: skip
     measures = bandwidth(study, 0).measures()
     lost = {
@@ -121,7 +121,7 @@ def test_a_pull_takes_as_long_as_the_slower_of_the_two_links_says() -> None:
 
 def test_preemptions_are_multiplied_and_machines_are_not() -> None:
     study = PreemptionSweep(
-        kind="sensitivity_preemptions", times=[1, 5], models=["8B"], segment_s=900, setup=HybridSetup(prompts=32)
+        kind="sensitivity_preemptions", times=[1, 5], models=["8B"], segment_s=900, setup=HybridSetup(prompts=16)
     )
     measures = preemptions(study, 0).measures()
     for part in "ABC":
@@ -208,7 +208,7 @@ def test_claims_of_a_scenario_are_about_measures_that_its_study_has(path: Path) 
     }.items():
         if key in study:
             study[key] = small
-    for key, small in {"workload": {"samples": 32, "iterations": 6}, "setup": {"prompts": 4, "steps": 3}}.items():
+    for key, small in {"workload": {"samples": 16, "iterations": 6}, "setup": {"prompts": 4, "steps": 3}}.items():
         if key in study:
             study[key] |= small
     result = run_paper(PaperScenario.model_validate(shrunk))

@@ -19,24 +19,24 @@ from benchmarks.papers.cluster.clairvoyant.supply import Supply, first_instant_s
 from benchmarks.papers.cluster.clairvoyant.within_step import most_trained_s
 
 _HEADS = 8
-"""Lengths of the head that are tried, about; each gives a bound."""
+"""Number of heads that are tried, about; each gives a bound."""
 _HEAD_SLICES, _TAIL_SLICES = 1024, 64
-"""In each the most in flight counts."""
+"""Slices of a head and of a tail; in each the most in flight counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """From a step's release on."""
+    """A head begins with a step's release; engines run empty in it."""
 
     lasts_s: float
     paid_s: float
-    """By all engines together, if the trainer's generate as soon as they can."""
+    """Engine seconds paid by all engines together, if the trainer's generate as soon as they can."""
     trained_s: float
-    """Meanwhile, at most."""
+    """Seconds of training that can be done meanwhile, at most."""
 
 
 def end_s(one: Demand, supply: Supply, release_s: float, at_least_s: float) -> float:
-    """Before which the step's work cannot be done, the optimizer included; with k = 0."""
+    """The instant before which the step's work cannot be done, the optimizer included; with k = 0."""
     flight = one.flight
     if flight is None:
         return at_least_s
@@ -64,7 +64,7 @@ def end_s(one: Demand, supply: Supply, release_s: float, at_least_s: float) -> f
 
 
 def _heads(one: Demand, flight: Flight, supply: Supply, release_s: float, longest_s: float) -> list[_Head]:
-    """Of several lengths, up to where contexts may fill all engines. The first has none."""
+    """Heads of several lengths, up to where contexts may fill all engines. The first has none."""
     sharing, samples = flight.sharing, float(flight.group * len(one.work_s))
     begun_s = max(supply.switch_s, supply.pull_s)
     context_tokens, paid_s, width_s = samples * (sharing.prompt_tokens + 0.5), 0.0, longest_s / _HEAD_SLICES
@@ -84,7 +84,7 @@ def _heads(one: Demand, flight: Flight, supply: Supply, release_s: float, longes
 
 
 class _Tail:
-    """What the others' engines leave unpaid before a step's end: groups that are not complete have training to come."""
+    """A tail is what others' engines leave unpaid before a step's end, as incomplete groups have training to come."""
 
     def __init__(self, one: Demand, flight: Flight, others: float) -> None:
         late_s = (1 - one.early) * one.train_s
@@ -98,7 +98,7 @@ class _Tail:
         empty = self._paid_s(others, grid_s) < others * (1 - 1e-9)
         full_s = grid_s[min(int(np.flatnonzero(empty).max(initial=-1)) + 1, len(grid_s) - 1)]
         self._edges_s = np.linspace(0.0, float(full_s), _TAIL_SLICES + 1)
-        """Before the optimizer."""
+        """Edges of the slices, in seconds before the optimizer."""
 
     def _paid_s(self, engines: float | np.ndarray, left_s: np.ndarray) -> np.ndarray:
         """So long before the optimizer, in a second: groups that are not complete have no more training than that."""
@@ -106,7 +106,7 @@ class _Tail:
         return self._sharing.paid_s(engines, samples, np.interp(left_s, self._late_by_context_s, self._context_tokens))
 
     def unpaid_s(self, supply: Supply, release_s: float, end_s: float) -> tuple[np.ndarray, np.ndarray]:
-        """By slices that end with the optimizer's begin at ``end_s``: when each begins, and what is unpaid in it."""
+        """Slices that end with the optimizer's begin at ``end_s``: when each begins, and what is unpaid in it."""
         near_s, far_s = self._edges_s[:-1], self._edges_s[1:]
         given = [supply.since_release_s(release_s, end_s - b, end_s - a) for a, b in zip(near_s, far_s, strict=True)]
         engines = np.array(given) / np.where(far_s > near_s, far_s - near_s, 1.0)

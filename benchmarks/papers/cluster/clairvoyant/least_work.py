@@ -20,29 +20,29 @@ from benchmarks.papers.cluster.costs import DecodePace
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Engines that there may be."""
+    """A kind describes engines that there may be."""
 
     instance: Instance
     size: float = 1.0
-    """Of one, in units of ``Supply``: engines, or devices where they may make engines of several kinds."""
+    """Size of one, in units of ``Supply``: engines, or devices where they may make engines of several kinds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """Of one kind of engine: a decode step takes at least ``step_s`` and what the samples in it take of their own."""
+    """It says how samples share a decode step of one kind of engine: ``step_s`` at least, and their own time."""
 
     instance: Instance
     prompt_tokens: int
     step_s: float
-    """Of a decode step, whatever is in it."""
+    """Seconds of a decode step, whatever is in it."""
     of_place: float
-    """The part of it that each sample in it pays: no more than 1 / places."""
+    """Part of it that each sample in it pays: no more than 1 / places."""
     of_context: float
-    """The part that each token of context pays: no more than 1 / KV cache. One of the two parts is 0."""
+    """Part that each token of context pays: no more than 1 / KV cache. One of the two parts is 0."""
     sequence_s: float
-    """A sample's own time."""
+    """Seconds of a sample's own."""
     context_token_s: float
-    """The same for each token of its context."""
+    """Seconds that each token of its context adds."""
 
     def token_s(self, contexts: np.ndarray) -> np.ndarray:
         """What a token pays, by its sample's context."""
@@ -83,47 +83,47 @@ class Sharing:
 
 @dataclass(frozen=True, slots=True)
 class TokenCosts:
-    """What a sample takes at least, by its length from 0 on; of one job, since its samples share decode steps."""
+    """They say what a sample takes at least, by its length from 0 on; of one job: its samples share decode steps."""
 
     work_s: np.ndarray
-    """Of engines or devices, as ``Supply`` counts, with its prefill, float64[longest + 1]."""
+    """Seconds of engines or devices, as ``Supply`` counts, with the prefill, float64[longest + 1]."""
     alone_s: np.ndarray
-    """Without company, float64[longest + 1]."""
+    """Seconds without company, float64[longest + 1]."""
     sharing: Sharing | None
-    """Where all engines are of one kind, whose size is 1."""
+    """How decode steps are shared, where all engines are of one kind, whose size is 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """A step's samples, as far as engines run empty without them."""
+    """It describes a step's samples, as far as engines run empty without them."""
 
     sharing: Sharing
     group: int
-    """Samples."""
+    """Samples of a group."""
     context_tokens: np.ndarray
-    """Of a group whose samples are complete, prompts included, float64[groups]."""
+    """Tokens of a group whose samples are complete, prompts included, float64[groups]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """One step's work, by group: what the trainer takes as a whole."""
+    """A demand is one step's work by group, which is what the trainer takes as a whole."""
 
     work_s: np.ndarray
-    """Of engines or devices together, as ``Supply`` counts, float64[groups]."""
+    """Seconds of engines or devices together, as ``Supply`` counts, float64[groups]."""
     alone_s: np.ndarray
-    """Of the longest sample, decoded without company, float64[groups]."""
+    """Seconds of the longest sample, decoded without company, float64[groups]."""
     train_s: np.ndarray
-    """On all devices that train, float64[groups]."""
+    """Seconds of training on all devices that train, float64[groups]."""
     early: float = 0.0
-    """The part of it that a sample's end alone allows; the rest waits for its group."""
+    """Part of the training that a sample's end alone allows; the rest waits for its group."""
     each: Demand | None = None
-    """The same by sample; needed where ``early`` is not 0."""
+    """Demand by sample; needed where ``early`` is not 0."""
     flight: Flight | None = None
-    """None where engines are not of one kind."""
+    """Samples in flight; None where engines are not of one kind."""
 
 
 def token_costs(kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray) -> TokenCosts:
-    """For all samples of a job, int[n] ``lengths``: each token by the kind of engine that is best for it.
+    """What each length takes, for a job with int[n] ``lengths``: each token by the kind of engine that is best for it.
 
     Which share of what a decode step costs is counted has to be the same for all samples that may be in one step, so it
     is chosen here, as the one that comes to most, and not for each step of the job.
@@ -147,7 +147,7 @@ def token_costs(kinds: Sequence[Kind], prompt_tokens: int, lengths: np.ndarray) 
 
 
 def demand(costs: TokenCosts, lengths: np.ndarray, train_s: np.ndarray, group: int, early: float = 0.0) -> Demand:
-    """Of the samples of a step in order of their groups, ``group`` each."""
+    """The demand of the samples of a step in order of their groups, ``group`` each."""
     sharing = costs.sharing
     return Demand(
         work_s=costs.work_s[lengths].reshape(-1, group).sum(axis=1),
@@ -162,12 +162,12 @@ def demand(costs: TokenCosts, lengths: np.ndarray, train_s: np.ndarray, group: i
 
 
 def summed(parts: np.ndarray) -> np.ndarray:
-    """Of the first 0, 1, … of n parts, float64[n + 1]."""
+    """Sums of the first 0, 1, … of n parts, float64[n + 1]."""
     return np.concatenate([[0.0], np.cumsum(parts)])
 
 
 def sharings(instance: Instance, prompt_tokens: int) -> list[Sharing]:
-    """By places or by cache; with reading the weights, or with products in its place."""
+    """All ways to share: by places or by cache; with reading the weights, or with products in its place."""
     pace = instance.pace
     assert isinstance(pace, DecodePace)
     return [

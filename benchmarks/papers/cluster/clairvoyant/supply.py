@@ -10,23 +10,23 @@ from supervisors.providers.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The machines."""
+    """A supply describes the machines."""
 
     local: float
     """Engines (or devices) on the machines that train."""
     others_s: Callable[[float, float], float]
-    """(begin, end) → engine seconds that the others can give between them."""
+    """Function of (begin, end) → engine seconds that the others can give between them."""
     step_s: float
-    """Of the optimizer, after a step's last sample."""
+    """Seconds of the optimizer, after a step's last sample."""
     step_engines: float
-    """That cannot generate meanwhile: as many of ``local`` as must train at least."""
+    """Engines of ``local`` that cannot generate meanwhile: as many as must train at least."""
     staleness: int
-    """k: step v may be generated with version v - k."""
+    """Number k: step v may be generated with version v - k."""
     switch_s: float = 0.0
-    """Of the training machines, from training to generating or back; counted with k = 0 only. They begin as ones that
-    train, and with k = 0 the optimizer holds all of them."""
+    """Seconds in which the training machines change from training to generating or back; counted with k = 0 only. They
+    begin as ones that train, and with k = 0 the optimizer holds all of them."""
     pull_s: float = 0.0
-    """Until another machine has a version that is released; counted with k = 0 only."""
+    """Seconds until another machine has a version that is released; counted with k = 0 only."""
 
     @property
     def on_policy(self) -> bool:
@@ -35,7 +35,7 @@ class Supply:
 
     @property
     def first_s(self) -> float:
-        """From a version's release until the first engine can serve it."""
+        """Seconds from a version's release until the first engine can serve it."""
         if not self.on_policy:
             return 0.0
         return min(self.switch_s, self.pull_s) if self.local else self.pull_s
@@ -60,7 +60,7 @@ def of_trace(trace: Trace, until_serving_s: float) -> Callable[[float, float], f
 
 
 def first_instant_s(enough: Callable[[float], bool], begin_s: float, least_s: float, wanted: str) -> float:
-    """From ``begin_s`` + ``least_s`` on; where it is not true once and for all, an instant up to which it was not.
+    """The first instant from ``begin_s`` + ``least_s`` on; if not true once and for all, one up to which it was not.
 
     Raises:
         ValueError: it never is; ``wanted`` says what.

@@ -10,7 +10,7 @@ from benchmarks.papers.cluster.clairvoyant.least_work import Demand, summed
 from benchmarks.papers.cluster.clairvoyant.supply import Supply
 
 _INSTANTS = 64
-"""At which the condition is looked at, and once more about the best of them; each alone gives a bound."""
+"""Instants at which the condition is looked at, and once more about the best of them; each alone gives a bound."""
 
 
 def lasts_s(one: Demand, supply: Supply, release_s: float) -> float:
@@ -31,7 +31,7 @@ def lasts_s(one: Demand, supply: Supply, release_s: float) -> float:
 
 
 def most_trained_s(one: Demand, supply: Supply, release_s: float, t: float) -> float:
-    """Of a step whose samples may begin at ``release_s``: seconds of training that can be done ``t`` later."""
+    """Seconds of training that can be done ``t`` after ``release_s``, at which a step's samples may begin."""
     switches_s = 2 * supply.switch_s if supply.on_policy else 0.0
     trainable_s = _trainable_s(one, t - supply.first_s)
     given_s = supply.since_release_s(release_s, release_s, release_s + t)

@@ -25,7 +25,7 @@ _BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def touch(one: Engine, steps: Steps, now_s: float) -> bool:
-    """Bring an engine to now, with what it has finished; whether that is anything."""
+    """Bring an engine to now, with what it has finished; returns whether that is anything."""
     one.engine.advance(now_s)
     done = one.engine.take_finished()
     for sample in done:
@@ -36,7 +36,7 @@ def touch(one: Engine, steps: Steps, now_s: float) -> bool:
 
 
 def dispatch(steps: Steps, awake: list[Engine], rules: Rules, now_s: float) -> None:
-    """From the queues, older steps first, to the engine that runs least of those with room."""
+    """Give samples from the queues, older steps first, to the engine that runs least of those with room."""
     for number in sorted(steps.open):
         step, need = steps.open[number], number - rules.staleness
         able = [e for e in awake if e.version >= need]
@@ -69,7 +69,7 @@ def shortest(able: Iterable[Engine], cap: int) -> Engine | None:
 
 
 def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = True) -> None:
-    """All that an engine holds, into the queues, before what waits there."""
+    """Put all that an engine holds back into the queues, before what waits there."""
     engine = one.engine
     engine.advance(now_s)
     held = {s.number: s for s in engine.held()}
@@ -88,7 +88,7 @@ def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = Tr
 
 
 def even_out(steps: Steps, awake: list[Engine], version: int, now_s: float, *, pending: bool) -> bool:
-    """What waits or runs too many to a worker, to such as have nothing to do; whether anything was finished by now."""
+    """Move what waits, or runs too many to an engine, to idle engines; returns whether anything was finished by now."""
     engines = {e.engine.name: e for e in awake if e.version >= version}
     if len(engines) < 2 or all(e.engine.running and not e.engine.pending for e in engines.values()):
         return False
@@ -113,7 +113,7 @@ def even_out(steps: Steps, awake: list[Engine], version: int, now_s: float, *, p
 
 
 def even_out_last(steps: Steps, awake: list[Engine], version: int, now_s: float) -> bool:
-    """With nothing left to hand out, of the oldest step to engines with nothing to do; whether anything changed."""
+    """With nothing to hand out, move samples of the oldest step to idle engines; returns whether any moved."""
     able = {e.engine.name: e for e in awake if e.version >= version}
     idle = [name for name, e in able.items() if not e.engine.running and not e.engine.pending]
     if not idle or any(step.queue for step in steps.open.values()):

@@ -22,7 +22,7 @@ from supervisors.providers.traces import TraceEvent
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """One engine and what it serves."""
+    """An engine serves one version, and may be pulling the next."""
 
     engine: MovingEngine
     local: bool
@@ -30,7 +30,7 @@ class Engine:
     coming: int = -1
     """Version that it pulls; -1: none."""
     ready_s: float = 0.0
-    """When it serves that."""
+    """Instant at which it serves that."""
     next_s: float = NEVER_S
     booked: dict[int, float] = field(default_factory=dict[int, float])
     """Samples that it holds → cache that is counted for each: what it has, and a part of what it still needs."""
@@ -43,27 +43,27 @@ class Engine:
 
 
 class Pool:
-    """All of them."""
+    """A pool holds all engines, and the machines that come and go."""
 
     def __init__(self, machines: Machines, events: Iterable[TraceEvent]) -> None:
         self._m, self._events = machines, deque(events)
         self.fixed = [Engine(MovingEngine(f"fixed-{i}", machines.instance), False, 0) for i in range(machines.fixed)]
         self.local = [Engine(MovingEngine(f"local-{i}", machines.instance), True, 0) for i in range(machines.local)]
         self.generating = bool(machines.local)
-        """The machines that train, if they have engines."""
+        """Whether the machines that train generate, if they have engines."""
         self.since_s = machines.start_s
-        """From when on they do what they are to do; until then they change over."""
+        """Instant from which they do what they are to do; until then they change over."""
         self.spot: dict[str, Engine] = {}
         self._offered: dict[str, None] = {}
-        """There, and not taken."""
+        """Machines that are there and not taken."""
         self.most: int | None = None
         """Machines of them that are taken at most; None: all that there are."""
         self._decided: deque[int] = deque(maxlen=worth_having.STEPS)
-        """How many of them each of the last steps would have had, if price decides."""
+        """Machines that each of the last steps would have had, if price decides."""
         self._gone_busy_s = 0.0
 
     def others(self) -> list[Engine]:
-        """On machines that do not train."""
+        """Engines on machines that do not train."""
         return [*self.fixed, *self.spot.values()]
 
     def awake(self, now_s: float) -> list[Engine]:

@@ -29,14 +29,14 @@ LEARNED_STEPS = 3
 
 
 class Sides:
-    """The two occupations of the machines that train."""
+    """It decides which of its two occupations a machine that trains follows."""
 
     def __init__(self, machines: Machines, rules: Rules, steps: Steps, pool: Pool, trainer: Trainer) -> None:
         self._m, self._rules, self._steps, self._pool, self._trainer = machines, rules, steps, pool, trainer
         self._too_high_s = list[float]()
-        """In each step by how much the estimate of the trainer's wait was."""
+        """Seconds by which the estimate of the trainer's wait was too high, in each step."""
         self._expected: tuple[float, float] | None = None
-        """Of this step's hand-over: when it was, and the wait that was expected."""
+        """Instant of this step's hand-over, and the wait that was expected."""
 
     def change(self, version: int, idle: bool, now_s: float, take_back: Callable[[Engine], None]) -> bool:
         """Change over if it is time to; ``take_back`` is told of engines whose samples others go on with."""
@@ -91,7 +91,7 @@ class Sides:
         return True
 
     def _view(self, version: int, now_s: float) -> hand_over.HandOverView:
-        """Of the step that is trained next."""
+        """What is left of the step that is trained next."""
         m, step, first = self._m, self._steps.open[version], version * SAMPLES_MAX
         running, queued = list[hand_over.Left](), list[hand_over.Left]()
         others = self._pool.others()
@@ -130,7 +130,7 @@ class Sides:
         return left._replace(early_s=self._m.early * each_s)
 
     def _feed(self, step: Step, version: int) -> None:
-        """From now on the trainer waits for what is queued: in the order that feeds it best."""
+        """Order what is queued so that the trainer, which waits for it from now on, is fed best."""
         lefts = [self._steps.left(s, s.kept, s.group) for s in step.queue]
         first = version * SAMPLES_MAX
         for one in self._pool.others():

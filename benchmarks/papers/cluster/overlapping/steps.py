@@ -19,12 +19,12 @@ from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.cluster.overlapping.settings import Machines, Order, Rules
 
 SAMPLES_MAX = 1 << 20
-"""Of a step: numbers of samples count on from one step to the next."""
+"""Samples of a step at most: their numbers count on from one step to the next."""
 
 
 @dataclass(slots=True, eq=False)
 class Step:
-    """An open step."""
+    """A step is open from its draw until it is trained."""
 
     samples: list[Sample]
     expected: np.ndarray
@@ -33,18 +33,18 @@ class Step:
     each_s: list[float]
     """Training of each sample as expected."""
     group_s: dict[int, float]
-    """The same, of the groups that are not complete."""
+    """Training of each group that is not complete."""
     queue: deque[Sample]
     unfinished: int
     untrained: int
     arrived: list[Sample] = field(default_factory=list[Sample])
-    """Of complete groups."""
+    """Samples of complete groups."""
     waiting: dict[int, list[Sample]] = field(default_factory=dict[int, list[Sample]])
     """Group → its finished samples, of the groups that are not complete."""
     scored: set[int] = field(default_factory=set[int])
     """Samples of which the trainer has done what need not wait for their group."""
     version: dict[int, int] = field(default_factory=dict[int, int])
-    """Of the newest tokens of samples that have moved."""
+    """Version of the newest tokens, of samples that have moved."""
 
     def scorable(self) -> list[Sample]:
         """Finished samples of groups that are not complete, of which nothing has been done."""
@@ -52,7 +52,7 @@ class Step:
 
 
 class Steps:
-    """The open ones, by number. ``draw(step)`` gives its samples; ``expect(step, samples)`` a ranker's lengths."""
+    """It holds the open steps. ``draw(step)`` gives samples; ``expect(step, samples)`` a ranker's lengths."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Steps:
         self._draw, self._expect, self._m, self._rules = draw, expect, machines, rules
         self.open: dict[int, Step] = {}
         self.job_steps: int | None = None
-        """That the job has; None: it goes on."""
+        """Steps that the job has; None: it goes on."""
 
     def open_for(self, version: int, staleness: int) -> bool:
         """All that this version may generate; whether one is new."""

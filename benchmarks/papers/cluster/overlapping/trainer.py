@@ -17,7 +17,7 @@ from benchmarks.papers.cluster.overlapping.steps import Step
 
 
 class Trainer:
-    """A micro-batch, then the next."""
+    """A trainer takes one micro-batch after the other."""
 
     def __init__(self, machines: Machines) -> None:
         self._m = machines

@@ -18,7 +18,7 @@ from benchmarks.papers.cluster.overlapping.steps import Step, Steps
 
 
 class Window:
-    """Decides in place of ``Sides`` who generates; strictly on-policy."""
+    """It decides in place of ``Sides`` who generates; strictly on-policy."""
 
     def __init__(self, machines: Machines, rules: WindowRules, steps: Steps, pool: Pool, figures: Figures) -> None:
         self._m, self._rules, self._steps, self._pool, self._figures = machines, rules, steps, pool, figures
@@ -79,7 +79,7 @@ class Window:
         self._pool.most = self._known.target if self._rules.target is None else self._rules.target
 
     def _next_window_s(self) -> float:
-        """With no other machine, the window counts for the case that one comes before all is generated."""
+        """The window of a step that begins. With no other machine it is for one that comes in time."""
         if self._rules.fixed_s is not None:
             return self._rules.fixed_s
         there = len(self._pool.spot)
