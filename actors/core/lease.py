@@ -52,15 +52,9 @@ class LeaseGranter:
         self._expires_s = now_s + self._term_s
         return grant
 
-    def release(self, holder: str, epoch: int) -> None:
-        """The holder says that it has stopped: the next grant need not wait."""
-        if self._grant is not None and (self._grant.holder, self._grant.epoch) == (holder, epoch):
-            self._grant = None
-            self._expires_s = float("-inf")
-
     @property
     def expires_s(self) -> float:
-        """When the running or the last grant ends; -inf before the first and after a release."""
+        """When the running or the last grant ends; -inf before the first."""
         return self._expires_s
 
     def holder(self, now_s: float) -> Grant | None:

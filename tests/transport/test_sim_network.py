@@ -137,7 +137,7 @@ def test_a_short_partition_delays_and_a_long_one_is_unreachable_at_both_ends() -
         assert pair.send(1) is SendOutcome.NO_LINK
         with pytest.raises(LinkTimeout):
             await pair.a.connect("memory://b", timeout_s=1)
-        pair.network.heal_all()
+        pair.network.heal("a", "b")
         await pair.a.connect("memory://b", timeout_s=1)
         pair.send(2)
         await asyncio.sleep(1)
@@ -149,7 +149,7 @@ def test_a_short_partition_delays_and_a_long_one_is_unreachable_at_both_ends() -
 
 def test_who_stops_behind_a_partition_is_unreachable_and_not_stopped() -> None:
     async def scenario(pair: Pair) -> None:
-        pair.network.isolate("a")
+        pair.network.partition("a", "b")
         await pair.a.close(timeout_s=0.1)
         await asyncio.sleep(5)
 

@@ -162,19 +162,6 @@ class SimNetwork(MemoryNetwork):
             if (cut := self._named_cuts.pop(pair, None)) is not None:
                 self.mend(cut)
 
-    def isolate(self, name: str) -> None:
-        """Cut ``name`` off from every peer that listens now."""
-        for other in self.names():
-            if other != name:
-                self.partition(name, other)
-
-    def heal_all(self) -> None:
-        """End every partition and every disturbance."""
-        self._named_cuts.clear()
-        self._disturbances.clear()
-        for cut in list(self._cuts):
-            self.mend(cut)
-
     def halt(self, name: str, *, heartbeats: bool = False) -> None:
         """``name`` takes nothing until ``go_on``. Without ``heartbeats`` its links break after the time-out."""
         waiting = self._halted.setdefault(name, [])

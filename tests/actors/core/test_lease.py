@@ -22,12 +22,6 @@ def test_a_lapsed_lease_cannot_be_renewed():
     assert granter.renew("a", grant.epoch, 19.9) is None
 
 
-def test_a_release_lets_the_next_holder_in_at_once():
-    granter = LeaseGranter(term_s=10)
-    granter.release("a", granter.grant("a", 0.0).epoch)
-    assert granter.grant("b", 0.1).epoch == 2
-
-
 def test_a_late_grant_of_an_older_epoch_is_ignored():
     granter, held = LeaseGranter(term_s=10), HeldLease(margin_s=1)
     old, new = granter.grant("a", 0.0), granter.grant("a", 1.0)
