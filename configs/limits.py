@@ -1,6 +1,7 @@
 """Every bound and every time-out of the system, each with its unit in the name and its reason beside it.
 
-No wait without a deadline, no queue without a bound, no number of that kind anywhere else. Values are defaults;
+No wait without a deadline, no queue without a bound, no number of that kind anywhere else, and one meaning a number
+(``tests/style/test_limits_have_one_home.py`` lists the few that are facts of a format). Values are defaults;
 ``Limits`` is a frozen model, so a job, a test or an operator may hand in another one, never change one in place.
 """
 
@@ -36,11 +37,29 @@ class Limits(BaseModel):
     strangers_max: int = Field(
         default=512, description="such connections at one socket; the oldest goes, and may come again"
     )
+    handshakes_max: int = Field(default=1024, description="handshakes under way at one listener; more are refused")
+    early_messages: int = Field(
+        default=1024,
+        description="bulk messages that overtook others on another connection of their link, for each connection; more "
+        "than fit into its queues, so one is missing",
+    )
+    names_remembered: int = Field(
+        default=4096, description="names of peers of which a process remembers which life is the newest; the oldest go"
+    )
+    lives_remembered: int = Field(default=32, description="lives of one name that it remembers; older ones stay fenced")
     # transport: time
     connect_timeout_s: float = Field(default=10.0, description="a process that starts on a busy machine needs seconds")
+    connect_retry_first_s: float = Field(default=0.02, description="pause before an endpoint is dialled again")
+    connect_retry_max_s: float = Field(default=0.5, description="the pause doubles up to this")
     heartbeat_interval_s: float = Field(default=0.5, description="ZMTP heartbeat; runs in libzmq's own thread")
     heartbeat_timeout_s: float = Field(default=1.5, description="a stopped process is unreachable within 2 s")
     close_timeout_s: float = Field(default=1.0, description="flush and goodbye")
+    flush_look_s: float = Field(
+        default=0.005, description="how often a socket that closes is asked whether all of it has left; nothing tells"
+    )
+    settle_max_s: float = Field(
+        default=0.25, description="a lost link's last messages are read for this long at most before its Down is told"
+    )
     # actors
     mailbox_messages: int = Field(default=4096, description="beyond it the sender is told Refused")
     concurrent_handlers: int = Field(default=1024, description="messages that one actor works on at once (@concurrent)")
@@ -71,8 +90,8 @@ class Limits(BaseModel):
         default=10, description="restarts per supervisor within restart_window_s before it gives up"
     )
     restart_window_s: float = Field(default=120.0, description="the window of restart_max")
-    backoff_first_s: float = Field(default=0.1, description="delay before the first restart")
-    backoff_max_s: float = Field(default=10.0, description="the delay doubles up to this")
+    backoff_first_s: float = Field(default=0.1, description="pause before what failed is tried again, at first")
+    backoff_max_s: float = Field(default=10.0, description="the pause doubles up to this")
     start_attempts_max: int = Field(
         default=3, description="a child that was never ready is not tried more often in a row"
     )
@@ -110,13 +129,23 @@ class Limits(BaseModel):
     )
     orphan_grace_s: float = Field(
         default=30.0,
-        description="for this long, an orphan may be adopted and an ended process's memory found again",
+        description="how long an orphan seeks its owner, may be adopted, and keeps its memory for whoever adopts it",
     )
     process_log_max_bytes: int = Field(
         default=16 << 20, description="stdout and stderr of one process; the older half goes"
     )
+    log_trim_s: float = Field(default=5.0, description="how often the length of the processes' logs is looked at")
+    early_exits: int = Field(
+        default=64, description="ends of processes that came before the answer to their start; the oldest go"
+    )
     exit_log_lines: int = Field(default=20, description="last lines of the log that go with the news of an exit")
     rejoin_patience_s: float = Field(default=30.0, description="a node asks for a head that is gone for this long")
+    nodes_return_s: float = Field(
+        default=10.0, description="a job's nodes join a restarted head again; later it goes on without them"
+    )
+    cut_off_nodes: int = Field(
+        default=256, description="unreachable machines that a head remembers: they may come back with what they run"
+    )
     unreachable_grace_s: float = Field(
         default=2.0, description="how long a cut-off process may come back before it is fenced"
     )
@@ -152,6 +181,9 @@ class Limits(BaseModel):
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(
         default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"
+    )
+    ended_lives: int = Field(
+        default=256, description="workers' lives whose link and machine have not both told of their end; the oldest go"
     )
     engine_crashes_max: int = Field(
         default=2, description="a prompt that was alone under suspicion when this many engines crashed is set aside"
@@ -232,6 +264,9 @@ class Limits(BaseModel):
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
     read_timeout_s: float = Field(default=60.0, description="reading and tokenising the prompts of one step")
+    score_gather_s: float = Field(
+        default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"
+    )
     # weights
     versions_held: int = Field(default=4, description="versions that the weight server keeps")
     pull_timeout_s: float = Field(default=120.0, description="one version, all of it")
@@ -239,17 +274,21 @@ class Limits(BaseModel):
     relay_children: int = Field(
         default=2, ge=1, description="machines that one machine feeds with a version, the trainer's among them"
     )
+    weights_settle_s: float = Field(
+        default=1.0, description="before memory is made for the next version: the engine loads this one first"
+    )
     publish_timeout_s: float = Field(default=120.0, description="one version, all of it")
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
     trainer_patience_s: float = Field(
-        default=60.0, description="repeats of one question to the scheduler or weight server"
+        default=60.0, description="for this long a question to the scheduler or weight server is repeated"
     )
     open_step_repeat_s: float = Field(default=120.0, description="a step without news for this long is opened again")
     diverged_steps: int = Field(
         default=10, description="steps in a row with a non-finite gradient before the trainer gives up"
     )
+    trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
     # faults
     fault_target_wait_s: float = Field(
         default=30.0, description="a fault waits this long for a victim that is just being restarted"
@@ -272,6 +311,9 @@ class Limits(BaseModel):
     control_watches: int = Field(default=64, description="open event streams; each keeps a queue of events")
     control_timeout_max_s: float = Field(
         default=3600.0, description="the longest deadline that a control request may name"
+    )
+    control_linger_s: float = Field(
+        default=0.2, description="last words to a client on the same machine; more would hold up the end of a run"
     )
     control_alive_s: float = Field(
         default=5.0, description="a quiet event stream says that it lives; finds watchers that are gone"

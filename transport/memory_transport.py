@@ -237,7 +237,7 @@ class MemoryTransport:
         self._endpoint = listen or SCHEME + peer.name
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
-        self.lives = Lives()
+        self.lives = Lives(limits)
         self.malformed: dict[PeerId, int] = {}
         self._open = False
         self._unlinked = asyncio.Event()

@@ -28,8 +28,6 @@ IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
 ENDPOINT_FILE: Final = "control.endpoint"
 
-_LINGER_S: Final = 0.2
-"""Last words to a client on the same machine; more would hold up the end of a run."""
 _FRAME_FACTOR: Final = 4
 """Up to this many times the request bound a frame is read, so that its sender can be told; beyond, libzmq hangs up."""
 _TCP: Final = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%]+\]|[^:/\[\]\s]+|\*):(?P<port>\*|\d{1,5})")
@@ -68,6 +66,7 @@ class _Server:
             on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "")
 
         self.endpoint = ""
+        self._linger_s = limits.control_linger_s
         self._context = new_context()
         self._allow_list = ZapAllowList(self._context, keys.for_allow_list(), limits) if keys else None
         self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive)
@@ -90,10 +89,10 @@ class _Server:
     def close(self) -> None:
         if self._socket.closed:
             return
-        self._socket.close(linger_s=_LINGER_S)
+        self._socket.close(linger_s=self._linger_s)
         if self._allow_list is not None:
             self._allow_list.close()
-        self._context.destroy(linger=int(_LINGER_S * 1000))
+        self._context.destroy(linger=int(self._linger_s * 1000))
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.unlink()
@@ -106,6 +105,7 @@ class _Client:
         self,
         options: SocketOptions,
         on_frames: OnFrames,
+        linger_s: float,
         on_event: Callable[[SocketEvent], None] | None,
         on_writable: Callable[[], None] | None,
     ) -> None:
@@ -113,6 +113,7 @@ class _Client:
             on_frames([bytes(frame) for frame in frames], "")
 
         self.endpoint = ""
+        self._linger_s = linger_s
         self._context = new_context()
         self._socket = ZmqSocket(self._context, Role.DIALER, options, receive, on_event, on_writable)
 
@@ -126,8 +127,8 @@ class _Client:
 
     def close(self) -> None:
         if not self._socket.closed:
-            self._socket.close(linger_s=_LINGER_S)
-            self._context.destroy(linger=int(_LINGER_S * 1000))
+            self._socket.close(linger_s=self._linger_s)
+            self._context.destroy(linger=int(self._linger_s * 1000))
 
 
 def _options(limits: Limits, curve: Curve | None, max_frame_bytes: int) -> SocketOptions:
@@ -189,7 +190,8 @@ def dial_control_socket(
                 f"{address} wants keys: make a pair with headrace keys, have it allowed, and name it with --keys"
             )
         curve = Curve(keys.public, keys.secret, bytes.fromhex(server_hex)) if keys and server_hex else None
-        client = _Client(_options(limits, curve, limits.message_max_bytes), on_frames, on_event, on_writable)
+        options = _options(limits, curve, limits.message_max_bytes)
+        client = _Client(options, on_frames, limits.control_linger_s, on_event, on_writable)
         try:
             client.connect(address)
         except ValueError:

@@ -52,7 +52,7 @@ class Returns:
         self._recoveries = recoveries
         self._finished = finished
         self._settled = settled
-        self._unexplained = Unexplained(scope.ledger)
+        self._unexplained = Unexplained(scope.ledger, scope.limits.ended_lives)
 
     def kept_back(self, step: int) -> np.ndarray:
         """int32[n] rows of ``step`` that are not to be handed out yet."""

@@ -14,8 +14,6 @@ Invariants
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from actors.ledger.batch import SampleState
@@ -24,13 +22,12 @@ from actors.ledger.ledger import Ledger
 Rows = dict[int, np.ndarray]
 """Step → rows."""
 
-_LIVES_MAX: Final = 256
-
 
 class Unexplained:
     """Keyed by incarnation: of one life of a worker each."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, lives_max: int) -> None:
+        self._lives_max = lives_max
         self._ledger = ledger
         self._rows: dict[int, Rows] = {}
         self._kept_back: set[int] = set()
@@ -39,7 +36,7 @@ class Unexplained:
 
     def note_end(self, incarnation: int, *, crashed: bool) -> None:
         """Its machine was quicker than its link."""
-        while len(self._ends) >= _LIVES_MAX:
+        while len(self._ends) >= self._lives_max:
             del self._ends[next(iter(self._ends))]
         self._ends[incarnation] = crashed
 
@@ -49,7 +46,7 @@ class Unexplained:
 
     def add(self, incarnation: int, rows: Rows) -> None:
         """A worker that held ``rows`` cannot be reached any more."""
-        while len(self._rows) >= _LIVES_MAX:
+        while len(self._rows) >= self._lives_max:
             self.release(oldest := next(iter(self._rows)))
             del self._rows[oldest]
         self._rows[incarnation] = rows

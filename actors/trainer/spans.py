@@ -10,12 +10,9 @@ from actors.host.clock import time_of_day_s
 from actors.protocol.metrics import Span, Spans
 from transport.address import ActorAddress
 
-SPANS_HELD = 1024
-"""Between two steps; more are dropped, a trace is no ledger."""
-
 
 class SpanRecorder:
-    """Collects spans and tells them to the metrics actor once a step. Losing them harms nobody.
+    """Collects spans and tells them to the metrics actor once a step; a trace is no ledger, so some may be lost.
 
     ``metrics`` says where that is now.
     """
@@ -34,7 +31,7 @@ class SpanRecorder:
         try:
             yield
         finally:
-            if len(self._spans) < SPANS_HELD:
+            if len(self._spans) < self._ctx.limits.trainer_spans:
                 self._spans.append(Span(name=name, start_s=start_s, end_s=time_of_day_s(), args=args))
 
     def flush(self) -> None:

@@ -46,9 +46,6 @@ from transport.transport import Lane
 WINDOW_CHUNKS: Final = 8
 """Chunks under way to a puller; half of them may be between its loop and its thread."""
 
-_SETTLE_S: Final = 1.0
-"""Until room is made for the next version: the engine loads this one first."""
-
 
 @dataclass(frozen=True, slots=True)
 class PulledWeights:
@@ -258,7 +255,7 @@ class WeightClient:
 
     async def _make_room(self, holding: Holding) -> None:
         """Give back the memory of what is over and prepare the next: either takes the system longer than a copy."""
-        await self._ctx.sleep(_SETTLE_S)
+        await self._ctx.sleep(self._ctx.limits.weights_settle_s)
         await self._ctx.run_blocking(self._release)
         await self._ctx.run_blocking(self._writer.forget_taken)
         if holding.own:

@@ -54,7 +54,6 @@ from actors.weights.segments import host_id, own_site, read_manifests, remove_se
 
 _AHEAD_CHUNKS: Final = 4
 """Made ready together, while the ones before them are sent."""
-_SETTLE_S: Final = 1.0
 
 
 class RefusedPublish(ReplyError):
@@ -135,13 +134,13 @@ class WeightServer(RegisteredActor):
     async def _give_back(self, segments: list[Path], mapped: list[object]) -> None:
         """Away from the loop, and behind who fetches the newest: the system takes 100 ms for a large one."""
         await self.ctx.run_blocking(_remove, segments)
-        await self.ctx.sleep(_SETTLE_S)
+        await self.ctx.sleep(self.ctx.limits.weights_settle_s)
         await self.ctx.run_blocking(mapped.clear)  # the last references
 
     async def _enter_next(self, version: int, segment: Path) -> None:
         """What the trainer will write the version after this one to: it prepares that some time after it."""
         while version == self.newest:
-            await self.ctx.sleep(_SETTLE_S)
+            await self.ctx.sleep(self.ctx.limits.weights_settle_s)
             if version == self.newest and (coming := self._mapped.coming(segment)) is not None:
                 await self._enter(coming)
                 return

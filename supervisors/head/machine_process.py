@@ -50,7 +50,7 @@ from supervisors.machine.failure_detector import DetectorLimits, FailureDetector
 from supervisors.machine.machine import LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
-from supervisors.machine.process_log import LOG_TRIM_S, last_lines, trim
+from supervisors.machine.process_log import last_lines, trim
 from supervisors.tree.errors import HeadGaveUp
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
 
@@ -252,7 +252,7 @@ class MachineProcess:
     async def _trim(self, out: Path) -> None:
         """Keep its file within bounds, as a node agent does for its processes."""
         while True:
-            await asyncio.sleep(LOG_TRIM_S)
+            await asyncio.sleep(self._limits.log_trim_s)
             with contextlib.suppress(OSError):
                 trim(out, self._limits.process_log_max_bytes)
 

@@ -127,7 +127,7 @@ class JobRun:
             await self._nodes.wait_for_remote(count, wait_s)
             return
         try:
-            await self._nodes.wait_for_remote(count, min(wait_s, self.job.limits.connect_timeout_s))
+            await self._nodes.wait_for_remote(count, min(wait_s, self.job.limits.nodes_return_s))
         except NoNode as error:
             self._news.say(message=f"going on without the nodes that the job wants: {error}")
 

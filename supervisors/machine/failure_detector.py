@@ -44,9 +44,9 @@ class DetectorLimits:
     """From start to ready."""
     link_grace_s: float
     """From the loss of the link (heartbeats have already been missing then) to the verdict."""
-    stopped_grace_s: float = 0.8
+    stopped_grace_s: float
     """How long the operating system may show it stopped; a debugger's or job control's short stop is forgiven."""
-    beacon_budget_s: float = 120.0
+    beacon_budget_s: float
     """From the last beacon to the verdict while the link lives. Longer than the role's longest blocking step."""
 
 

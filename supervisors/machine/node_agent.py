@@ -29,7 +29,7 @@ from supervisors.machine.failure_detector import DetectorLimits, FailureDetector
 from supervisors.machine.leavings import Leavings, Left
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
 from supervisors.machine.process import Launch, ProcessExit
-from supervisors.machine.process_log import LOG_TRIM_S, last_lines, trim
+from supervisors.machine.process_log import last_lines, trim
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import (
     AdoptProcesses,
@@ -389,7 +389,7 @@ class NodeAgent(Actor):
 
     async def _trim_logs(self) -> None:
         while True:
-            await self.ctx.sleep(LOG_TRIM_S)
+            await self.ctx.sleep(self.ctx.limits.log_trim_s)
             for managed in list(self._managed.values()):
                 with contextlib.suppress(OSError):
                     await self.ctx.run_blocking(trim, managed.log_path, self.ctx.limits.process_log_max_bytes)

@@ -15,16 +15,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
 from supervisors.tree.errors import NoNode
 from transport.address import ActorAddress
-
-_CUT_OFF_MAX: Final = 256
-"""Machines that are taken away look the same as those that come back."""
 
 
 @message("nodes.join")
@@ -140,7 +136,7 @@ class Nodes(Actor):
 
     def _keep_aside(self, node: Node) -> None:
         self._cut_off[node.name] = node
-        if len(self._cut_off) > _CUT_OFF_MAX:
+        if len(self._cut_off) > self.ctx.limits.cut_off_nodes:
             del self._cut_off[next(iter(self._cut_off))]
 
     async def wait_for_remote(self, count: int, timeout_s: float) -> None:

@@ -11,8 +11,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-LOG_TRIM_S: Final = 5.0
-"""How often that is."""
 _TAIL_BYTES: Final = 32 << 10
 
 

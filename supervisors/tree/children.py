@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from actors.core.errors import AskError
 from actors.core.ref import ActorRef
 from actors.roles import RoleArgs
-from configs.limits import Limits
+from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.tree.errors import ChildStartFailed
 from supervisors.tree.messages import SpawnProcess, SpawnReply, StopProcess, StopReply
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
@@ -55,11 +55,11 @@ class ChildSpec:
     start: Callable[[Context], Awaitable[Running]]
     role: str = ""
     restart: RestartPolicy = RestartPolicy.PERMANENT
-    shutdown_s: float = 10.0
+    shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s
     """Deadline of an orderly stop; then it is killed."""
     significant: bool = False
     """When it ends for good, the supervisor ends too."""
-    ready_s: float = 180.0
+    ready_s: float = DEFAULT_LIMITS.ready_timeout_s
     """Deadline from start to ready."""
 
 
@@ -70,9 +70,9 @@ def actor_child(
     node: str,
     role: str = "",
     restart: RestartPolicy = RestartPolicy.PERMANENT,
-    shutdown_s: float = 10.0,
+    shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s,
     significant: bool = False,
-    ready_s: float = 60.0,
+    ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
 ) -> ChildSpec:
     """An actor in the supervisor's own process; ``factory`` makes a fresh one for every start."""
 
@@ -88,9 +88,9 @@ def process_child(
     *,
     job: str,
     restart: RestartPolicy = RestartPolicy.PERMANENT,
-    shutdown_s: float = 10.0,
+    shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s,
     significant: bool = False,
-    ready_s: float = 180.0,
+    ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
     beacon_budget_s: float | None = None,
     env: dict[str, str] | None = None,
     limits: Limits | None = None,

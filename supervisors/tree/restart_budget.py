@@ -113,9 +113,9 @@ class BackoffPolicy:
 
     first_s: float
     max_s: float
-    jitter: float = 0.2
-    quiet_s: float = 60.0
+    quiet_s: float
     """A child that lived this long starts again from ``first_s``."""
+    jitter: float = 0.2
 
     def delay_s(self, failures: int, rng: random.Random) -> float:
         """Seconds to wait before the start that follows the ``failures``-th failure in a row (1: the first)."""

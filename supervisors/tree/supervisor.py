@@ -46,8 +46,6 @@ from transport.address import ActorAddress
 
 __all__ = ["SupervisionEvent", "Supervisor"]
 
-_EARLY_EXITS_MAX = 64
-
 
 class Supervisor(Actor):
     """Supervises ``children`` in their order. Create it, spawn it, then await ``ready``."""
@@ -178,7 +176,7 @@ class Supervisor(Actor):
             if running is not None and _same_process(running, message):
                 self._on_exit(child, message.cause, message.detail)
                 return
-        if len(self._early_exits) >= _EARLY_EXITS_MAX:
+        if len(self._early_exits) >= self.ctx.limits.early_exits:
             self._early_exits.pop(next(iter(self._early_exits)))
         self._early_exits[message.node, message.pid] = message
 

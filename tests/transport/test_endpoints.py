@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from configs.limits import DEFAULT_LIMITS
 from transport.address import new_peer
 from transport.endpoints import advertised, for_welcome, is_loopback, lane_binds, resolve_lane, split_key
 from transport.errors import HandshakeRefused, InsecureBind, MalformedInput
-from transport.zmq.lives import LIVES_MAX, NAMES_MAX, Lives
+from transport.zmq.lives import Lives
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_loopback_is_known_by_address_and_by_name() -> None:
 
 
 def test_two_lives_of_a_name_differ_and_the_newest_rules() -> None:
-    lives = Lives()
+    lives = Lives(DEFAULT_LIMITS)
     first, second = new_peer("w"), new_peer("w")
     assert first != second
     lives.welcome(first)
@@ -108,10 +109,10 @@ def test_two_lives_of_a_name_differ_and_the_newest_rules() -> None:
 
 
 def test_the_memory_of_lives_is_bounded() -> None:
-    lives = Lives()
-    for number in range(NAMES_MAX + 10):
+    lives = Lives(DEFAULT_LIMITS)
+    for number in range(DEFAULT_LIMITS.names_remembered + 10):
         lives.welcome(new_peer(f"w{number}"))
-    for _ in range(LIVES_MAX + 10):
+    for _ in range(DEFAULT_LIMITS.lives_remembered + 10):
         lives.welcome(new_peer("same"))
-    assert len(lives._known) == NAMES_MAX
-    assert len(lives._known["same"]) == LIVES_MAX
+    assert len(lives._known) == DEFAULT_LIMITS.names_remembered
+    assert len(lives._known["same"]) == DEFAULT_LIMITS.lives_remembered

@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from transport.address import PeerId
 from transport.errors import MalformedInput
@@ -28,9 +27,6 @@ from transport.zmq.handshake import HEAD, Goodbye, Mark, control, read_control, 
 from transport.zmq.lane import LaneOut, lane_of
 from transport.zmq.packing import unpack
 from transport.zmq.socket import ZmqSocket
-
-_EARLY_MAX: Final = 1024
-"""Messages, for each socket of a lane: more than fit into its queues on either side, in packs or alone."""
 
 
 class LinkState(enum.Enum):
@@ -65,6 +61,8 @@ class Link:
     dialed_here: bool
     outs: dict[Lane, LaneOut]
     counters: Counters
+    early_max: int
+    """Messages that may come before their turn, for each socket of a lane."""
     deliver: Callable[[PeerId, Lane, list[Frame]], None]
     on_broken: Callable[[Link], None]
     """The link must die; the reason, if known, is in ``reason``."""
@@ -149,7 +147,7 @@ class Link:
 
     def _comes_early(self, lane: Lane, seq: int, frames: list[Frame]) -> None:
         sockets = len(self.outs[lane].outs)
-        if sockets > 1 and len(self._early) < _EARLY_MAX * sockets:
+        if sockets > 1 and len(self._early) < self.early_max * sockets:
             self._early[lane, seq] = frames
             return
         self.counters.gaps += self.state is LinkState.LIVE

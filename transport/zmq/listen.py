@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from configs.limits import Limits
 from transport.address import PeerId
 from transport.errors import MalformedInput
 from transport.transport import DownReason, Frame, Lane
@@ -32,8 +33,6 @@ from transport.zmq.handshake import (
 from transport.zmq.link import Counters, Link, LinkState
 from transport.zmq.lives import Lives
 from transport.zmq.socket import ZmqSocket
-
-PENDING_MAX = 1024
 
 
 @dataclass
@@ -59,13 +58,13 @@ class ListenHost:
 class Listener:
     """Routes what arrives at the ROUTER sockets to links, or through the handshake."""
 
-    def __init__(self, host: ListenHost, lives: Lives, counters: Counters, handshake_s: float) -> None:
+    def __init__(self, host: ListenHost, lives: Lives, counters: Counters, limits: Limits) -> None:
         self.sockets: dict[int, ZmqSocket] = {}
         """By number: see ``zmq_lane.lane_of``."""
         self._host = host
         self._lives = lives
         self._counters = counters
-        self._handshake_s = handshake_s
+        self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._links: dict[bytes, Link] = {}
         self._stuck: dict[bytes, Link] = {}
@@ -104,13 +103,13 @@ class Listener:
         why = objection(hello, self._host.cluster, self._host.peer)
         if why is None and self._lives.is_fenced(hello.peer):
             why = f"{self._host.peer.name} has welcomed a newer {hello.name}; this one is fenced and must stop"
-        if why is None and len(self._pending) >= PENDING_MAX:
+        if why is None and len(self._pending) >= self._limits.handshakes_max:
             raise MalformedInput("too many handshakes at once")
         if why is not None:
             self._counters.refused += 1
             self._reply(Lane.SIGNAL, route, control(Mark.REFUSED, Refusal(why)))
             return
-        self._pending[route] = Incoming(hello, self._loop.time() + self._handshake_s)
+        self._pending[route] = Incoming(hello, self._loop.time() + self._limits.connect_timeout_s)
         self._reply(Lane.SIGNAL, route, control(Mark.WELCOME, self._host.welcome()))
 
     def _confirm(self, route: bytes, socket: int, confirm: Confirm) -> None:

@@ -8,18 +8,16 @@ Invariants
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final
 
+from configs.limits import Limits
 from transport.address import PeerId
-
-NAMES_MAX: Final = 4096
-LIVES_MAX: Final = 32
 
 
 class Lives:
     """The lives of every name, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._known: OrderedDict[str, list[PeerId]] = OrderedDict()
 
     def is_fenced(self, peer: PeerId) -> bool:
@@ -32,7 +30,7 @@ class Lives:
         lives = self._known.setdefault(peer.name, [])
         if not lives or lives[-1] != peer:
             lives.append(peer)
-        del lives[:-LIVES_MAX]
+        del lives[: -self._limits.lives_remembered]
         self._known.move_to_end(peer.name)
-        if len(self._known) > NAMES_MAX:
+        if len(self._known) > self._limits.names_remembered:
             self._known.popitem(last=False)

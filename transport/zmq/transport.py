@@ -56,11 +56,9 @@ from transport.zmq.timers import Probes, Timers
 
 log = structlog.get_logger("headrace.transport")
 
-_RETRY_FIRST_S: Final = 0.02
-_RETRY_MAX_S: Final = 0.5
 _SETTLE_S: Final = 0.005
 """libzmq reports a disconnect before it hands over the last messages that it has read."""
-_SETTLE_MAX_S: Final = 0.25
+_SETTLE_LOOK_S: Final = 0.001
 
 
 class ZmqTransport:
@@ -93,7 +91,7 @@ class ZmqTransport:
         self._sockets = len(Lane) - 1 + limits.bulk_sockets
         self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
         self._bounds = queue_bounds(limits)
-        self._lives = Lives()
+        self._lives = Lives(limits)
         self._links: dict[PeerId, Link] = {}
         self._dials: dict[str, Dial] = {}
         self._accepted: dict[PeerId, int] = {}
@@ -136,7 +134,7 @@ class ZmqTransport:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
-        self._listener = Listener(host, self._lives, self.counters, self.limits.connect_timeout_s)
+        self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:
             for number, address in enumerate(self._binds):
@@ -185,7 +183,7 @@ class ZmqTransport:
             raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s") from None
 
     async def _connect(self, endpoint: str) -> PeerId:
-        pause_s = _RETRY_FIRST_S
+        pause_s = self.limits.connect_retry_first_s
         while True:
             linked = self._linked_at(endpoint)
             if linked is not None:
@@ -203,7 +201,7 @@ class ZmqTransport:
             if peer is not None:
                 return peer
             await asyncio.sleep(pause_s)
-            pause_s = min(_RETRY_MAX_S, pause_s * 2)
+            pause_s = min(self.limits.connect_retry_max_s, pause_s * 2)
 
     def _linked_at(self, endpoint: str) -> PeerId | None:
         for peer, link in self._links.items():
@@ -316,7 +314,10 @@ class ZmqTransport:
 
     def _new_link(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
         deliver = self._receiver.on_frames
-        return Link(peer, number, dialed_here, outs, self.counters, deliver, self._on_broken, self._on_malformed)
+        return Link(
+            peer, number, dialed_here, outs, self.counters, self.limits.early_messages, deliver,
+            self._on_broken, self._on_malformed,
+        )  # fmt: skip
 
     # links come and go
 
@@ -340,14 +341,14 @@ class ZmqTransport:
     def _begin_settling(self, link: Link) -> None:
         for socket in link.sockets:
             socket.check_soon()
-        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + _SETTLE_MAX_S)
+        self._settle(link, [socket.empties for socket in link.sockets], self._loop.time() + self.limits.settle_max_s)
 
     def _settle(self, link: Link, before: list[int], until: float) -> None:
         read = all(s.closed or s.empties > b for s, b in zip(link.sockets, before, strict=True))
         if read or self._loop.time() > until:
             self._down(link, link.reason)
         else:
-            self._timers.later(0.001, self._settle, link, before, until)
+            self._timers.later(_SETTLE_LOOK_S, self._settle, link, before, until)
 
     def _down(self, link: Link, reason: DownReason) -> None:
         if link.state is LinkState.DOWN:
@@ -429,7 +430,7 @@ class ZmqTransport:
         if link.flushed or self._loop.time() > until:
             self._down(link, link.reason)
         else:
-            self._timers.later(0.005, self._await_flushed, link, until)
+            self._timers.later(self.limits.flush_look_s, self._await_flushed, link, until)
 
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""
@@ -443,7 +444,7 @@ class ZmqTransport:
             link.end(DownReason.STOPPED)
         # libzmq tells no one when it has taken a message, so ask it now and then
         while self._loop.time() < until and any(not link.flushed for link in self._links.values()):  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(self.limits.flush_look_s)
         await self._shut(max(0.05, until - self._loop.time()))
         log.info("transport closed", peer=self.peer.name, **dataclasses.asdict(self.counters))
 

@@ -257,7 +257,7 @@ class Links:
         self._drop(peer)
         if reason is DownReason.REPLACED:
             self._replaced[peer] = None
-            while len(self._replaced) > self._limits.message_queue_frames:
+            while len(self._replaced) > self._limits.names_remembered:
                 del self._replaced[next(iter(self._replaced))]
 
     def close(self) -> None:

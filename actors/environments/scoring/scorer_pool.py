@@ -182,7 +182,7 @@ class _ScorerProcess:
             ScorerTimedOut, ScorerBroken: the rest will not come.
         """
         wanted = len(verdicts) + len(items)
-        await self._send({"score": items, "gather": gather})
+        await self._send({"score": items, "gather_s": self._job.limits.score_gather_s if gather else 0.0})
         while len(verdicts) < wanted:
             gathered = await self._receive(self._job.reward.timeout_s)
             verdicts += [PoolVerdict(reward, reason) for reward, reason in gathered]

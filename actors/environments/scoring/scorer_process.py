@@ -4,12 +4,12 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
 
     in   {"job": job file as JSON, "model": directory}                    once
     out  {"ready": true} | {"broken": reason}                             once
-    in   {"score": [[response, prompt, answer, index, extra], …], "gather": bool}
+    in   {"score": [[response, prompt, answer, index, extra], …], "gather_s": float}
     out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
     in   {"read": [start, count]}
     out  {"prompts": [[ordinal, ids as int32 bytes, text, context], …], "exhausted": bool} | {"broken": reason}
 
-With ``gather`` verdicts leave together, once the oldest has waited for ``GATHER_S`` and a response is done; without,
+Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
 each has a frame of its own, so that the parent knows which response is being scored when none comes.
 
 One process does both because both need the data set, which can take seconds to import. The parent kills it when a
@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
@@ -32,7 +32,6 @@ from configs.schema import JobConfig
 if TYPE_CHECKING:
     from actors.environments.scoring.scorers import Example
 
-GATHER_S: Final = 0.01
 Verdict = tuple[float | None, str]
 """A reward, or why there is none."""
 
@@ -90,7 +89,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         request = read_frame(requests)
         if "score" in request:
             answers = [(response, Example(*example)) for response, *example in request["score"]]
-            _score_all(score, answers, send, gather_s=GATHER_S if request["gather"] else 0.0)
+            _score_all(score, answers, send, gather_s=request["gather_s"])
         if "read" in request:
             try:
                 send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))

@@ -95,7 +95,8 @@ class Bench:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         network = MemoryNetwork()
-        self.near = ActorSystem(MemoryTransport(network, PeerId("near", 1)))
+        limits = DEFAULT_LIMITS.model_copy(update={"weights_settle_s": 0.01})
+        self.near = ActorSystem(MemoryTransport(network, PeerId("near", 1)), limits=limits)
         self.far = ActorSystem(MemoryTransport(network, PeerId("far", 2)))
         self.scheduler, self.puller = FakeScheduler(), Puller()
 
@@ -182,7 +183,6 @@ async def test_what_the_trainer_prepares_is_in_the_servers_reach_before_it_is_pu
     """So a pull enters no page: it would fail here if it did."""
     monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(server_module, "PARALLEL_BYTES", 1)
-    monkeypatch.setattr(server_module, "_SETTLE_S", 0.01)
     entered, loop = asyncio.Event(), asyncio.get_running_loop()
     monkeypatch.setattr(server_module, "warm", lambda *_: loop.call_soon_threadsafe(entered.set))
     await bench.publish(0, 0.5)

@@ -28,7 +28,7 @@ from actors.protocol.weights import (
 )
 from actors.roles import RoleArgs
 from actors.rollout.puller import VersionPuller
-from actors.weights import client, segments, server
+from actors.weights import segments, server
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.delta_source import DeltaSource
 from actors.weights.holding import Holding
@@ -45,7 +45,7 @@ from tests.actors.weights.test_pull import Pulled as Wanted
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
-LIMITS = DEFAULT_LIMITS.model_copy(update={"connect_timeout_s": 1.0})
+LIMITS = DEFAULT_LIMITS.model_copy(update={"connect_timeout_s": 1.0, "weights_settle_s": 0.05})
 """Who is told of a feed that has just died looks for it that long."""
 CHUNK_BYTES, CHUNKS = 4096, 64
 TOTAL_BYTES = CHUNK_BYTES * CHUNKS
@@ -363,7 +363,6 @@ async def test_what_a_puller_had_before_is_given_back_soon_and_not_by_its_loop(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """600 MB are not unmapped in a moment, and whoever asks a loop meanwhile would wait."""
-    monkeypatch.setattr(client, "_SETTLE_S", 0.05)
     ended = list[threading.Thread]()
     release = Holding.release
 

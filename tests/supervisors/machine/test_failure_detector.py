@@ -80,7 +80,9 @@ def test_an_exit_is_final():
 def test_with_the_limits_as_they_are_a_stopped_process_is_hung_within_two_seconds():
     """It is looked at every ``health_check_s``, and may have been stopped just after a look."""
     limits = DEFAULT_LIMITS
-    silences = DetectorLimits(limits.ready_timeout_s, limits.link_grace_s, limits.stopped_grace_s)
+    silences = DetectorLimits(
+        limits.ready_timeout_s, limits.link_grace_s, limits.stopped_grace_s, limits.beacon_budget_s
+    )
     detector = FailureDetector(silences, 0.0)
     detector.saw_ready(0.0)
     stopped_s, now_s = 10.001, 10.0

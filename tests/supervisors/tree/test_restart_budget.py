@@ -61,7 +61,7 @@ def test_the_loss_of_a_node_counts_once_for_all_its_children():
 
 
 def test_the_backoff_doubles_up_to_its_bound_and_stays_within_the_jitter():
-    policy = BackoffPolicy(first_s=0.1, max_s=2.0, jitter=0.2)
+    policy = BackoffPolicy(first_s=0.1, max_s=2.0, quiet_s=60.0, jitter=0.2)
     rng = random.Random(7)
     for failures, base_s in enumerate([0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0], start=1):
         for _ in range(50):
@@ -70,7 +70,7 @@ def test_the_backoff_doubles_up_to_its_bound_and_stays_within_the_jitter():
 
 
 def test_children_that_fail_together_do_not_start_again_together():
-    policy = BackoffPolicy(first_s=1.0, max_s=64.0, jitter=0.2)
+    policy = BackoffPolicy(first_s=1.0, max_s=64.0, quiet_s=60.0, jitter=0.2)
     delays_s = [policy.delay_s(1, random.Random(seed)) for seed in range(50)]
     assert max(delays_s) - min(delays_s) > 0.2
 
@@ -85,6 +85,6 @@ def test_the_backoff_starts_anew_after_a_quiet_life_and_skips_preemptions():
 
 
 def test_equal_generators_give_equal_delays():
-    policy = BackoffPolicy(first_s=0.1, max_s=9.0)
+    policy = BackoffPolicy(first_s=0.1, max_s=9.0, quiet_s=60.0)
     one, two = random.Random(3), random.Random(3)
     assert [policy.delay_s(n, one) for n in range(1, 9)] == [policy.delay_s(n, two) for n in range(1, 9)]

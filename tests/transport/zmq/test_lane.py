@@ -54,7 +54,7 @@ class Received:
             lane: lane_of_fakes(*(FakeSocket() for _ in range(sockets if lane is Lane.BULK else 1))) for lane in Lane
         }
         self.link = Link(
-            PeerId("peer", 1), 1, True, outs, self.counters, self._deliver, self._on_broken, lambda _: None
+            PeerId("peer", 1), 1, True, outs, self.counters, 1024, self._deliver, self._on_broken, lambda _: None
         )  # fmt: skip
 
     def _deliver(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
