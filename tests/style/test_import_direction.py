@@ -1,37 +1,80 @@
 """The arrows of the design, read from the syntax trees of every product file.
 
-    configs ← transport ← actors.core ← actors.<role> ← supervisors ← main.py
+    configs ← transport ← actors ← supervisors ← main.py          benchmarks may use everything, and nothing uses it
 
-A role imports of another role its ``messages.py`` only. One file touches zmq. Heavy imports stay where they are needed,
-and what would make two equal runs differ is not called.
+    actors        core ← host ← protocol ← ledger ← fleet ← scheduler        policies are pure, and below the ledger
+                  every other role stands on core, host and protocol         those who pull may use the weights' client
+    supervisors   tree ← faults ← machine ← jobs ← nemesis ← head ← simulation ← cli
+
+``ACTORS`` and ``SUPERVISORS`` say it room by room. There is no import circle between files. Imports for type checkers
+alone count like all others. One file touches zmq. Heavy imports stay where they are needed, and what would make two
+equal runs differ is not called.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ["configs", "transport", "actors", "supervisors"]
-FILES = [*sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")), ROOT / "main.py"]
-OURS = {*PACKAGES, "main"}
+LAYERS = ["configs", "transport", "actors", "supervisors", "main", "benchmarks"]
 
-LAYERS = {"configs": 0, "transport": 1, "actors.core": 2, "actors": 3, "supervisors": 4, "main": 5}
+KERNEL = frozenset({"core", "host", "roles"})
+"""What every actor stands on; ``actors/roles.py`` names roles by strings."""
+ROLE = KERNEL | {"protocol"}
+ACTORS = {
+    "core": frozenset[str](),
+    "roles": {"core"},
+    "host": {"core"},
+    "protocol": KERNEL,
+    "policies": frozenset[str](),
+    "ledger": ROLE | {"policies"},
+    "fleet": ROLE | {"policies", "ledger"},
+    "scheduler": ROLE | {"policies", "ledger", "fleet"},
+    "jobs": ROLE,
+    "rollout": ROLE,
+    "trainer": ROLE,
+    "environments": ROLE,
+    "weights": ROLE,
+    "ranker": ROLE,
+    "metrics": ROLE,
+    "control": ROLE,
+}
+"""Room of ``actors`` → the others that it may import."""
+
+SUPERVISORS = {
+    "tree": frozenset[str](),
+    "faults": {"tree"},
+    "checkers": {"tree"},
+    "machine": {"tree", "faults"},
+    "providers": {"tree", "faults", "machine"},
+    "jobs": {"tree", "faults", "machine", "providers"},
+    "nemesis": {"tree", "faults", "machine", "providers", "jobs"},
+    "head": {"tree", "faults", "machine", "providers", "jobs", "nemesis"},
+    "simulation": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers"},
+    "testing": {"tree", "checkers"},
+    "trees": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head"},
+    "cli": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers", "simulation", "trees"},
+}
+"""Room of ``supervisors`` → the others that it may import; ``trees.py`` is the running system on one page."""
 
 # What a file may do although the rule says no, each with its reason.
-ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.socket", "actors.control.client"}
-"""The actors' own wire has one owner, and contexts and keys another; the control socket is for any language."""
 CLIENT_SIDE = {
     f"actors.weights.{name}"
     for name in ("client", "delta", "errors", "holding", "manifest", "memory", "pace", "segments")
 }
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""
+LINKS_CLIENT_SIDE = {"rollout", "trainer"}
+ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.socket", "actors.control.client"}
+"""The wire of the actors has one owner, and contexts and keys another; the control socket is for any language."""
 WALL_CLOCK = {"actors.host.clock"}
 """Times of day for people and for joining the files of a run; nothing is decided by them."""
 HEAVY = {"torch", "vllm", "transformers", "kubernetes", "datasets"}
@@ -41,6 +84,7 @@ BANNED_CALLS = {
     "time.time": "the loop's clock, ctx.now(); wall_clock() of the log for people",
     "uuid.uuid4": "ctx.rng, or the incarnation and a counter",
 }
+LINES_MAX = 400
 
 
 def name_of(path: Path) -> str:
@@ -48,137 +92,172 @@ def name_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+FILES = sorted(
+    path for layer in LAYERS for path in [*(ROOT / layer).rglob("*.py"), ROOT / f"{layer}.py"] if path.exists()
+)
+MODULES = {name_of(path): path for path in FILES}
+PRODUCT = {name: path for name, path in MODULES.items() if name.split(".")[0] != "benchmarks"}
+
+
+@functools.cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+@functools.cache
 def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
+    return ast.parse(text_of(path), filename=str(path))
 
 
-def is_type_checking(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+@functools.cache
+def imports_of(path: Path) -> list[tuple[str, int]]:
+    return list(imports(tree_of(path)))
 
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, int]]:
-    """Every module that is imported at run time, at any depth; imports for the type checker only do not count."""
+    """Every module that is imported, at any depth, with its line; what is for the type checker alone counts too."""
     for node in ast.iter_child_nodes(tree):
-        if is_type_checking(node):
-            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            assert node.level == 0, f"line {node.lineno}: relative imports hide the direction"
-            yield node.module, node.lineno
-            # `from actors.rollout import messages` names a module too
-            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names if is_module(node, alias))
-        else:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"line {node.lineno}: relative imports hide the direction"
+            inside = (f"{node.module}.{alias.name}" for alias in node.names)  # may be modules too
+            named = {module if module in MODULES else node.module for module in inside}
+            yield from ((module, node.lineno) for module in sorted(named))
+        elif not isinstance(node, ast.expr):  # an import is a statement
             yield from imports(node)
 
 
-def is_module(node: ast.ImportFrom, alias: ast.alias) -> bool:
-    place = ROOT.joinpath(*(node.module or "").split("."), alias.name)
-    return place.is_dir() or place.with_suffix(".py").exists()
-
-
-def layer(module: str) -> int:
-    """The layer of one of our modules; ``actors/roles.py`` names roles by strings and may be read by any of them."""
-    if module in ("actors", "actors.roles") or module == "actors.core" or module.startswith("actors.core."):
-        return LAYERS["actors.core"]
-    return LAYERS[module.split(".", maxsplit=1)[0]]
-
-
-def role(module: str) -> str | None:
+def room(module: str, package: str) -> str | None:
+    """The room of ``package`` that a module stands in; None: it is another package's, or the package itself."""
     parts = module.split(".")
-    if parts[0] != "actors" or len(parts) == 1 or parts[1] in ("core", "roles"):
-        return None
-    return parts[1]
+    return parts[1] if parts[0] == package and len(parts) > 1 else None
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """Dotted calls, with aliases of imports resolved."""
     aliases: dict[str, str] = {}
+    called: list[ast.Call] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             aliases |= {alias.asname or alias.name.split(".")[0]: alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
-            head, _, rest = ast.unparse(node.func).partition(".")
-            if head in aliases:
-                yield aliases[head] + (f".{rest}" if rest else ""), node.lineno
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute | ast.Name):
+            called.append(node)
+    for node in called:
+        head, _, rest = ast.unparse(node.func).partition(".")
+        if head in aliases:
+            yield aliases[head] + (f".{rest}" if rest else ""), node.lineno
 
 
 def where(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
+def offending(wrong: Callable[[str, str], bool], modules: dict[str, Path] = PRODUCT) -> list[str]:
+    """Imports for which ``wrong(importing module, imported module)``."""
+    return [
+        f"{where(path, line)} imports {module}"
+        for name, path in modules.items()
+        for module, line in imports_of(path)
+        if wrong(name, module)
+    ]
+
+
+# ------------------------------------------------------------ who may import whom
+
+
 def test_no_arrow_points_back() -> None:
-    """A layer imports itself and what is below it."""
-    wrong = [
-        f"{where(path, line)} imports {module}"
-        for path in FILES
-        for module, line in imports(tree_of(path))
-        if module.split(".")[0] in OURS and layer(module) > layer(name_of(path))
-    ]
-    assert wrong == []
+    """A layer imports itself and what is below it; benchmarks are above everything, so nobody imports them."""
+    heights = {layer: height for height, layer in enumerate(LAYERS)}
+
+    def upward(name: str, module: str) -> bool:
+        other, own = (one.split(".", maxsplit=1)[0] for one in (module, name))
+        return heights.get(other, -1) > heights[own]
+
+    assert offending(upward) == []
 
 
-def test_a_role_imports_of_another_role_its_messages_only() -> None:
-    wrong = [
-        f"{where(path, line)} imports {module}"
-        for path in FILES
-        if (own := role(name_of(path))) is not None
-        for module, line in imports(tree_of(path))
-        if role(module) not in (None, own) and module not in CLIENT_SIDE
-        # `from actors.rollout import messages` names the package as well as the module: the package itself is empty
-        if not all(name.endswith("messages") for name in module.split(".")[2:3])
-    ]
-    assert wrong == []
+@pytest.mark.parametrize(("package", "rooms"), [("actors", ACTORS), ("supervisors", SUPERVISORS)])
+def test_a_room_imports_what_it_stands_on(package: str, rooms: dict[str, set[str]]) -> None:
+    """Roles say messages of ``actors.protocol`` to one another, and know nothing else of each other."""
+
+    def foreign(name: str, module: str) -> bool:
+        own, other = room(name, package), room(module, package)
+        if own is None or other in (None, own) or (own in LINKS_CLIENT_SIDE and module in CLIENT_SIDE):
+            return False
+        return other not in rooms.get(own, ())
+
+    assert offending(foreign) == []
 
 
-def test_the_client_side_of_a_role_holds_no_actor() -> None:
-    """What others may link against besides messages must not bring a role's actor in."""
-    wrong = [
-        f"{where(path, line)} imports {module}"
-        for path in FILES
-        if name_of(path) in CLIENT_SIDE
-        for module, line in imports(tree_of(path))
-        if role(module) is not None and module not in CLIENT_SIDE and not module.endswith(".messages")
-    ]
-    assert wrong == []
+@pytest.mark.parametrize(("package", "rooms"), [("actors", ACTORS), ("supervisors", SUPERVISORS)])
+def test_every_room_has_its_place_and_none_of_them_stands_on_itself(package: str, rooms: dict[str, set[str]]) -> None:
+    assert {found for name in MODULES if (found := room(name, package)) is not None} == set(rooms)
+    assert len([*TopologicalSorter(rooms).static_order()]) == len(rooms)
+
+
+def test_the_client_side_of_the_weights_holds_no_actor() -> None:
+    """What others may link against besides messages must not bring the server in."""
+    outside = {name: MODULES[name] for name in CLIENT_SIDE}
+    assert offending(lambda _, module: room(module, "actors") == "weights" and module not in CLIENT_SIDE, outside) == []
+
+
+def test_the_kernel_is_private() -> None:
+    """Whoever is outside ``actors.core`` uses its public face."""
+    kernel = "actors.core.kernel"
+    assert offending(lambda name, module: module.startswith(kernel) and not name.startswith("actors.core")) == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """An empty ``__init__.py`` is nobody's import."""
+    graph = {
+        name: {module for module, _ in imports_of(path) if module in MODULES and text_of(MODULES[module]).strip()}
+        for name, path in MODULES.items()
+    }
+    assert circle_in(graph) == []
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """A circle, the first of it again at its end; empty if there is none."""
+    try:
+        TopologicalSorter({name: others - {name} for name, others in graph.items()}).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_file_is_too_long_to_read_at_once() -> None:
+    lines = {str(path.relative_to(ROOT)): text_of(path).count("\n") for path in PRODUCT.values()}
+    assert {file: count for file, count in lines.items() if count > LINES_MAX} == {}
+
+
+# ------------------------------------------------------------ what is imported and called
 
 
 def test_one_file_owns_the_sockets() -> None:
-    found = {name_of(path) for path in FILES for module, _ in imports(tree_of(path)) if module.split(".")[0] == "zmq"}
+    found = {name for name, path in PRODUCT.items() for module, _ in imports_of(path) if module.split(".")[0] == "zmq"}
     assert found <= ZMQ_FILES
 
 
 def test_the_wire_and_the_kernel_name_nothing_heavy() -> None:
-    wrong = [
-        f"{where(path, line)} imports {module}"
-        for path in FILES
-        if name_of(path).startswith(("configs", "transport", "actors.core"))
-        for module, line in imports(tree_of(path))
-        if module.split(".")[0] in HEAVY
-    ]
-    assert wrong == []
+    below = ("configs", "transport", "actors.core")
+    assert offending(lambda name, module: name.startswith(below) and module.split(".")[0] in HEAVY) == []
 
 
 def test_nothing_is_pickled() -> None:
-    wrong = [
-        f"{where(path, line)} imports {module}"
-        for path in FILES
-        for module, line in imports(tree_of(path))
-        if module.split(".")[0] in {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
-    ]
-    assert wrong == []
+    pickles = {"pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"}
+    assert offending(lambda _, module: module.split(".")[0] in pickles) == []
 
 
 def test_what_would_make_equal_runs_differ_is_not_called() -> None:
     wrong: list[str] = []
-    for path in FILES:
-        if not name_of(path).startswith(("actors", "transport", "supervisors")):
+    for name, path in PRODUCT.items():
+        if not name.startswith(("actors", "transport", "supervisors")):
             continue
         for call, line in calls(tree_of(path)):
-            if call == "time.time" and name_of(path) in WALL_CLOCK:
+            if call == "time.time" and name in WALL_CLOCK:
                 continue
             drawn = call.startswith("random.") and not call.startswith("random.Random")
             if call in BANNED_CALLS or drawn:
@@ -189,12 +268,14 @@ def test_what_would_make_equal_runs_differ_is_not_called() -> None:
 
 def test_no_attic_is_opened() -> None:
     attics = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
-    assert [str(path) for path in FILES if path.name in attics] == []
+    assert [str(path) for path in PRODUCT.values() if path.name in attics] == []
 
 
 def test_every_file_opens_with_a_docstring() -> None:
     """Invariants in protocol files, the flow in flow files; an empty package file says nothing."""
-    silent = [where(path, 1) for path in FILES if path.read_text().strip() and not ast.get_docstring(tree_of(path))]
+    silent = [
+        where(path, 1) for path in PRODUCT.values() if text_of(path).strip() and not ast.get_docstring(tree_of(path))
+    ]
     assert silent == []
 
 
@@ -204,7 +285,7 @@ before = len(sys.modules)
 import {modules}
 print(len(sys.modules) - before, *sorted(set(sys.modules) & {heavy}))
 """
-HEAVY = {"torch", "vllm", "transformers", "datasets", "kubernetes", "scipy", "pandas", "httpx", "sqlite3"}
+NOT_LOADED = HEAVY | {"scipy", "pandas", "httpx", "sqlite3"}
 KERNEL_MODULES_MAX = 540
 """473 take half a second of processor time on a quiet core, two thirds of it for numpy, attrs and pydantic: a
 tenth more is well under the second in which a process is to be there."""
@@ -219,11 +300,14 @@ tenth more is well under the second in which a process is to be there."""
 )
 def test_the_kernel_starts_with_few_modules_and_none_of_the_heavy_ones(modules: str) -> None:
     """What decides how soon a process is there is counted: a busy machine doubles whatever is timed."""
-    command = [sys.executable, "-c", LOADED.format(modules=modules, heavy=HEAVY)]
+    command = [sys.executable, "-c", LOADED.format(modules=modules, heavy=NOT_LOADED)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     count, *unwanted = done.stdout.split()
     assert unwanted == []
     assert int(count) <= KERNEL_MODULES_MAX
+
+
+# ------------------------------------------------------------ the test itself
 
 
 @pytest.mark.parametrize(
@@ -231,11 +315,21 @@ def test_the_kernel_starts_with_few_modules_and_none_of_the_heavy_ones(modules: 
     [
         ("import zmq.asyncio", "zmq.asyncio"),
         ("def f():\n    from actors.trainer.losses import x", "actors.trainer.losses"),
-        ("from actors.weights import messages", "actors.protocol.weights"),
+        ("from actors.weights import manifest", "actors.weights.manifest"),
+        ("if TYPE_CHECKING:\n    from actors.core.context import Context", "actors.core.context"),
+        ("try:\n    pass\nexcept OSError:\n    import torch", "torch"),
     ],
 )
 def test_this_test_sees_imports_wherever_they_stand(code: str, module: str) -> None:
-    assert module in [name for name, _ in imports(ast.parse(code))]
+    assert [name for name, _ in imports(ast.parse(code))] == [module]
+
+
+def test_this_test_sees_circles() -> None:
+    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"d"}}) in [
+        ["a", "c", "b", "a"],
+        ["b", "a", "c", "b"],
+        ["c", "b", "a", "c"],
+    ]
 
 
 def test_this_test_sees_calls_under_other_names() -> None:
