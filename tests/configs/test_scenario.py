@@ -44,9 +44,7 @@ def test_a_wrong_scenario_is_told_with_line_field_and_fix(tmp_path: Path, text: 
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "modes"), [("seeding", {"sync", "minibatch", "dynamic"}), ("combined", {"async"})]
-)
+@pytest.mark.parametrize(("name", "modes"), [("seeding", {"sync", "minibatch", "dynamic"}), ("combined", {"async"})])
 def test_the_scenarios_with_a_seeding_window_have_jobs_with_and_without_other_workers(
     name: str, modes: set[str]
 ) -> None:
