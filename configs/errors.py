@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and what to do about it."""
+    """Names one thing that is wrong, and what to do about it."""
 
     where: str
     """Where a person finds it: ``job.yaml:12`` or ``--set a.b=c``."""

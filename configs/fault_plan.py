@@ -25,10 +25,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.errors import ConfigError, Problem
 from configs.schema import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.validation import Where, load_file, validate
-from configs.yaml_source import parse_value
 
 Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
@@ -66,7 +64,7 @@ class Target(Section):
     chunk: ChunkTarget | None = None
     """A chunk of the weights."""
     count: PositiveInt = 1
-    """With ``role``: how many; all of them if there are fewer."""
+    """How many processes of ``role``; all of them if there are fewer."""
     job: Name | None = None
     """Whose; unset: of the only job, or of any."""
 
@@ -118,7 +116,7 @@ class FaultBase(Section):
     times: PositiveInt = 1
     """How often it strikes."""
     every_s: PositiveFloat | None = None
-    """From one strike to the next."""
+    """Seconds from one strike to the next."""
 
     @property
     def delay_after_trigger_s(self) -> float:
@@ -216,7 +214,7 @@ class Drop(LinkFault):
 
     kind: Literal["drop"] = "drop"
     probability: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """Of each message."""
+    """How likely each message is hit."""
 
 
 class Delay(LinkFault):
@@ -227,11 +225,11 @@ class Delay(LinkFault):
 
     kind: Literal["delay"] = "delay"
     delay_ms: Annotated[float, Field(gt=0, le=60_000)] = 100.0
-    """Of each message that is hit."""
+    """How late a message is that is hit."""
     jitter_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
     """Up to this much more, drawn for each message."""
     probability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of each message."""
+    """How likely each message is hit."""
 
 
 class Duplicate(LinkFault):
@@ -242,7 +240,7 @@ class Duplicate(LinkFault):
 
     kind: Literal["duplicate"] = "duplicate"
     probability: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Of each message."""
+    """How likely each message is hit."""
 
 
 class Corrupt(HealingFault):
@@ -268,9 +266,9 @@ class Preempt(FaultBase):
 
     kind: Literal["preempt"] = "preempt"
     notice_s: Seconds = 5.0
-    """From the notice to SIGTERM."""
+    """Seconds from the notice to SIGTERM."""
     grace_s: Seconds = 5.0
-    """From SIGTERM to SIGKILL."""
+    """Seconds from SIGTERM to SIGKILL."""
 
 
 class DiskFull(HealingFault):
@@ -357,44 +355,6 @@ def fault_from_mapping(values: Mapping[str, Any], where: str = "the fault") -> F
     return validate(_OneFault, {"fault": dict(values)}, place).fault
 
 
-def fault_from_words(kind: str, target: str | None, lasts_s: float | None, settings: list[str]) -> dict[str, Any]:
-    """A fault as people write it on a command line, checked, as a plain map.
-
-    Args:
-        target: a process's name; or ``role=``, ``node=``, ``link=A,B``, ``chunk=newest`` or ``chunk=VERSION``.
-        settings: further keys, ``a.b=value``, the value in YAML.
-
-    Raises:
-        ConfigError: it does not fit the vocabulary; the message names the field.
-    """
-    fault: dict[str, Any] = {"kind": kind}
-    if target is not None:
-        fault["target"] = _target_from_word(target)
-    if lasts_s is not None:
-        fault["heal_after_s"] = lasts_s
-    for setting in settings:
-        name, equals, text = setting.partition("=")
-        keys = name.strip().split(".")
-        section: Any = fault
-        for key in keys[:-1]:
-            section = section.setdefault(key, {}) if isinstance(section, dict) else None
-        if not equals or not all(keys) or not isinstance(section, dict):
-            raise ConfigError([Problem(f"--set {setting}", "", "is not of the form a.b=value", "Write --set factor=8")])
-        section[keys[-1]] = parse_value(text)
-    return dump_fault(fault_from_mapping(fault, "headrace ctl inject"))
-
-
-def _target_from_word(word: str) -> dict[str, Any]:
-    form, equals, value = word.partition("=")
-    if not equals:
-        return {"name": word}
-    if form == "link":
-        return {"link": value.split(",")}
-    if form == "chunk":
-        return {"chunk": {} if value in ("", "newest") else {"version": parse_value(value)}}
-    return {form: value}
-
-
 def dump_fault(fault: FaultBase) -> dict[str, Any]:
-    """As a plain map; ``fault_from_mapping`` of it gives ``fault`` again. What was not said is left out."""
+    """The fault as a plain map; ``fault_from_mapping`` of it gives ``fault`` again. What was not said is left out."""
     return fault.model_dump(mode="json", exclude_none=True, exclude_unset=True) | {"kind": fault.kind}

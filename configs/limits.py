@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 
 class Limits(BaseModel):
-    """All limits. Grouped by the part that obeys them."""
+    """Holds all limits, grouped by the part that obeys them."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

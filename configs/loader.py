@@ -42,7 +42,7 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
 
 
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
-    """As load_job, but without the checks of this machine: for a job that another process will check and run."""
+    """Read a job without the checks of this machine: for a job that another process will check and run."""
     return _resolve_paths(_Source(Path(path), overrides or []).job(), Path(path).resolve().parent)
 
 
@@ -65,7 +65,7 @@ def dump_job(job: JobConfig) -> str:
 
 
 class _Source:
-    """One file with its overrides: knows where each field was written."""
+    """Holds one file with its overrides, and knows where each field was written."""
 
     def __init__(self, path: Path, overrides: list[str]) -> None:
         self._path = path

@@ -55,7 +55,7 @@ class SimulatedJob(Section):
     max_tokens: PositiveInt = 24
     """Longest response."""
     mean_tokens: PositiveFloat = 12.0
-    """Of responses that nothing cuts short."""
+    """Mean length of responses that nothing cuts short."""
     by_prompt: Probability = 0.0
     """How much of a response's length its prompt decides."""
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
@@ -77,7 +77,7 @@ class SimulatedJob(Section):
     seeding_end: Literal["learned", "estimated"] = "learned"
     """As ``scheduling.seeding_end``."""
     decode_s: Seconds = 0.0
-    """Of a step of an engine, for each sequence that it decodes, on top of ``costs.engine_step_s``."""
+    """Time of an engine's step for each sequence that it decodes, on top of ``costs.engine_step_s``."""
     kv_tokens: NonNegativeInt = 0
     """An engine begins no further sample while its cache holds this many tokens; 0: the cache is no limit."""
     in_flight: Literal["keep", "recompute"] = "recompute"
@@ -92,12 +92,12 @@ class SimulatedJob(Section):
     """How often a verifier gives no verdict."""
 
     def varied(self, variant: Variant) -> SimulatedJob:
-        """With what ``variant`` says instead."""
+        """The job with what ``variant`` says instead."""
         return self.model_copy(update=variant.model_dump(exclude_none=True))
 
 
 class Variant(Section):
-    """Of a job: what is set here replaces what the job says."""
+    """Varies a job: what is set here replaces what the job says."""
 
     policy: Literal["assign", "rlboost"] | None = None
     decode_s: Seconds | None = None
@@ -110,9 +110,9 @@ class Costs(Section):
     """How long things take, in virtual seconds."""
 
     start_s: tuple[Seconds, Seconds] = (0.3, 1.0)
-    """From the start of a process until its actors are made; drawn between the two."""
+    """Time from the start of a process until its actors are made; drawn between the two."""
     engine_step_s: PositiveFloat = 0.25
-    """Of a step of an engine, whatever it decodes."""
+    """Time of an engine's step, whatever it decodes."""
     prefill_s: Seconds = 0.001
     """For each token of a prefix."""
     load_s: Seconds = 0.1
@@ -122,17 +122,17 @@ class Costs(Section):
     train_token_s: Seconds = 0.0
     """For each padded token of it."""
     train_step_s: Seconds = 0.4
-    """Of the optimizer."""
+    """A step of the optimizer."""
     export_s: Seconds = 0.1
     """Laying out a version."""
     save_s: Seconds = 0.3
-    """Of a checkpoint."""
+    """Writing a checkpoint."""
     verdict_s: tuple[Seconds, Seconds] = (0.01, 0.2)
     """For each response; drawn between the two."""
     read_s: Seconds = 0.1
     """The prompts of one step."""
     disk_s: Seconds = 0.004
-    """Until the disk has confirmed a write of the journal."""
+    """Time until the disk has confirmed a write of the journal."""
 
 
 class NetworkConfig(Section):
@@ -142,11 +142,11 @@ class NetworkConfig(Section):
     jitter_s: Seconds = 0.0005
     """Uniform, on top of the latency."""
     bandwidth_bytes_s: PositiveFloat = 1.25e9
-    """Of each lane of each direction."""
+    """Bandwidth of each lane in each direction."""
     loss: Probability = 0.0
-    """Of each message; it breaks the link."""
+    """How often a message is lost, which breaks the link."""
     duplicate: Probability = 0.0
-    """Of each message."""
+    """How often a message arrives twice."""
 
 
 class RandomFaults(Section):
@@ -159,7 +159,7 @@ class RandomFaults(Section):
     roles: list[TargetRole] = Field(
         default_factory=lambda: ["rollout", "rollout", "rollout", "trainer", "weights", "rewards", "node"]
     )
-    """Of the targets; each is drawn as often as it is named."""
+    """Roles of the targets; each is drawn as often as it is named."""
     within_s: PositiveFloat = 15.0
     """They strike at times between the start and this, in virtual seconds; the start-up of processes counts too."""
     heal_s: tuple[Seconds, Seconds] = (0.1, 6.0)
@@ -210,7 +210,7 @@ class Scenario(Section):
     network: NetworkConfig = NetworkConfig()
     faults: FaultsConfig = FaultsConfig()
     limits: Limits = Limits()
-    """Of all jobs and processes."""
+    """Limits of all jobs and processes."""
     stall_s: PositiveFloat = 120.0
     """Nothing has moved for this long, in virtual seconds, and no fault is in force: that is a deadlock."""
     finish_within_s: PositiveFloat = 900.0

@@ -16,7 +16,7 @@ SyncMode = Literal["sync", "minibatch", "dynamic", "one_step_barrier", "async"]
 
 
 class Section(BaseModel):
-    """Base of all sections: frozen and strict about names."""
+    """Is the base of all sections: frozen and strict about names."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
@@ -30,9 +30,9 @@ class ModelConfig(Section):
     """A Hugging Face directory, or a hub name such as ``Qwen/Qwen3-0.6B``, fetched into the Hugging Face cache.
     For ``tiny``, where to keep the made model (default: inside the run directory)."""
     revision: str | None = None
-    """With a hub name: a branch, a tag or a commit of it; unset: the default branch. A resumed run keeps its commit."""
+    """A branch, a tag or a commit of a hub name; unset: the default branch. A resumed run keeps its commit."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the forward pass and of published weights; the trainer keeps float32 master weights."""
+    """Number format of the forward pass and of published weights; the trainer keeps float32 master weights."""
     hidden: PositiveInt = 96
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
@@ -121,7 +121,7 @@ class RolloutConfig(Section):
     max_tokens: PositiveInt = 256
     """Response length limit."""
     temperature: Annotated[float, Field(ge=0)] = 1.0
-    """Of sampling; must be above 0 in a job, since equal siblings teach nothing."""
+    """Sampling temperature; must be above 0 in a job, since equal siblings teach nothing."""
     stop: list[str] = []
     """Further stop tokens, by text, each of which must be one token; the model's own end token always stops."""
     max_running: PositiveInt = 256
@@ -155,9 +155,9 @@ class TrainerConfig(Section):
     warmup_steps: NonNegativeInt = 0
     """Steps of a linear rise of the learning rate."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
+    """The two betas of AdamW."""
     max_grad_norm: PositiveFloat = 1.0
     """The gradient is scaled down to this norm."""
     micro_batch_tokens: PositiveInt = 16_384
@@ -247,8 +247,8 @@ class ClusterConfig(Section):
     nodes: NonNegativeInt = 0
     """Remote nodes to wait for before rollout workers are placed; 0: all on the head's own machine."""
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
-    """On the head's machine, on other nodes, or on other nodes while there are any. ``elastic``: ``rollout.workers`` on
-    the head's machine, and beside them one on each slot of every other node for as long as that node is there."""
+    """Where workers run: on the head's machine, on other nodes, or on other nodes while there are any. ``elastic``:
+    ``rollout.workers`` on the head's machine, and one on each slot of every other node while it is there."""
     listen: str = "tcp://127.0.0.1:7001"
     """``headrace run`` with ``nodes``: where they join; beyond loopback it needs ``--keys``."""
     wait_s: PositiveFloat = 120.0

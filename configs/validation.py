@@ -157,13 +157,13 @@ def _suggest_key(root: type[BaseModel], at: _Place) -> str:
 
 
 class _Place:
-    """What an error's location points at. pydantic names a union's chosen member in it, which nobody wrote."""
+    """Finds what an error's location points at. pydantic names a union's chosen member in it, which nobody wrote."""
 
     def __init__(self, root: type[BaseModel], loc: Loc) -> None:
         self.path: Loc = ()
-        """As written: without the members of unions."""
+        """The path as written: without the members of unions."""
         self.section: type[BaseModel] | None = None
-        """That holds the last field."""
+        """The section that holds the last field."""
         self.info: FieldInfo | None = None
         self.annotation: Any = root
         for part in loc:
@@ -193,7 +193,7 @@ class _Place:
 
 
 def _bare(annotation: Any) -> Any:
-    """Without Annotated and without the None of an optional field."""
+    """The annotation without Annotated and without the None of an optional field."""
     if get_origin(annotation) is Annotated:
         return _bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -209,7 +209,7 @@ def _item(kind: Any) -> Any:
 
 
 def _members(annotation: Any) -> tuple[str, dict[str, type[BaseModel]]]:
-    """Of a union of sections: the field that tells them apart, and the sections by its value."""
+    """The field that tells a union's sections apart, and the sections by its value."""
     kind = _bare(annotation)
     options = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
     sections = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]

@@ -21,7 +21,7 @@ Path_ = tuple[str, ...]
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2 floats and without timestamps."""
+    """Is SafeLoader with YAML 1.2 floats and without timestamps."""
 
 
 _Loader.yaml_implicit_resolvers = {

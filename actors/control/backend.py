@@ -16,7 +16,7 @@ Plain = dict[str, Any]
 
 
 class ControlBackend(Protocol):
-    """The running system, as its operator sees it."""
+    """Is the running system, as its operator sees it."""
 
     async def submit(self, job: Plain) -> Plain:
         """Check and start a job; ``job`` is a job file's content. Returns at least ``{job, run_dir}``.
@@ -27,7 +27,7 @@ class ControlBackend(Protocol):
         ...
 
     async def jobs(self) -> list[Plain]:
-        """At least ``{job, state, step, steps, run_dir}`` each."""
+        """Every job: at least ``{job, state, step, steps, run_dir}``."""
         ...
 
     def watch(self, job: str | None) -> AsyncGenerator[Plain, None]:

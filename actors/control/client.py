@@ -36,7 +36,7 @@ _Reply = dict[str, Any]
 
 
 class ControlClient:
-    """One connection. ``async with ControlClient(endpoint) as client: await client.call("jobs")``."""
+    """Speaks over one connection. ``async with ControlClient(endpoint) as client: await client.call("jobs")``."""
 
     def __init__(
         self,

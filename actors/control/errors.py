@@ -21,13 +21,14 @@ HeadraceError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
 
 from transport.errors import HeadraceError
 
 
 class ControlError(HeadraceError):
-    """Base; ``str(error)`` is the message for people."""
+    """Is the base of these errors; ``str(error)`` is the message for people."""
 
     kind: ClassVar[str] = "error"
 
@@ -97,27 +98,12 @@ class Internal(ControlError):
     kind = "internal"
 
 
-_KINDS: dict[str, type[ControlError]] = {
-    error.kind: error
-    for error in (
-        BadRequest,
-        MalformedRequest,
-        TooLarge,
-        WrongVersion,
-        UnknownOp,
-        BadArgs,
-        BadConfig,
-        ReadOnly,
-        NotFound,
-        NotNow,
-        Busy,
-        TimedOut,
-        NotSupported,
-        Unreachable,
-        Internal,
-    )
-}
+def _kinds(base: type[ControlError]) -> Iterator[type[ControlError]]:
+    for kind in base.__subclasses__():
+        yield from (kind, *_kinds(kind))
 
+
+_KINDS = {error.kind: error for error in _kinds(ControlError)}
 ERROR_TYPES = tuple(_KINDS)
 """Every ``error.type`` that a reply may carry."""
 

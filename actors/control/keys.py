@@ -28,7 +28,7 @@ KEY_CHARACTERS: Final = 40
 
 @dataclass(frozen=True)
 class ControlKeys:
-    """A server's pair and the public keys of its clients, Z85."""
+    """Holds a server's pair and the public keys of its clients, Z85."""
 
     pair: NodeKeys
     read_only: frozenset[bytes] = frozenset()

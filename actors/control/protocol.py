@@ -31,7 +31,7 @@ RequestId = int | str
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One request, as it stands on the wire."""
+    """Is one request, as it stands on the wire."""
 
     v: int
     id: RequestId
@@ -42,7 +42,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Args(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the verbs' arguments. Where ``job`` may be left out, the only job there is is meant."""
+    """Is the base of the verbs' arguments, named as the verbs are. Without ``job`` the only job there is is meant."""
 
     writes: ClassVar[bool] = False
     """Whether it changes something, so that read-only keys are refused."""
@@ -172,28 +172,7 @@ class Inject(Args, frozen=True):
 
 
 VERBS: Final[dict[str, type[Args]]] = {
-    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind
-    for kind in (
-        Ping,
-        Version,
-        Jobs,
-        Tree,
-        Stalls,
-        DeadLetters,
-        Metrics,
-        Logs,
-        Watch,
-        Credit,
-        Unwatch,
-        Submit,
-        Pause,
-        Resume,
-        Cancel,
-        Scale,
-        Drain,
-        Checkpoint,
-        Inject,
-    )
+    re.sub(r"(?<=[a-z])(?=[A-Z])", "_", kind.__name__).lower(): kind for kind in Args.__subclasses__()
 }
 
 A = TypeVar("A", bound=Args)

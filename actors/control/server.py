@@ -21,6 +21,8 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
+
 from actors.control import protocol
 from actors.control.backend import ControlBackend
 from actors.control.errors import (
@@ -47,7 +49,7 @@ from transport.transport import SendOutcome
 
 @dataclass
 class ControlCounters:
-    """What the server has seen. All only grow."""
+    """Counts what the server has seen. All only grow."""
 
     requests: int = 0
     malformed: int = 0
@@ -57,7 +59,7 @@ class ControlCounters:
     failed: int = 0
     """Requests to which the backend said no, or that ran out of time."""
     internal: int = 0
-    """Of these, our bugs."""
+    """Those of ``failed`` that are our bugs."""
     events: int = 0
     unanswered: int = 0
     """Replies for which the client's queue had no room, or whose client was gone."""
@@ -68,7 +70,7 @@ class ControlCounters:
 
 @dataclass(frozen=True)
 class _Sender:
-    """Where a reply goes: the identity, and the empty frame that a REQ socket wants back."""
+    """Says where a reply goes: the identity, and the empty frame that a REQ socket wants back."""
 
     identity: bytes
     delimited: bool
@@ -99,11 +101,6 @@ class ControlServer:
         if self._socket is None:
             raise RuntimeError("the control server has not been started")
         return self._socket.endpoint
-
-    @property
-    def open_watches(self) -> int:
-        """Event streams that are open."""
-        return len(self._watches)
 
     async def start(self) -> None:
         """Bind. Raises what the socket raises: an address in use, or InsecureBind."""
@@ -173,11 +170,7 @@ class ControlServer:
         key = (sender.identity, request.id)
         match args:
             case protocol.Credit():
-                self._reply_result(
-                    sender,
-                    request.id,
-                    self._grant((sender.identity, args.watch), args.events),
-                )
+                self._reply_result(sender, request.id, self._grant((sender.identity, args.watch), args.events))
             case protocol.Unwatch():
                 self._watch_of((sender.identity, args.watch))[1].cancel()
                 self._reply_result(sender, request.id, {})
@@ -213,7 +206,7 @@ class ControlServer:
         try:
             try:
                 async with deadline:
-                    frame = protocol.result_frame(request.id, await self._call(args))
+                    frame = protocol.result_frame(request.id, await self._call(request.op, args))
             except TimeoutError:
                 if not deadline.expired():
                     raise
@@ -242,47 +235,16 @@ class ControlServer:
             "This is a bug; the head's log has the traceback",
         )
 
-    async def _call(self, args: protocol.Args) -> object:
-        backend = self._backend
+    async def _call(self, op: str, args: protocol.Args) -> object:
+        """Ask the backend, whose methods are called as the verbs and take their arguments."""
         match args:
             case protocol.Ping():
                 return {}
             case protocol.Version():
-                return {
-                    "version": protocol.VERSION,
-                    "ops": list(protocol.VERBS),
-                    "counters": self.counters.as_map(),
-                }
-            case protocol.Submit():
-                return await backend.submit(args.job)
-            case protocol.Jobs():
-                return await backend.jobs()
-            case protocol.Pause():
-                return await backend.pause(args.job)
-            case protocol.Resume():
-                return await backend.resume(args.job)
-            case protocol.Cancel():
-                return await backend.cancel(args.job)
-            case protocol.Scale():
-                return await backend.scale(args.job, args.workers)
-            case protocol.Drain():
-                return await backend.drain(args.target)
-            case protocol.Tree():
-                return await backend.tree(args.job)
-            case protocol.Stalls():
-                return await backend.stalls(args.longer_than_s)
-            case protocol.DeadLetters():
-                return await backend.dead_letters()
-            case protocol.Metrics():
-                return await backend.metrics(args.job, args.last)
-            case protocol.Logs():
-                return await backend.logs(args.job, args.actor, args.lines)
-            case protocol.Checkpoint():
-                return await backend.checkpoint(args.job)
-            case protocol.Inject():
-                return await backend.inject(args.job, args.fault)
+                ops = list(protocol.VERBS)
+                return {"version": protocol.VERSION, "ops": ops, "counters": self.counters.as_map()}
             case _:
-                raise AssertionError(f"no backend method for {type(args).__name__}")
+                return await getattr(self._backend, op)(**msgspec.structs.asdict(args))
 
     def _open_watch(self, sender: _Sender, request_id: RequestId, args: protocol.Watch) -> None:
         key = (sender.identity, request_id)
@@ -306,9 +268,8 @@ class ControlServer:
                     self.counters.events += 1
                     if stream.gone:
                         return None
-            while (
-                stream.waiting and not stream.gone
-            ):  # the last events wait for credit; the ticker ends it if the client is gone
+            # the last events wait for credit; the ticker ends it if the client is gone
+            while stream.waiting and not stream.gone:
                 await stream.changed()
         except ControlError as error:
             self.counters.failed += 1

@@ -39,7 +39,7 @@ _OUTCOME: Final = {Sent.SENT: SendOutcome.QUEUED, Sent.FULL: SendOutcome.FULL, S
 
 
 class ControlSocket(Protocol):
-    """A ROUTER (the first frame is the client's identity) or a DEALER."""
+    """Is a ROUTER (the first frame is the client's identity) or a DEALER."""
 
     @property
     def endpoint(self) -> str:
@@ -60,7 +60,7 @@ OpenSocket = Callable[[OnFrames], ControlSocket]
 
 
 class _Server:
-    """A ROUTER with a context, and an allow-list if there are keys, of its own."""
+    """Owns a ROUTER, a context, and an allow-list if there are keys, of its own."""
 
     def __init__(self, options: SocketOptions, on_frames: OnFrames, keys: ControlKeys | None, limits: Limits) -> None:
         def receive(frames: list[Frame]) -> None:
@@ -101,7 +101,7 @@ class _Server:
 
 
 class _Client:
-    """A DEALER with a context of its own."""
+    """Owns a DEALER and its context."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ Send = Callable[[bytes], SendOutcome]
 
 
 class WatchStream:
-    """The server's side of one open watch. No I/O of its own: it is told what happened and calls ``send``."""
+    """Is the server's side of one open watch. It does no I/O: it is told what happened and calls ``send``."""
 
     def __init__(self, request_id: RequestId, send: Send, *, credit: int, queue_max: int) -> None:
         self.request_id = request_id

@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class LengthPair:
-    """One lesson: a prompt, and how long its responses have been on average."""
+    """Is one lesson: a prompt, and how long its responses have been on average."""
 
     prompt_ids: np.ndarray  # int32[p]
     response_tokens: float

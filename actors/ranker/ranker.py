@@ -39,7 +39,7 @@ _NICENESS = 10
 
 
 class Ranker(RegisteredActor):
-    """``model``: a ready-made one (tests, simulations) instead of the encoder."""
+    """Learns lengths for one job. ``model``: a ready-made one (tests, simulations) instead of the encoder."""
 
     def __init__(self, args: RoleArgs, model: LengthModel | None = None) -> None:
         self._args = args

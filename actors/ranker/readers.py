@@ -26,12 +26,12 @@ _HIDDEN, _LAYERS, _HEADS = 64, 2, 4
 
 
 class Reader(Protocol):
-    """Prompts to states."""
+    """Turns prompts into states."""
 
     module: torch.nn.Module
     hidden: int
     learning_rate: float
-    """Of AdamW, for all of ``module``."""
+    """Learning rate of AdamW, for all of ``module``."""
 
     def tokens(self, prompts: Sequence[np.ndarray]) -> list[list[int]]:
         """The model's token ids of prompts, int32[…] each, at most ``PROMPT_TOKENS`` of them."""
@@ -43,7 +43,7 @@ class Reader(Protocol):
 
 
 class MadeReader:
-    """Two layers of BERT over the policy's token ids, drawn from ``seed``."""
+    """Reads with two layers of BERT over the policy's token ids, drawn from ``seed``."""
 
     learning_rate = 1e-3
     hidden = _HIDDEN
@@ -76,7 +76,7 @@ class MadeReader:
 
 
 class GivenReader:
-    """The model in the directory ``path``, fine-tuned as a whole.
+    """Reads with the model in the directory ``path``, fine-tuned as a whole.
 
     Raises:
         RankerModelUnreadable: it, or its tokenizer, cannot be loaded.

@@ -25,7 +25,7 @@ from actors.protocol.tokens import FinishReason, TokenDelta
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An assignment that the next scheduler has taken over."""
+    """Names an assignment that the next scheduler has taken over."""
 
     number: int
     """Under which it goes on."""
@@ -34,7 +34,7 @@ class Kept:
 
 
 class DeltaLog:
-    """Deltas in the order in which they were made.
+    """Holds deltas in the order in which they were made.
 
     Args:
         newest_tokens: how many are remembered of what has been said.
@@ -103,7 +103,7 @@ def _runs(deltas: deque[TokenDelta]) -> Iterator[list[TokenDelta]]:
 
 @dataclass(slots=True)
 class _Row:
-    """One assignment's part of a continuation."""
+    """Holds one assignment's part of a continuation."""
 
     offset: int
     tokens: list[np.ndarray]

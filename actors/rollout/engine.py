@@ -28,7 +28,7 @@ from actors.protocol.work import EngineStats, SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
-    """What an engine needs to start. ``model_path`` is an HF directory (config, tokenizer, safetensors)."""
+    """Tells an engine what it needs to start. ``model_path`` is an HF directory (config, tokenizer, safetensors)."""
 
     model_path: Path
     dtype: str = "float32"
@@ -45,7 +45,7 @@ class EngineSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One sequence to produce. ``request`` is the assignment number."""
+    """Asks for one sequence. ``request`` is the assignment number."""
 
     request: int
     prompt: int
@@ -57,7 +57,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutput:
-    """One engine step in columns; ragged as in ``actors.protocol.tokens.TokenDelta``."""
+    """Holds one engine step in columns; ragged as in ``actors.protocol.tokens.TokenDelta``."""
 
     policy_version: int
     requests: np.ndarray  # int64[n]

@@ -46,7 +46,7 @@ Command = tuple[list[GenerationRequest], list[int], int]
 
 
 class Generation:
-    """Of one worker; ``run`` it as a task. ``on_spans``: takes what the engine has done when, for the trace."""
+    """Generates for one worker; ``run`` it as a task. ``on_spans`` takes what the engine did when, for the trace."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Generation:
         self._ahead: list[tuple[int, list[GenerationRequest]]] = []
         """Requests that wait for a version that is not loaded yet, under that version."""
         self._made: tuple[StepOutput, EngineStats] | None = None
-        """By the last step, and not said yet."""
+        """Output of the last step that has not been said yet."""
         self._wake = asyncio.Event()
         self._to_sleep = self._asleep = self._answers = False
         self._ending = False
@@ -74,7 +74,7 @@ class Generation:
         self._spans_sent_at = 0.0
         self._activity = ActivityLog()
         self.policy_version = -1
-        """Of what is loaded."""
+        """Version of what is loaded, -1 for nothing."""
 
     # ------------------------------------------------------------ commands
 
@@ -122,7 +122,7 @@ class Generation:
     # ------------------------------------------------------------ the task
 
     async def run(self) -> None:
-        """Until ``finish`` was said and all that is held has ended."""
+        """Generate until ``finish`` was said and all that is held has ended."""
         while True:
             self._apply_commands()
             await self._sleep_or_wake()

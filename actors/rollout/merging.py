@@ -40,7 +40,7 @@ def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
 
 
 def merged(steps: Sequence[TokenDelta]) -> TokenDelta:
-    """One delta of steps that go on from each other; its ``step_s`` is the sum of theirs."""
+    """Join the deltas of steps that go on from each other; its ``step_s`` is the sum of theirs."""
     if len(steps) == 1:
         return steps[0]
     rows, newest = steps[0].rows.copy(), steps[-1]

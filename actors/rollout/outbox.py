@@ -31,7 +31,7 @@ from transport.transport import SendOutcome
 
 
 class Outbox:
-    """A bounded queue in front of one ref. ``now``: seconds of a monotonic clock."""
+    """Queues messages in front of one ref, bounded. ``now``: seconds of a monotonic clock."""
 
     def __init__(self, target: ActorRef, limits: Limits, now: Callable[[], float]) -> None:
         self._target = target
@@ -41,9 +41,9 @@ class Outbox:
         self._under_way: deque[int] = deque()
         """Sequence numbers of deltas that have left and that the scheduler has not taken."""
         self._heard_s = 0.0
-        """When a delta left or was taken last."""
+        """Time at which a delta left or was taken last."""
         self._left_s = -math.inf
-        """When a delta left last."""
+        """Time at which a delta left last."""
         self._urgent = False
         """Something waits that somebody else waits for."""
         self._last = False
@@ -58,7 +58,7 @@ class Outbox:
         return len(self._waiting)
 
     def meet(self, target: ActorRef) -> None:
-        """Who is told from now on; the next life of the scheduler takes its predecessor's place."""
+        """Tell ``ref`` from now on: the next life of the scheduler takes its predecessor's place."""
         self._target = target
         self._under_way.clear()
         self.held_back = False

@@ -70,7 +70,7 @@ async def relay_beside(ctx: Context, shelf: Shelf, send_bytes_per_s: int | None 
 
 
 def _chunk(holding: Holding, index: int, base: int) -> Chunk:
-    """As the delta that it came as, if that is against ``base``, else as it lies in the file."""
+    """Read a chunk as the delta that it came as, if that is against ``base``, else as it lies in the file."""
     delta = holding.deltas.get(index)
     if delta is not None and delta.base == base:
         return delta

@@ -37,7 +37,7 @@ from configs.limits import Limits
 
 @dataclass(frozen=True, slots=True)
 class WentOn:
-    """What has become of the assignments that a worker brought to its next scheduler."""
+    """Tells what has become of the assignments that a worker brought to its next scheduler."""
 
     void: set[int]
     """The engine's names of those that it is to end."""
@@ -48,7 +48,7 @@ class WentOn:
 
 
 class Reports:
-    """Of one worker. ``epochs``: whose reign each delta names. ``scheduler``: its first life."""
+    """Speaks for one worker. ``epochs``: whose reign each delta names. ``scheduler``: its first life."""
 
     def __init__(
         self, job: str, worker: str, epochs: EpochGuard, scheduler: ActorRef, limits: Limits, now: Callable[[], float]
@@ -85,7 +85,7 @@ class Reports:
         return len(self._held) + self._outbox.waiting(TokenDelta) + unheard
 
     def hold(self, names: Iterable[int]) -> None:
-        """They have been assigned."""
+        """Note what has been assigned."""
         self._held.update(names)
 
     def forget(self) -> set[int]:
@@ -134,7 +134,7 @@ class Reports:
             self._outbox.taken(sequence)
 
     def deliver(self, output: StepOutput, stats: EngineStats) -> None:
-        """Of one engine step."""
+        """Send on what one engine step produced."""
         if self._void:
             ended = output.requests[output.finished != FinishReason.RUNNING].tolist()
             output = without_requests(output, self._void)
@@ -148,7 +148,7 @@ class Reports:
             self._numbers.pop(name, None)
 
     def fail(self, names: list[int], kind: FailureKind, why: str) -> None:
-        """They will not be generated here."""
+        """Say that these will not be generated here."""
         numbers = self._numbered(np.array(names, np.int64))
         failure = Failure(kind=kind, message=why, where=self._worker)
         self._held.difference_update(names)
@@ -215,11 +215,11 @@ class Reports:
         self._log.lose()
 
     def meet(self, scheduler: ActorRef) -> None:
-        """It has registered us: what waits is its."""
+        """Tell this scheduler, which has registered us, what waits."""
         self._outbox.meet(scheduler)
 
     def go_on(self, answer: Registered, policy_version: int, stats: EngineStats) -> WentOn:
-        """With what the scheduler has taken up; say what it lacks of that, and forget the rest."""
+        """Go on with what the scheduler has taken up; say what it lacks of that, and forget the rest."""
         columns = (answer.kept.tolist(), answer.numbers.tolist(), answer.lengths.tolist())
         kept = {former: Kept(number, length) for former, number, length in zip(*columns, strict=True)}
         former = {name: self._numbers.get(name, name) for name in self._held}

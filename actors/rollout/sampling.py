@@ -46,7 +46,7 @@ def stream_keys(seed: int, prompts: NDArray[np.int64] | int, siblings: NDArray[n
 
 
 def uniforms(keys: UInt64s, positions: NDArray[np.int64] | int) -> NDArray[np.float64]:
-    """One uniform of (0, 1) for each token: float64[n] for stream keys uint64[n] and response positions int[n]."""
+    """Draw a uniform of (0, 1) for each token: float64[n] for stream keys uint64[n] and response positions int[n]."""
     with np.errstate(over="ignore"):
         bits = _mix(keys + (_as_words(positions) + np.uint64(1)) * _GOLDEN)
     # 52 bits, since with 53 the largest one would round up to 1.0

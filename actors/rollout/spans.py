@@ -9,7 +9,7 @@ from actors.protocol.metrics import Span
 
 
 class ActivityLog:
-    """One activity at a time (idle, asleep, generate); equal neighbours become one span."""
+    """Notes one activity at a time (idle, asleep, generate); equal neighbours become one span."""
 
     def __init__(self, clock: Callable[[], float] = time_of_day_s) -> None:
         self._clock = clock

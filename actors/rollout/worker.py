@@ -49,7 +49,7 @@ def build(args: RoleArgs) -> dict[str, Actor]:
 
 
 Command = Assign | Revoke | PullVersion | SetAsleep
-"""What names the epoch under which it is said."""
+"""Messages that name the epoch under which they are said."""
 
 
 class RolloutWorker(RegisteredActor):
@@ -91,7 +91,7 @@ class RolloutWorker(RegisteredActor):
         self.ctx.start_task(self._generate(), "generate")
 
     async def _pull_ahead(self) -> None:
-        """Which version will be needed is known before the engine is ready for it: fetch it meanwhile."""
+        """Fetch the version that will be needed while the engine is still starting."""
         question = LookupService(job=self._job.name, role="weights")
         try:
             found = await self.ctx.ref(self.hub.address).ask(question, ServiceFound)
@@ -110,7 +110,7 @@ class RolloutWorker(RegisteredActor):
         await self._engine.close()
 
     async def _generate(self) -> None:
-        """Until the worker has been drained, and then the goodbye."""
+        """Generate until the worker has been drained, and say goodbye."""
         await self._generation.run()
         self._reports.leave(self._draining)
         self._generation.send_spans()

@@ -13,7 +13,7 @@ from actors.trainer.backend import MicroBatchStats, StepResult
 
 
 class StepAccounts:
-    """Sums over the micro-batches and groups of one step."""
+    """Adds up the micro-batches and groups of one step."""
 
     def __init__(self) -> None:
         self.micro_batches = 0

@@ -23,7 +23,7 @@ from actors.protocol.weights import Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Padded sequences for one forward and backward pass. B sequences, T positions (prompt and response).
+    """Holds padded sequences for one forward and backward pass. B sequences, T positions (prompt and response).
 
     Position t holds the token; ``loss_weight[b, t]`` weighs the loss of *predicting* the token at t and is 0 on
     the prompt, on padding, and where nothing is to be learned. Prompt first, response after it, padding last.
@@ -42,7 +42,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossSpec:
-    """The policy loss, all of it (``losses.py`` gives the formulas and their sources)."""
+    """Defines the policy loss, all of it (``losses.py`` gives the formulas and their sources)."""
 
     clip_low: float = 0.2
     clip_high: float = 0.2
@@ -55,7 +55,7 @@ class LossSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatchStats:
-    """Sums over the tokens whose weight is not 0, so that they add up over micro-batches and ranks.
+    """Holds sums over the tokens whose weight is not 0, so that they add up over micro-batches and ranks.
 
     ``loss_sum`` is weighted; the other sums are plain, to be divided by ``tokens``.
     """
@@ -85,7 +85,7 @@ class BackendSpec:
     device: str = "cpu"
     threads: int = 1
     replicas: int = 1
-    """Of the model, on the CPU, that share the weights and these threads between them."""
+    """Copies of the model, on the CPU, that share the weights and these threads between them."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
     weight_decay: float = 0.0
@@ -124,9 +124,5 @@ class TrainBackend(Protocol):
     async def export_checkpoint(self, directory: Path) -> None:
         """Write an HF directory that ``AutoModelForCausalLM.from_pretrained`` and vLLM load."""
         ...
-
-    async def offload(self) -> None: ...
-
-    async def onload(self) -> None: ...
 
     async def close(self) -> None: ...

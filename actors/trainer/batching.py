@@ -28,7 +28,7 @@ from actors.trainer.errors import BadLease
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:
-    """One response with its advantage, ready to be learned from. r response tokens."""
+    """Holds one response with its advantage, ready to be learned from. r response tokens."""
 
     prompt: int
     sibling: int
@@ -184,7 +184,7 @@ def tokens_of(groups: Iterable[LeaseGroup]) -> int:
 
 
 class Inbox:
-    """The groups of one step: what came, what may be trained now, what is still missing.
+    """Gathers the groups of one step: what came, what may be trained now, what is still missing.
 
     >>> inbox = Inbox(step=0, expected=range(0, 4), plan=Consumption(window_prompts=2, in_order=True))
 
@@ -195,8 +195,6 @@ class Inbox:
     def __init__(self, *, step: int, expected: range, plan: Consumption) -> None:
         self.step = step
         self.groups: dict[int, LeaseGroup] = {}
-        self.duplicates = 0
-        self.wrong_step = 0
         self.never = False
         """There is no such step, and none after it."""
         self.changed: int | None = None
@@ -217,16 +215,14 @@ class Inbox:
         return tuple(expected[window * size : (window + 1) * size])
 
     def add(self, group: LeaseGroup) -> bool:
-        """Take a group. False: it is of another step or already here; it is counted and ignored.
+        """Take a group. False: it is of another step or already here.
 
         One that is here with other samples, and not handed out yet, is replaced: the newest lease is what counts.
         """
         if group.step != self.step:
-            self.wrong_step += 1
             return False
         known = self.groups.get(group.prompt)
         if known is not None:
-            self.duplicates += 1
             if not _same_samples(known, group):
                 if group.prompt in self._handed_out:
                     self.changed = group.prompt

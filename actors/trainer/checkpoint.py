@@ -37,7 +37,7 @@ class StoredFile(msgspec.Struct, frozen=True):
 
 
 class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
-    """``state.json``. ``step`` is the next step to train; the weights are policy version ``step``."""
+    """Is what ``state.json`` holds. ``step`` is the next step to train; the weights are policy version ``step``."""
 
     format: int = 1
     job: str

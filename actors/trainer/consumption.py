@@ -22,7 +22,7 @@ CHUNKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Consumption:
-    """How the groups of one step are taken together."""
+    """Says how the groups of one step are taken together."""
 
     window_prompts: int
     in_order: bool

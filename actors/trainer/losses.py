@@ -37,7 +37,7 @@ NUMERICS = 1e-4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenLosses:
-    """Per-token results, float32[n]. Only ``loss`` carries gradient."""
+    """Holds per-token results, float32[n]. Only ``loss`` carries gradient."""
 
     loss: Tensor
     clipped: Tensor
@@ -107,7 +107,7 @@ def token_losses(
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities and entropies of chosen tokens, from logits of any float dtype, in float32.
+    """Computes log-probabilities and entropies of chosen tokens, from logits of any float dtype, in float32.
 
     Keeps the logits and one float a row, no float32 copy of the logits; row blocks bound what is computed at once.
     """

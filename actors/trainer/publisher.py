@@ -32,7 +32,7 @@ R = TypeVar("R", bound=Message)
 
 
 class Publisher:
-    """One per trainer life. ``newest`` is the newest version known to be held by the server, -1 if none."""
+    """Publishes for one life of the trainer. ``newest``: the newest version that the server is known to hold, or -1."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ Key = tuple[int, int]
 
 
 class ReferenceScores:
-    """``score``: MicroBatch → float32[B, T], the reference model's log-probabilities of its tokens."""
+    """Scores samples. ``score``: MicroBatch → float32[B, T], the reference model's log-probabilities of its tokens."""
 
     def __init__(self, score: Callable[[MicroBatch], Awaitable[np.ndarray]], *, budget_tokens: int) -> None:
         self._score = score
@@ -37,7 +37,7 @@ class ReferenceScores:
         self._known: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
         """Tokens int32[t] and their scores float32[t]."""
         self.scored_early_tokens = 0
-        """Of this step, prompts included."""
+        """Tokens scored early in this step, prompts included."""
 
     def begin(self, step: int) -> None:
         """Forget all of the steps before; nothing of others is taken from now on."""

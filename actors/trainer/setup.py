@@ -57,9 +57,9 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
 
 
 def resolve_threads(job: JobConfig, model_path: Path) -> int:
-    """As configured. Unset: all cores for a model whose operations are long enough to share out (``replicas``); for a
-    smaller one all but one in the on-policy modes, since generation rests while the trainer computes, and half of them
-    in the others, since both compute at once.
+    """The threads as configured. Unset: all cores for a model whose operations are long enough to share out
+    (``replicas``); for a smaller one all but one in the on-policy modes, since generation rests while the trainer
+    computes, and half of them in the others, since both compute at once.
 
     The operations of a small model take tens of microseconds, and two threads spend them on Python's lock.
     """
@@ -77,7 +77,7 @@ def resolve_replicas(threads: int, model_path: Path) -> int:
 
 
 def weights_bytes(model_path: Path) -> int:
-    """Of the weight files in a model's directory; 0 where there are none."""
+    """Bytes of the weight files in a model's directory; 0 where there are none."""
     return sum(file.stat().st_size for kind in ("*.safetensors", "*.bin") for file in model_path.glob(kind))
 
 

@@ -45,15 +45,15 @@ from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
 from actors.protocol.services import RegisterService, ServiceChanged
-from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
+from actors.protocol.steps import CommitStep, Committed, OpenStep, StepLeased
 from actors.roles import RoleArgs
-from actors.trainer import checkpoint
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
+from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
-from actors.trainer.errors import CheckpointCorrupt, LeaseChanged, TrainingDiverged
+from actors.trainer.errors import LeaseChanged, TrainingDiverged
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
@@ -78,7 +78,6 @@ class Trainer(RegisteredActor):
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
         self._weights_moved = False
         self._skipped_in_a_row = 0
-        self._storing: asyncio.Task[object] | None = None
         self._step_began_s = 0.0
         self._tokens_before = 0
         self.step = 0
@@ -93,8 +92,9 @@ class Trainer(RegisteredActor):
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
+        self._checkpointer = Checkpointer(ctx, self._backend, self._spans, self._job, self._run_dir, self._ask)
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
-        await self._resume()
+        self.step = await self._checkpointer.resume(args.resume_from)
         ctx.start_task(self._run(), "train")
 
     async def on_stop(self) -> None:
@@ -148,11 +148,11 @@ class Trainer(RegisteredActor):
         await self._publisher.sync(self.step)
         finished = self.step >= self._job.steps
         if finished:
-            await self._checkpoint(final=True)
+            await self._checkpointer.write(self.step, final=True)
         while not finished:
             finished = await self._train_step()
         await self._publisher.settle()
-        await self._stored()
+        await self._checkpointer.settle()
         self._spans.flush()
         self.ctx.stop("completed")
 
@@ -168,7 +168,7 @@ class Trainer(RegisteredActor):
             if not windows and not inbox.exhausted and not await self._score_early(inbox):
                 await self._wait(inbox, accounts)
         if inbox.never:
-            await self._checkpoint(final=True)
+            await self._checkpointer.write(self.step, final=True)
             return True
         shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
         weight = self._algorithm.normaliser(shape)
@@ -182,7 +182,7 @@ class Trainer(RegisteredActor):
         accounts.published_s = self.ctx.now() - began_s
         committed = await self._commit(inbox, accounts, result, weight)
         if committed.checkpoint or committed.stop:
-            await self._checkpoint(final=committed.stop)
+            await self._checkpointer.write(self.step, final=committed.stop)
         self._spans.flush()
         return committed.stop
 
@@ -206,7 +206,7 @@ class Trainer(RegisteredActor):
         await self._ask(opened, Acknowledged)
 
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
-        """Until something comes. Silence, lost groups and a new scheduler open the step again."""
+        """Wait until something comes. Silence, lost groups and a new scheduler open the step again."""
         began_s = self.ctx.now()
         with self._spans.span("wait", step=inbox.step, missing=inbox.missing):
             await self._next_news(inbox)
@@ -314,47 +314,6 @@ class Trainer(RegisteredActor):
         self._news.set()
         while not inbox.complete:
             await self._next_news(inbox)
-
-    # ------------------------------------------------------------ checkpoints
-
-    async def _resume(self) -> None:
-        """Load the checkpoint that was named, else the newest one, else stay with the model as it is."""
-        path = Path(self._args.resume_from) if self._args.resume_from else checkpoint.newest(self._run_dir)
-        if path is None:
-            return
-        state = await self.ctx.run_blocking(checkpoint.read, path)
-        if state.job != self._job.name:
-            raise CheckpointCorrupt(
-                f"{path}: a checkpoint of job {state.job!r}, expected {self._job.name!r}; resume from one of its own"
-            )
-        await self._bounded(
-            self._backend.load(path / checkpoint.TRAINER_DIRECTORY), self.ctx.limits.checkpoint_timeout_s
-        )
-        self.step = state.step
-        self.ctx.log.info("checkpoint loaded", path=str(path), step=self.step)
-
-    async def _checkpoint(self, *, final: bool) -> None:
-        """Write the checkpoint of the present weights; flushing it to the disk goes on beside the next step."""
-        await self._stored()
-        limits, step = self.ctx.limits, self.step
-        with self._spans.span("checkpoint", step=step):
-            partial = await self.ctx.run_blocking(checkpoint.begin, self._run_dir, step)
-            await self._bounded(self._backend.save(partial / checkpoint.TRAINER_DIRECTORY), limits.checkpoint_timeout_s)
-            await self._bounded(self._backend.export_checkpoint(partial), limits.checkpoint_timeout_s)
-        self._storing = self.ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
-
-    async def _store(self, partial: Path, step: int, *, final: bool) -> None:
-        state = checkpoint.CheckpointState(job=self._job.name, step=step)
-        path = await self.ctx.run_blocking(checkpoint.commit, partial, state)
-        await self.ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
-        taken = CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final)
-        await self._ask(taken, Acknowledged)
-
-    async def _stored(self) -> None:
-        if self._storing is not None:
-            async with asyncio.timeout(2 * self.ctx.limits.checkpoint_timeout_s):
-                await self._storing
-            self._storing = None
 
     async def _bounded(self, work: Coroutine[Any, Any, R], limit_s: float | None = None) -> R:
         async with asyncio.timeout(self.ctx.limits.train_step_timeout_s if limit_s is None else limit_s):

@@ -49,7 +49,7 @@ WINDOW_CHUNKS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class PulledWeights:
-    """A whole, verified version. ``tensors`` are read-only views; bfloat16 appears as uint16, named in ``dtypes``."""
+    """Holds a whole, verified version. ``tensors``: read-only views; bfloat16 comes as uint16, named in ``dtypes``."""
 
     policy_version: int
     tensors: dict[str, np.ndarray]
@@ -238,7 +238,7 @@ class WeightClient:
         return max(whole, key=lambda held: held.manifest.policy_version, default=None)
 
     async def _keep(self, holding: Holding) -> Holding:
-        """It is whole: it takes the place of the version before it, and room is made for the one after it."""
+        """Put the whole version in place of the one before it; room is made for the one after it."""
         manifest = holding.manifest
         if holding.own and not holding.named:
             await self._ctx.run_blocking(self._writer.finish, holding.path)

@@ -20,7 +20,7 @@ _TRIES: Final = 4
 
 
 class DeltaSource:
-    """Of the version at ``new`` against ``old``, another of the same layout. ``make`` is for one thread at a time."""
+    """Makes deltas of the version at ``new`` against ``old``, of the same layout. ``make`` is for one thread."""
 
     def __init__(self, manifest: Manifest, new: memoryview, old: memoryview) -> None:
         self._manifest = manifest

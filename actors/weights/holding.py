@@ -24,7 +24,7 @@ from actors.weights.memory import SegmentWriter, copy, damaged_chunks, map_segme
 
 
 class Holding:
-    """One version, whole or partly. ``own``: the file at ``path`` is this holder's and goes with it."""
+    """Holds one version, whole or partly. ``own``: the file at ``path`` is this holder's and goes with it."""
 
     def __init__(self, manifest: Manifest, path: Path, view: memoryview, missing: set[int], *, own: bool) -> None:
         self.manifest = manifest
@@ -37,7 +37,7 @@ class Holding:
         self.ended = False
         """Let go of: who waits for more of it waits in vain."""
         self.takes_deltas = True
-        """Until one did not fit: its base may be damaged, here or where it was made, so what is missing comes whole."""
+        """Whether deltas are taken: until one did not fit, whose base may be damaged, here or where it was made."""
         self.wire_bytes = 0
         """What has come over the network for it."""
         self.deltas: dict[int, Chunk] = {}
@@ -122,7 +122,7 @@ class Holding:
 
 
 class Shelf(dict[int, Holding]):
-    """The versions that one puller has from the network: the newest whole one, and the one that comes."""
+    """Holds the versions that one puller has from the network: the newest whole one, and the one that comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class Shelf(dict[int, Holding]):
         changed.set()
 
     async def until(self, policy_version: int, timeout_s: float) -> Holding | None:
-        """That version as soon as it begins to come; None if it does not."""
+        """Wait for that version to begin to come; None if it does not."""
         try:
             async with asyncio.timeout(timeout_s):
                 while policy_version not in self and policy_version == self._coming:

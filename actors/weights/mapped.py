@@ -20,7 +20,7 @@ from actors.weights.memory import map_file, publishers_spare
 
 @dataclass(eq=False, slots=True)
 class Mapped:
-    """A segment, or the spare that is to be one. ``entered``: all of its pages are in this process's table."""
+    """Maps a segment, or the spare that is to be one. ``entered``: all of its pages are in this process's table."""
 
     view: memoryview
     inode: int
@@ -28,7 +28,7 @@ class Mapped:
 
 
 class MappedVersions:
-    """Of one job. All on the loop; to let the last reference to a large one go takes long, so they are handed out."""
+    """Maps one job's versions, on the loop. Letting a large one go takes long, so last references are handed out."""
 
     def __init__(self) -> None:
         self._versions: dict[int, Mapped] = {}

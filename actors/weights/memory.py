@@ -56,7 +56,7 @@ def map_segment(path: Path, *, own: bool = False) -> memoryview:
 
 
 def map_file(file: IO[bytes]) -> memoryview:
-    """As ``map_segment``, of a file that is open: it may have another name by now."""
+    """Map a file that is open, as ``map_segment`` does: it may have another name by now."""
     return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
@@ -157,7 +157,7 @@ class SegmentWriter:
 
 
 def _spare_prefix(path: Path) -> str:
-    """Of the spares for such segments: the publisher's are its own, those of a run's pullers are anyone's of them."""
+    """How spares for such segments are called: a publisher has its own, a run's pullers share theirs."""
     segment, pulled, _ = path.name.partition("@")
     return f"{segment.rpartition('-v')[0] or segment}-{'pulled-' if pulled else ''}"
 
@@ -253,7 +253,7 @@ def damaged_chunks(manifest: Manifest, view: memoryview, chunks: Iterable[int] |
 
 
 def _write_and_hash(partial: Path, source: memoryview, chunk_bytes: int) -> tuple[bytes, ...]:
-    """As ``copy_and_hash``, to a new file; nothing stays where it does not fit."""
+    """Write a new file, as ``copy_and_hash`` does; nothing stays where it does not fit."""
     digests: list[bytes] = []
     try:
         with partial.open("wb") as file:

@@ -10,7 +10,7 @@ from actors.core.context import Context
 
 
 class Pace:
-    """``bytes_per_s`` None: as fast as it goes. Times are the caller's."""
+    """Paces what is sent. ``bytes_per_s`` None: as fast as it goes. Times are the caller's."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s

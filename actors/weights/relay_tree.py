@@ -24,7 +24,7 @@ from transport.address import ActorAddress
 
 @dataclass(frozen=True)
 class Place:
-    """Where a puller gets a version: from ``feed`` (None: the server), and whether it can map the file there."""
+    """Says where a puller gets a version: from ``feed`` (None: the server), and whether it can map the file there."""
 
     host: str
     site: str
@@ -33,13 +33,13 @@ class Place:
 
 
 class RelayTree:
-    """The tree of one version. ``site``: where the server is."""
+    """Arranges who feeds whom with one version. ``site``: where the server is."""
 
     def __init__(self, children_max: int, site: str = "") -> None:
         self._children_max = children_max
         self._site = site
         self._places: dict[ActorAddress, Place] = {}
-        """In the order in which they came, so those that have most come first."""
+        """Place of each puller, in the order in which they came, so those that have most come first."""
 
     def place(self, puller: ActorAddress, host: str, site: str = "", avoid: ActorAddress | None = None) -> Place:
         """Where ``puller`` on ``host`` gets the version; ``avoid``: its feed so far, which has failed it."""

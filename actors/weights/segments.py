@@ -27,20 +27,20 @@ SITE_VARIABLE: Final = "HEADRACE_SITE"
 
 
 class Host(NamedTuple):
-    """A machine, as far as weights are concerned."""
+    """Names a machine, as far as weights are concerned."""
 
     name: str
     memory: Path
     """Directory of its shared memory."""
     site: str = ""
-    """As in ``own_site``."""
+    """Site of the machine, as ``own_site`` names it."""
 
 
 SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
 """Where simulations say on which machine a process believes to be. None: on this one."""
 
 UNREADABLE: Final = (OSError, msgspec.DecodeError, ValueError, RecursionError)
-"""Of a file with a manifest: gone, none, with text that is no UTF-8, nested without end."""
+"""Errors of a file with a manifest: gone, none, with text that is no UTF-8, nested without end."""
 
 
 def segment_directory() -> Path:
@@ -110,7 +110,7 @@ def hold(file: IO[bytes]) -> None:
 
 
 def _is_held(path: Path) -> bool:
-    """By a living process. In simulations nobody is a process, and what was killed may not be collected yet."""
+    """Whether a living process holds it. In simulations nobody is one, and the killed may not be collected yet."""
     if SIMULATED_HOST.get() is not None:
         return False
     try:

@@ -75,7 +75,7 @@ class WeightServer(RegisteredActor):
         self._held: dict[int, tuple[Path, Manifest]] = {}
         self._trees: dict[int, RelayTree] = {}
         self._sources: dict[tuple[int, int], DeltaSource] = {}
-        """Of the newest version, against those that pullers hold."""
+        """Deltas of the newest version against those that pullers hold."""
         self._mapped = MappedVersions()
         self._sent_bytes = 0
         self._pace = Pace(self._job_weights.send_bytes_per_s)

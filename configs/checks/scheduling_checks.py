@@ -1,11 +1,11 @@
-"""Of the job file's ``scheduling`` section, what the schema cannot see."""
+"""What the schema cannot see of the job file's ``scheduling`` section."""
 
 from __future__ import annotations
 
 from configs.schema import JobConfig, SchedulingConfig
 
 Found = tuple[str, str, str]
-"""As in ``configs.checks.checks``."""
+"""Field, what is wrong, what to do: as in ``configs.checks.checks``."""
 
 
 def check_scheduling(job: JobConfig) -> list[Found]:

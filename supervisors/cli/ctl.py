@@ -194,7 +194,7 @@ def inject(
     json_: Json = False,
 ) -> None:
     """Do harm on purpose: commit one fault on the run's real processes, now."""
-    from configs.fault_plan import fault_from_words
+    from configs.fault_words import fault_from_words
 
     try:
         fault = fault_from_words(kind, target, for_s, set_ or [])

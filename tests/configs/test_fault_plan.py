@@ -18,10 +18,10 @@ from configs.fault_plan import (
     Target,
     dump_fault,
     fault_from_mapping,
-    fault_from_words,
     load_fault_plan,
     plan_from_mapping,
 )
+from configs.fault_words import fault_from_words
 
 TARGETS: dict[str, dict[str, Any]] = {
     "role": {"role": "rollout"},

@@ -17,7 +17,7 @@ from configs.schema import JobConfig
 
 
 class PromptStream:
-    """The stream itself: no actor, no loop; blocking calls."""
+    """Is the stream itself: no actor and no loop, but blocking calls."""
 
     def __init__(self, job: JobConfig, model_path: Path) -> None:
         self._data, self._seed = job.data, job.seed

@@ -23,7 +23,7 @@ Chat = list[dict[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One example: what to ask, what is right, and its index in the underlying data set."""
+    """Holds one example: what to ask, what is right, and its index in the underlying data set."""
 
     prompt: str | Chat
     answer: str
@@ -33,7 +33,7 @@ class Row:
 
 
 class Source(Protocol):
-    """A data set of known length."""
+    """Is a data set of known length."""
 
     def __len__(self) -> int: ...
     def row(self, index: int) -> Row: ...
@@ -75,7 +75,7 @@ def _epoch_order(seed: int, epoch: int, length: int) -> Sequence[int]:
 
 
 class ReasoningGymSource:
-    """A ``reasoning_gym`` task; its own scorer belongs to it."""
+    """Reads a ``reasoning_gym`` task; its own scorer belongs to it."""
 
     def __init__(self, data: DataConfig, seed: int) -> None:
         gym = import_reasoning_gym()
@@ -123,7 +123,7 @@ def _nearest_task(task: str | None) -> str:
 
 
 class TableSource:
-    """Rows with a prompt and an answer column."""
+    """Reads rows with a prompt and an answer column."""
 
     def __init__(self, rows: Sequence[dict[str, Any]], data: DataConfig, where: str) -> None:
         if not rows:

@@ -37,11 +37,10 @@ _Item = tuple[str, Any, str, int, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class PoolVerdict:
-    """``reward`` or, if that is None, why there is none. ``timed_out`` tells a slow verifier from a broken one."""
+    """Holds a reward or, if that is None, why there is none."""
 
     reward: float | None
     reason: str = ""
-    timed_out: bool = False
 
 
 class ScorerPool:
@@ -72,7 +71,7 @@ class ScorerPool:
         return await self._exchange(lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
-        """As ``PromptStream.read``.
+        """Read prompts, as ``PromptStream.read`` does.
 
         Raises:
             SourceUnreadable: the data set cannot be read; says where.
@@ -114,7 +113,7 @@ class ScorerPool:
 
 
 class _ScorerProcess:
-    """One process; started again by ``score`` when it had to be killed."""
+    """Drives one process, which is started again by ``score`` when it had to be killed."""
 
     def __init__(self, job: JobConfig, log: Path | None, model: Path | None) -> None:
         self._job = job
@@ -158,7 +157,7 @@ class _ScorerProcess:
             except (ScorerTimedOut, ScorerBroken) as error:
                 await self.kill()
                 if not gather or len(rest) == 1:
-                    verdicts.append(PoolVerdict(None, str(error), timed_out=isinstance(error, ScorerTimedOut)))
+                    verdicts.append(PoolVerdict(None, str(error)))
                 gather = not gather
         return verdicts
 

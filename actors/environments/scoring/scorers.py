@@ -19,7 +19,7 @@ from configs.schema import JobConfig
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """What a scorer may know besides the response."""
+    """Holds what a scorer may know besides the response."""
 
     prompt: Any
     answer: str

@@ -48,7 +48,7 @@ _ALL_SIBLINGS = -1
 
 
 class _Running:
-    """One sequence in flight."""
+    """Follows one sequence in flight."""
 
     def __init__(self, request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> None:
         sampling = request.sampling
@@ -97,7 +97,7 @@ def whole_response(request: GenerationRequest, options: Mapping[str, float], max
 
 
 class SimulatedEngine:
-    """See the module's docstring and ``actors.rollout.engine.RolloutEngine``."""
+    """Implements ``RolloutEngine``; see the module's docstring."""
 
     kind = "simulated"
 

@@ -17,7 +17,7 @@ from actors.rollout.engine import StepOutput
 
 
 class StepColumns:
-    """An accumulator; ``take`` empties it."""
+    """Gathers what steps produce; ``take`` empties it."""
 
     def __init__(self) -> None:
         self._ended: list[tuple[int, int, int]] = []
@@ -40,7 +40,7 @@ class StepColumns:
         logprobs: NDArray[np.float32],
         finished: NDArray[np.uint8],
     ) -> None:
-        """One more token for each of ``requests``; all arrays are [n]. ``requests`` and ``offsets`` are copied."""
+        """Add one token for each of ``requests``; all arrays are [n]. ``requests`` and ``offsets`` are copied."""
         self._parts.append((requests.copy(), offsets.copy(), tokens, logprobs, finished))
 
     def take(self, policy_version: int, step_s: float) -> StepOutput:

@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchShape:
-    """All samples of a step, those of degenerate groups included: they are not computed, but they count."""
+    """Counts all samples of a step, those of degenerate groups included: they are not computed, but they count."""
 
     samples: int
     response_tokens: int

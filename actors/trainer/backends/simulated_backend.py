@@ -28,7 +28,7 @@ VOCABULARY = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainCost:
-    """Seconds on the loop's clock. The default is free of charge."""
+    """Says what training costs, in seconds on the loop's clock. The default is free of charge."""
 
     accumulate_base_s: float = 0.0
     accumulate_token_s: float = 0.0
@@ -144,12 +144,6 @@ class SimulatedBackend:
     def state(self) -> tuple[int, bytes]:
         """Steps taken, and weights and momentum: two lives that have come the same way are in the same state."""
         return self._steps, self._weights.tobytes() + self._momentum.tobytes()
-
-    async def offload(self) -> None:
-        self._started()
-
-    async def onload(self) -> None:
-        self._started()
 
     async def close(self) -> None:
         self._spec = None

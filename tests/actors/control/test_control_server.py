@@ -278,7 +278,7 @@ async def test_a_quiet_watch_hears_that_the_server_lives_and_a_vanished_watcher_
         assert (await raw.receive())["event"] == {"kind": "alive"}
         raw.close()
         async with asyncio.timeout(5):
-            while server.open_watches:
+            while server._watches:
                 await asyncio.sleep(0.01)
     finally:
         raw.close()

@@ -71,7 +71,6 @@ async def test_a_verifier_that_hangs_costs_its_own_sample_only(verifier: str) ->
     verdicts = await pool.score([("a", "p", "a", 0, {}), ("hang", "p", "a", 0, {}), ("a", "p", "a", 0, {})])
     await pool.close()
     assert [v.reward for v in verdicts] == [1.0, None, 1.0]
-    assert verdicts[1].timed_out
     assert "2.0 s" in verdicts[1].reason
 
 
@@ -153,7 +152,7 @@ async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path:
     await pool.start()
     (verdict,) = await pool.score(responses("start a child and hang"))
     await pool.close()
-    assert verdict.timed_out
+    assert "no answer within 2.0 s" in verdict.reason
     pids = _children_told_of(log)
     assert pids
     await _until_none_runs(pids)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from actors.environments.scoring.scorer_pool import PoolVerdict
 from actors.environments.worker import _verdict
 from actors.protocol.failures import FailureKind
 
 
-@pytest.mark.parametrize("timed_out", [False, True])
-def test_a_response_without_a_result_has_a_typed_failure_and_no_reward(timed_out: bool) -> None:
-    verdict = _verdict(7, 2, PoolVerdict(None, "no answer within 1 s", timed_out=timed_out))
+def test_a_response_without_a_result_has_a_typed_failure_and_no_reward() -> None:
+    verdict = _verdict(7, 2, PoolVerdict(None, "no answer within 1 s"))
     assert (verdict.prompt, verdict.sibling, verdict.reward) == (7, 2, None)
     assert (verdict.failure_kind, verdict.failure_message) == (FailureKind.NO_RESULT, "no answer within 1 s")
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """How the rows of a cache change: ``sources[j]`` is copied onto ``targets[j]``, then the first ``rows`` stay."""
+    """Rearranges the rows of a cache: ``sources[j]`` is copied onto ``targets[j]``, then the first ``rows`` stay."""
 
     branches: NDArray[np.int64]
     """Each slot's row afterwards, int64[n]."""

@@ -61,7 +61,7 @@ def why_not_fused(model: Any, max_tokens: int) -> str:
 
 
 class _Layer:
-    """One decoder layer's weights, fused."""
+    """Holds one decoder layer's weights, fused."""
 
     def __init__(self, layer: Any, head_dim: int) -> None:
         attention, mlp = layer.self_attn, layer.mlp
@@ -95,7 +95,7 @@ def _bias(linear: Any) -> Tensor | None:
 
 
 def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
-    """One matrix of several; the modules' parameters become views of it."""
+    """Join several matrices into one; the modules' parameters become views of it."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
     start = 0
@@ -109,7 +109,7 @@ def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
 
 
 class FusedDecoder:
-    """See the module's docstring."""
+    """Implements ``Decoder``; see the module's docstring."""
 
     def __init__(self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> None:
         body, config = model.model, model.config
@@ -235,7 +235,7 @@ class FusedDecoder:
         return bias.repeat_interleave(self._cache.heads, 0).unsqueeze(1)
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """One query a row: q [n, heads, d] against keys and values [n * kv_heads, span, d]; returns [n, heads * d]."""
+        """Attend with one query a row: q [n, heads, d], keys and values [n * kv_heads, span, d]; to [n, heads * d]."""
         n, heads, width = q.shape
         grouped = q.reshape(keys.shape[0], -1, width)
         scores = torch.baddbmm(bias, grouped, keys.transpose(1, 2), alpha=self._scale)

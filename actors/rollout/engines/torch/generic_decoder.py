@@ -29,7 +29,7 @@ from actors.rollout.errors import ModelUnreadable
 
 
 class GenericDecoder:
-    """See the module's docstring."""
+    """Implements ``Decoder``; see the module's docstring."""
 
     def __init__(self, model: Any, *, prefill_tokens: int) -> None:
         self._model, self._prefill_tokens = model, prefill_tokens

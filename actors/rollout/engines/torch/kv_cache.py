@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class KvCache:
-    """A preallocated cache that grows in buckets."""
+    """Holds keys and values in preallocated memory that grows in buckets."""
 
     def __init__(self, *, layers: int, heads: int, head_dim: int, max_rows: int, max_tokens: int, like: Tensor) -> None:
         self.heads = heads

@@ -16,7 +16,7 @@ from torch import Tensor
 
 FEWEST: Final = 4
 MOST: Final = 16
-"""From here on no processor that was tried differs."""
+"""Rows from which on no processor that was tried differs."""
 _MANY = 64
 
 

@@ -20,7 +20,7 @@ from actors.rollout.sampling import stream_keys
 
 
 class Rows:
-    """Columns of the running sequences."""
+    """Holds the running sequences in columns."""
 
     def __init__(self, max_rows: int, max_tokens: int) -> None:
         self._max_tokens = max_tokens

@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
-    """Sampling parameters in columns, one entry a row."""
+    """Holds sampling parameters in columns, one entry a row."""
 
     temperature: NDArray[np.float64]
     top_p: NDArray[np.float64]

@@ -50,7 +50,7 @@ _KNOWN_OPTIONS = frozenset({"decoder", "prefill_tokens", "step_ms", "tokens_per_
 
 
 class TorchEngine:
-    """See the module's docstring and ``actors.rollout.engine.RolloutEngine``."""
+    """Implements ``RolloutEngine``; see the module's docstring."""
 
     kind = "torch"
 
@@ -105,7 +105,7 @@ class TorchEngine:
             self._warm_up(self._decoder)
 
     def _warm_up(self, decoder: Decoder) -> None:
-        """One prefill and one token: thread pools, kernels and the cache are there before the first request."""
+        """Prefill once and decode one token: thread pools, kernels and the cache are there before the first request."""
         logits = decoder.prefill([np.zeros(4, np.int32)])
         draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
         decoder.decode(np.zeros(1, np.int64), np.full(1, 5, np.int64))
@@ -158,7 +158,7 @@ class TorchEngine:
             self._cached = self._rows.count
 
     def _arrange(self) -> None:
-        """One row of the cache for each distinct sequence, and none for those that have left."""
+        """Keep one row of the cache for each distinct sequence, and none for those that have left."""
         if not self._branches:
             return
         rows = self._rows
@@ -215,7 +215,7 @@ class TorchEngine:
         self._rows.extend([self._waiting.popleft() for _ in range(min(free, len(self._waiting)))])
 
     def _advance(self) -> None:
-        """One token for each row."""
+        """Decode one token for each row."""
         rows = self._rows
         logits = self._logits()
         noise = uniforms(rows.keys[: rows.count], rows.offsets[: rows.count])

@@ -73,7 +73,7 @@ def _some(names: list[str]) -> str:
 
 
 class SleepingWeights:
-    """The memory of a model's parameters, put aside. ``keep``: hold a copy on the host."""
+    """Puts the memory of a model's parameters aside. ``keep``: hold a copy on the host."""
 
     def __init__(self, model: torch.nn.Module, *, keep: bool) -> None:
         self._held: list[tuple[torch.UntypedStorage, int, torch.UntypedStorage | None]] = []

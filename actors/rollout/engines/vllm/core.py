@@ -41,7 +41,7 @@ from actors.rollout.errors import EngineError, EngineUnavailable, ModelUnreadabl
 from actors.rollout.sampling import stream_keys, uniforms
 
 _GREEDY_BELOW = 1e-5
-"""As in vLLM's sampler."""
+"""The temperature below which vLLM's sampler is greedy."""
 
 
 def noise_seeds(streams: Sequence[int], positions: Sequence[int]) -> list[int]:
@@ -52,7 +52,7 @@ def noise_seeds(streams: Sequence[int], positions: Sequence[int]) -> list[int]:
 
 @dataclasses.dataclass(slots=True)
 class CoreRows:
-    """What one engine step produced, in columns: a request each, and its tokens."""
+    """Holds what one engine step produced, in columns: a request each, and its tokens."""
 
     core_ids: list[str]
     tokens: list[list[int]]
@@ -62,7 +62,7 @@ class CoreRows:
 
 
 class VllmCore:
-    """One EngineCore. Built, stepped and shut down on one thread."""
+    """Drives one EngineCore, which is built, stepped and shut down on one thread."""
 
     _live: ClassVar[VllmCore | None] = None
 
@@ -95,7 +95,7 @@ class VllmCore:
         rendezvous = f"file://{self._scratch}/rendezvous"
 
         class InProcessExecutor(UniProcExecutor):
-            """vLLM's own in-process executor, its rendezvous file in our directory instead of the shared one."""
+            """Is vLLM's own in-process executor, its rendezvous file in our directory instead of the shared one."""
 
             def _distributed_args(self) -> tuple[str, int, int]:
                 _, rank, local_rank = super()._distributed_args()
@@ -173,7 +173,7 @@ class VllmCore:
         return request is not None and request.status == RequestStatus.WAITING
 
     def step(self) -> CoreRows:
-        """One engine step: schedule, run the model, sample."""
+        """Take one engine step: schedule, run the model, sample."""
         if self._draws:
             self._seed_positions()
         outputs, executed = self._core.step_fn()
@@ -198,7 +198,7 @@ class VllmCore:
                 state.generator.manual_seed(seed)
 
     def _move_on(self, rows: CoreRows) -> None:
-        """What has been drawn is behind us."""
+        """Note what has been drawn."""
         for core_id, tokens in zip(rows.core_ids, rows.tokens, strict=True):
             if (draw := self._draws.get(core_id)) is not None:
                 self._draws[core_id] = (draw[0], draw[1] + len(tokens))
@@ -221,7 +221,7 @@ class VllmCore:
         return running, waiting, float(self._core.scheduler.kv_cache_manager.usage)
 
     def release_kv_cache(self) -> None:
-        """On a CPU: give the KV cache back to the system. No request may be in the core."""
+        """Give the KV cache back to the system, on a CPU. No request may be in the core."""
         self._core.reset_prefix_cache()
         self._kv_bytes = [tensor.untyped_storage().nbytes() for tensor in self._runner.kv_caches]
         for tensor in self._runner.kv_caches:
@@ -239,7 +239,7 @@ class VllmCore:
             tensor.zero_()
 
     def sleep(self, level: int) -> None:
-        """On an accelerator: vLLM's own sleep. No request may be in the core."""
+        """Let vLLM itself sleep, on an accelerator. No request may be in the core."""
         self._core.sleep(level)
 
     def wake(self) -> None:

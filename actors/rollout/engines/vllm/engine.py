@@ -45,12 +45,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _FINISHED = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
-"""By vLLM's finish reason."""
+"""Our finish reason for each of vLLM's."""
 
 
 @dataclass(slots=True)
 class _Sequence:
-    """One unfinished sequence. ``tokens`` are the prompt's and the response's."""
+    """Follows one unfinished sequence. ``tokens`` are the prompt's and the response's."""
 
     request: GenerationRequest
     tokens: list[int]
@@ -63,7 +63,7 @@ class _Sequence:
 
 
 class VllmEngine:
-    """``RolloutEngine`` over vLLM's EngineCore in this process."""
+    """Implements ``RolloutEngine`` over vLLM's EngineCore in this process."""
 
     kind = "vllm"
 

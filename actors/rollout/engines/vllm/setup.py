@@ -40,11 +40,11 @@ _OURS = frozenset(
 )
 _STEP_MS = "step_ms"
 _STEP_MS_DEFAULT = 50.0
-"""As long as tokens may be held back to leave as one message (``limits.delta_interval_s``)."""
+"""The length of a step: tokens are held back that long anyway, to leave as one message (``delta_interval_s``)."""
 _KV_CACHE_MAX_BYTES = 1 << 30
-"""On a CPU: vLLM zeroes the cache at start, which takes seconds per GiB."""
+"""The largest cache on a CPU: vLLM zeroes it at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32
-"""On a CPU blocks are multiples of 32; vLLM's default of 128 loses most of the prefix cache."""
+"""The block size on a CPU, a multiple of 32; vLLM's default of 128 loses most of the prefix cache."""
 _BATCHED_TOKENS_MIN = 4096
 
 
@@ -114,7 +114,7 @@ def _eager(spec: EngineSpec) -> bool:
 
 
 def _stop_compiling() -> None:
-    """Without this vLLM compiles the gathering of log-probabilities even when eager, which costs seconds."""
+    """Keep vLLM from compiling the gathering of log-probabilities even when eager, which costs seconds."""
     import torch._dynamo.config as dynamo
 
     dynamo.disable = True

@@ -33,7 +33,7 @@ _ARRAY_DTYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A checkpoint's parameters by Hugging Face name. ``aliases``: second name of a tied parameter → its first."""
+    """Names a checkpoint's parameters as Hugging Face does. ``aliases``: other name of a tied parameter → its first."""
 
     shapes: Mapping[str, tuple[int, ...]]
     aliases: Mapping[str, str]
@@ -149,7 +149,7 @@ def repack_tied_heads(model: torch.nn.Module) -> None:
 
 
 class Rollback:
-    """What it takes to serve the old weights again: copies of plain parameters and the packed matrices themselves.
+    """Keeps what it takes to serve the old weights again: copies of plain parameters, and the packed matrices.
 
     On a CPU the matrices are packed and replaced, never overwritten, so keeping them costs a reference; copied are
     the embedding, norms and biases. On an accelerator the whole model is copied to the host.

@@ -63,7 +63,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PredictedLogits:
-    """What the log-probabilities of N tokens are computed from. Siblings that said the same share a row."""
+    """Holds what the log-probabilities of N tokens are computed from. Siblings that said the same share a row."""
 
     logits: Tensor  # [U, V]
     rows: Tensor  # int64[N], the row of ``logits`` that predicts each token

@@ -29,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class GradientSums:
-    """Of one replica: ``total`` float32[n], and ``low`` where its backward passes add, the same in float32."""
+    """Sums one replica's gradients: ``total`` float32[n], and ``low``, where its backward passes add."""
 
     def __init__(self, flat: Tensor) -> None:
         self.total = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)

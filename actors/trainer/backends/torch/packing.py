@@ -29,12 +29,12 @@ from actors.trainer.backend import MicroBatch
 ROW_TOKENS_MAX = 2048
 """A packed row ends here, for its mask grows with the square; a group that needs more gets several blocks."""
 BLOCKS_A_ROW = (2, 3, 4, 6, 8)
-"""On average, as tried. More saves less and less padding, and attention costs more and more."""
+"""Sequences in a row on average, as tried. More saves less and less padding, and attention costs more and more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """What the model is given. R rows of L positions, N predicted tokens, U positions that predict one or more."""
+    """Says what the model is given. R rows of L positions, N predicted tokens, U positions that predict one or more."""
 
     input_ids: np.ndarray  # int64[R, L]
     rows: np.ndarray  # int64[U], ascending: index into [R * L] of the hidden states that predict
@@ -46,14 +46,14 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Sequences of the batch that lie behind their common prompt, in the order of their tokens."""
+    """Names sequences of the batch that lie behind their common prompt, in the order of their tokens."""
 
     prompt_tokens: int
     members: tuple[int, ...]
     response_tokens: tuple[int, ...]
-    """Without the last token of each."""
+    """Response lengths, without the last token of each."""
     shared_tokens: tuple[int, ...]
-    """Of those, how many at the front are the same as the member's before; 0 for the first."""
+    """Tokens at the front of each that are the same as the member's before; 0 for the first."""
 
     @property
     def length(self) -> int:
@@ -61,7 +61,7 @@ class Block:
 
 
 Row = tuple[Block, ...]
-"""What one packed row holds."""
+"""The blocks that one packed row holds."""
 
 
 def padded(batch: MicroBatch, predicted: np.ndarray) -> Layout:

@@ -37,7 +37,7 @@ UNEVEN_MAX: Final = 1.25
 
 
 class Replica:
-    """One thread's model."""
+    """Holds one thread's model."""
 
     def __init__(self, model: nn.Module, device: str, sums: GradientSums) -> None:
         self._device = device
@@ -77,7 +77,7 @@ class Replica:
 
 
 class Replicas:
-    """The model of a spec, once for each thread that computes a share. Calls come from one thread.
+    """Holds the model of a spec, once for each thread that computes a share. Calls come from one thread.
 
     ``model``: the first one; the others have its weights.
     """

@@ -71,7 +71,7 @@ def _is_ours(module: nn.Module) -> bool:
 
 
 def _agrees(module: nn.Module, weight: nn.Parameter, eps: float) -> bool:
-    """With weights that differ from each other and from 1, so that nothing agrees by chance."""
+    """Compare with weights that differ from each other and from 1, so that nothing agrees by chance."""
     example = torch.linspace(-2.0, 3.0, 3 * weight.numel(), device=weight.device).reshape(3, -1)
     with torch.no_grad():
         own = weight.clone()

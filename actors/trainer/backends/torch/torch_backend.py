@@ -55,7 +55,7 @@ class TorchBackend:
         self._next_segment: tuple[Path, int] | None = None
         self._core: _Core | None = None
         self._steps = 0
-        """Of this process."""
+        """Steps of this process."""
 
     async def start(self, spec: BackendSpec) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="train")
@@ -96,12 +96,6 @@ class TorchBackend:
     async def export_checkpoint(self, directory: Path) -> None:
         await self._run(self._open.export_checkpoint, directory)
 
-    async def offload(self) -> None:
-        raise NotImplementedError("trainer: offload is not built for the torch backend; run jobs one after another")
-
-    async def onload(self) -> None:
-        raise NotImplementedError("trainer: onload is not built for the torch backend; run jobs one after another")
-
     async def close(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -125,7 +119,7 @@ class TorchBackend:
 
 
 class _Core:
-    """Everything that touches torch; lives on the backend's thread."""
+    """Does everything that touches torch, on the backend's thread."""
 
     def __init__(self, spec: BackendSpec) -> None:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))

@@ -1,0 +1,89 @@
+"""The trainer's checkpoints: one is loaded when it starts, others are written while it goes on training.
+
+    write   backend.save ─ backend.export_checkpoint ─▶ hidden directory      between two optimizer steps
+    store   flush, rename, prune ─▶ CheckpointTaken ─▶ scheduler              beside the next step
+
+Invariants
+- At most one is being stored; the next ``write`` waits for it.
+- The scheduler is told of a checkpoint once it is durable. How it lies on the disk: ``checkpoint.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from actors.core.context import Context
+from actors.protocol.failures import Acknowledged
+from actors.protocol.steps import CheckpointTaken
+from actors.trainer import checkpoint
+from actors.trainer.backend import TrainBackend
+from actors.trainer.errors import CheckpointCorrupt
+from actors.trainer.spans import SpanRecorder
+from configs.schema import JobConfig
+
+
+class Checkpointer:
+    """Loads and writes the checkpoints of one job. ``ask`` puts a question to the scheduler until it is answered."""
+
+    def __init__(
+        self,
+        ctx: Context,
+        backend: TrainBackend,
+        spans: SpanRecorder,
+        job: JobConfig,
+        run_dir: Path,
+        ask: Callable[[CheckpointTaken, type[Acknowledged]], Awaitable[Acknowledged]],
+    ) -> None:
+        self._ctx = ctx
+        self._backend = backend
+        self._spans = spans
+        self._job = job
+        self._run_dir = run_dir
+        self._ask = ask
+        self._storing: asyncio.Task[object] | None = None
+
+    async def resume(self, named: str) -> int:
+        """Load the checkpoint that was named, else the newest one, else stay with the model as it is.
+
+        Returns:
+            The step with which training goes on.
+        """
+        path = Path(named) if named else checkpoint.newest(self._run_dir)
+        if path is None:
+            return 0
+        state = await self._ctx.run_blocking(checkpoint.read, path)
+        if state.job != self._job.name:
+            raise CheckpointCorrupt(
+                f"{path}: a checkpoint of job {state.job!r}, expected {self._job.name!r}; resume from one of its own"
+            )
+        async with asyncio.timeout(self._ctx.limits.checkpoint_timeout_s):
+            await self._backend.load(path / checkpoint.TRAINER_DIRECTORY)
+        self._ctx.log.info("checkpoint loaded", path=str(path), step=state.step)
+        return state.step
+
+    async def write(self, step: int, *, final: bool) -> None:
+        """Write the present weights, which are those of ``step``; they are stored beside the next step."""
+        await self.settle()
+        limit_s = self._ctx.limits.checkpoint_timeout_s
+        with self._spans.span("checkpoint", step=step):
+            partial = await self._ctx.run_blocking(checkpoint.begin, self._run_dir, step)
+            async with asyncio.timeout(limit_s):
+                await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
+            async with asyncio.timeout(limit_s):
+                await self._backend.export_checkpoint(partial)
+        self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
+
+    async def _store(self, partial: Path, step: int, *, final: bool) -> None:
+        state = checkpoint.CheckpointState(job=self._job.name, step=step)
+        path = await self._ctx.run_blocking(checkpoint.commit, partial, state)
+        await self._ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
+        await self._ask(CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final), Acknowledged)
+
+    async def settle(self) -> None:
+        """Wait until the last one is stored."""
+        if self._storing is not None:
+            async with asyncio.timeout(2 * self._ctx.limits.checkpoint_timeout_s):
+                await self._storing
+            self._storing = None
