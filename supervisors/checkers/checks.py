@@ -28,7 +28,7 @@ PROMISES: Final[dict[str, str]] = {
     STALENESS: "no token is older than the staleness bound allows",
     STEPS: "a step's samples are trained once, and its commit names exactly those that were leased",
     ASKS: "every ask has ended",
-    CREDIT: "slots and stream credit that were given out were given back",
+    CREDIT: "slots that were given out were given back",
     RESTARTS: "no supervisor restarted more often than its budget allows",
     FINISH: "a finished job has finished all its steps",
 }

@@ -38,20 +38,6 @@ class RunState(enum.StrEnum):
         return self in (RunState.FINISHED, RunState.INTERRUPTED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StreamCredit:
-    """A credit stream, by its producer's count. Recorded by simulations."""
-
-    producer: str
-    consumer: str
-    window_items: int
-    """Granted with the opening."""
-    granted_items: int
-    """Granted afterwards."""
-    sent_items: int
-    received_items: int
-
-
 @dataclass(kw_only=True)
 class History:
     """Everything that checkers may look at."""
@@ -67,7 +53,6 @@ class History:
     """Lines of events.jsonl: at least ``time_s`` and ``event`` each."""
     rows: list[Row] = field(default_factory=list[Row])
     """Lines of metrics.jsonl."""
-    streams: list[StreamCredit] = field(default_factory=list[StreamCredit])
     notes: list[str] = field(default_factory=list[str])
     """What could not be read, for people."""
 

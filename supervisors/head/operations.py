@@ -24,8 +24,8 @@ from supervisors.head.lookout import Lookout
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.file_end import whole_lines
+from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
-from supervisors.tree.messages import ChildInfo
 
 
 class Operations:

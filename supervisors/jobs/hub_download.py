@@ -1,7 +1,7 @@
 """Fetches a model by its hub name into the Hugging Face cache: a process of its own, so that the head never waits.
 
-    order (stdin) ─▶ commit in the cache? ─▶ ask the hub ─▶ choose files ─▶ snapshot_download ─▶ whole? ─▶ done
-                                                └ away, offline ─▶ what the cache has ──────────────┘
+    order (stdin) ─▶ ask the hub ─▶ choose files ─▶ room? ─▶ snapshot_download ─▶ whole? ─▶ done
+                         └ away, offline, refused ─▶ what the cache has ───────────┘
     report (a file) ◀── replaced as a whole at every change; the parent looks at it now and then
 
 Invariants
@@ -21,17 +21,11 @@ import sys
 import threading
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any
 
 from actors.host.fate import die_with_parent
 from configs.limits import DEFAULT_LIMITS
 from supervisors.jobs.hub_files import lacking_files, lacking_kinds, needed_files
-
-if TYPE_CHECKING:
-    from huggingface_hub.errors import HfHubHTTPError
-
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-"""The hub's list of a repository's files."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +47,10 @@ class Report:
     directory: str = ""
     commit: str = ""
     note: str = ""
-    """Of ``done``: something worth saying, such as that the hub was away and the cache was used."""
+    """With ``done``: something worth saying, such as that the hub was away and the cache was used."""
     field: str = "model.path"
     wrong: str = ""
-    """Of ``failed``: what was tried and what came of it; a phrase that goes on after the value."""
+    """With ``failed``: what was tried and what came of it; a phrase that goes on after the value."""
     fix: str = ""
 
 
@@ -117,27 +111,14 @@ def fetch(order: Order) -> Report:
 
 
 def _fetch(order: Order, reporter: _Reporter) -> Report:
-    if order.revision is not None and _COMMIT.fullmatch(order.revision):  # a commit never changes: no need to ask
-        try:
-            return _from_cache(order)
-        except _NotCached:
-            pass
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 
     try:
         info = HfApi().model_info(
             order.name, revision=order.revision, files_metadata=True, timeout=DEFAULT_LIMITS.hub_answer_s
         )
-    except HfHubHTTPError as error:
-        refused = _refused(error, order)
-        return _cached_because(order, f"the hub at {_hub()} says no ({_brief(error)})", refused)
-    except (HFValidationError, UnicodeError) as error:
-        raise _Failed(
-            f"is no hub name ({_brief(error)})", "Name one such as Qwen/Qwen3-0.6B, or a directory"
-        ) from error
     except Exception as error:  # noqa: BLE001  whichever HTTP library is below raises errors of its own
-        return _cached_because(order, _why_away(error))
+        return _from_cache(order, error)
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or []}
     if lacking := lacking_kinds(sizes):
         raise _Failed(
@@ -145,37 +126,40 @@ def _fetch(order: Order, reporter: _Reporter) -> Report:
             "Choose a repository with safetensors and a fast tokenizer, or convert it with save_pretrained"
             " and set model.path to the directory",
         )
-    return _download(order, str(info.sha), {name: sizes[name] for name in needed_files(sizes)}, reporter)
-
-
-def _download(order: Order, commit: str, sizes: dict[str, int], reporter: _Reporter) -> Report:
-    from huggingface_hub import snapshot_download, try_to_load_from_cache
-
-    missing = {
-        name: size
-        for name, size in sizes.items()
-        if not isinstance(try_to_load_from_cache(order.name, name, revision=commit), str)
-    }
-    _check_room(sum(missing.values()))
-    reporter.say(Report("downloading", bytes_total=sum(missing.values()), commit=commit))
+    wanted = needed_files(sizes)
+    cached = [name for name in wanted if isinstance(try_to_load_from_cache(order.name, name, revision=info.sha), str)]
+    missing_bytes = sum(sizes[name] for name in wanted if name not in cached)
+    _check_room(missing_bytes)
+    reporter.say(Report("downloading", bytes_total=missing_bytes, commit=str(info.sha)))
+    # the revision as it was asked for, so that the cache learns what it stands for and can answer offline
+    what = {"revision": order.revision, "allow_patterns": [_literal(name) for name in wanted]}
     try:
-        # the revision as it was asked for, so that the cache learns what it stands for and can answer offline
-        directory = Path(
-            snapshot_download(
-                order.name,
-                revision=order.revision,
-                allow_patterns=[_literal(name) for name in sizes],
-                tqdm_class=_counting_bar(reporter),
-            )
-        )
+        directory = Path(snapshot_download(order.name, **what, tqdm_class=_counting_bar(reporter)))
     except Exception as error:  # as above; each becomes one sentence with what to do
-        raise _download_failed(error, order) from error
+        raise _failed(order, error, "was not fetched as a whole; what has come is kept") from error
     if lacking := lacking_files(directory):
         raise _Failed(
             f"was fetched to {directory}, and lacks {_listed(lacking)}",
             f"Its author has to mend it; {_elsewhere(order)}",
         )
     return Report("done", directory=str(directory), commit=directory.name)
+
+
+def _from_cache(order: Order, why: Exception) -> Report:
+    """What the cache has, since the hub did not help."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.constants import HF_HUB_CACHE
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    what = {"revision": order.revision, "allow_patterns": ["config.json"]}
+    try:
+        directory = Path(snapshot_download(order.name, **what, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, UnicodeError) as error:
+        raise _failed(order, why, f"is not in the cache {HF_HUB_CACHE}") from error
+    if lacking := lacking_files(directory):
+        raise _failed(order, why, f"is in the cache without {_listed(lacking)} ({directory})") from why
+    note = f"the hub at {_hub()} was of no help ({_brief(why)}); the cache has it"
+    return Report("done", directory=str(directory), commit=directory.name, note=note)
 
 
 def _check_room(wanted_bytes: int) -> None:
@@ -215,40 +199,6 @@ def _counting_bar(reporter: _Reporter) -> Any:
     return CountingBar
 
 
-# ------------------------------------------------------------ the cache
-
-
-class _NotCached(Exception):
-    """The cache has no such model, or not all of it; the text says which."""
-
-
-def _from_cache(order: Order) -> Report:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.constants import HF_HUB_CACHE
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    try:
-        directory = Path(
-            snapshot_download(
-                order.name, revision=order.revision, local_files_only=True, allow_patterns=["config.json"]
-            )
-        )
-    except LocalEntryNotFoundError as error:
-        raise _NotCached(f"is not in the cache {HF_HUB_CACHE}") from error
-    if lacking := lacking_files(directory):
-        raise _NotCached(f"is in the cache without {_listed(lacking)} ({directory})")
-    return Report("done", directory=str(directory), commit=directory.name)
-
-
-def _cached_because(order: Order, why: str, otherwise: _Failed | None = None) -> Report:
-    """What the cache has, since the hub did not help. Raises ``otherwise`` if the cache does not either."""
-    try:
-        return replace(_from_cache(order), note=f"{why}; the cache has it")
-    except _NotCached as error:
-        fix = f"Start it where the hub can be reached, or {_elsewhere(order)}"
-        raise otherwise or _Failed(f"{error}, and {why}", fix) from error
-
-
 # ------------------------------------------------------------ saying no
 
 
@@ -262,51 +212,34 @@ def _elsewhere(order: Order) -> str:
     return f"download it elsewhere (hf download {order.name} --local-dir DIR) and set model.path to DIR"
 
 
-def _why_away(error: BaseException) -> str:
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE forbids to ask the hub"
-    return f"the hub at {_hub()} cannot be reached ({_brief(error)})"
-
-
-def _refused(error: HfHubHTTPError, order: Order) -> _Failed:
-    """What an HTTP status means to whoever wrote the job."""
-    from huggingface_hub import get_token
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
-
-    hub, status, elsewhere = _hub(), error.response.status_code, _elsewhere(order)
-    if isinstance(error, GatedRepoError):
-        token = "the token that was sent has no access" if get_token() else "no token was sent"
-        fix = f"Ask for access on its page, set HF_TOKEN to a token of that account and start again, or {elsewhere}"
-        return _Failed(f"is gated on {hub}, and {token}", fix)
-    if status == 401 and "Invalid credentials" in str(error):
-        return _Failed(f"was asked for at {hub}, which does not accept the token", "Renew HF_TOKEN, or unset it")
-    if status == 401 or isinstance(error, RepositoryNotFoundError):  # a hub does not tell strangers which of the two
-        token = "with the token that was sent" if get_token() else "without a token"
-        fix = f"Check the name; if it is private set HF_TOKEN; or {elsewhere}"
-        return _Failed(f"cannot be seen on {hub} {token}: it does not exist, or is private", fix)
-    if isinstance(error, RevisionNotFoundError):
-        wrong = f"{order.revision!r} is no branch, tag or commit of {order.name} on {hub}"
-        return _Failed(wrong, "Use one that its page lists, or remove model.revision", "model.revision")
-    return _Failed(f"was asked for at {hub}, which answered {status} ({_brief(error)})", f"Try later, or {elsewhere}")
-
-
-def _download_failed(error: Exception, order: Order) -> _Failed:
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403, 404):
-        return _refused(error, order)
-    return _Failed(
-        f"could not be fetched from {_hub()} as a whole ({_brief(error)})",
-        f"Start again: what has been fetched is kept; or {_elsewhere(order)}",
+def _failed(order: Order, error: Exception, what: str) -> _Failed:
+    """``what`` came of it, in the hub's own words why, and what whoever wrote the job can do."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
+
+    unauthorized = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
+    if isinstance(error, RevisionNotFoundError):
+        wrong = f"{order.revision!r} is no branch, tag or commit of {order.name} on {_hub()}"
+        return _Failed(wrong, "Use one that its page lists, or remove model.revision", "model.revision")
+    fix = f"Start it again where the hub can be reached, or {_elsewhere(order)}"
+    if isinstance(error, HFValidationError | UnicodeError):
+        what, fix = "is no hub name", "Name one such as Qwen/Qwen3-0.6B, or a directory"
+    elif isinstance(error, GatedRepoError):
+        fix = f"Ask for access on its page and set HF_TOKEN to a token of that account, or {_elsewhere(order)}"
+    elif unauthorized or isinstance(error, RepositoryNotFoundError):  # a hub does not tell strangers which of the two
+        fix = f"Check the name; if it is private set HF_TOKEN, and renew one that is refused; or {_elsewhere(order)}"
+    return _Failed(f"{what}, and the hub at {_hub()} was of no help ({_brief(error)})", fix)
 
 
 def _brief(error: BaseException) -> str:
-    """An error's type and first line."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip()[:200]}" if lines else type(error).__name__
+    """An error's type and the beginning of its text."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__
 
 
 def _listed(names: list[str]) -> str:

@@ -29,8 +29,8 @@ from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.stage_balancer import StageBalancer
 from supervisors.machine.machine import Machine
 from supervisors.machine.nodes import Nodes
-from supervisors.tree.children import ChildSpec, Running, actor_child, process_child
-from supervisors.tree.messages import ChildInfo
+from supervisors.tree.child_record import ChildInfo
+from supervisors.tree.children import ChildSpec, Running, actor_child, start_process
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
@@ -38,7 +38,6 @@ from transport.transport import SendOutcome
 
 if TYPE_CHECKING:
     from actors.core.context import Context
-    from actors.core.ref import ActorRef
     from actors.core.system import ActorSystem
     from transport.address import ActorAddress
 
@@ -204,9 +203,9 @@ class JobTree:
                 if (running := await adopt(context, self._nodes, process, name)) is not None:
                     return running
             node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
-            agent: ActorRef = context.ref(node.agent)
-            child = process_child(args, agent, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits)
-            return await child.start(context)
+            return await start_process(
+                context, node.agent, args, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits
+            )
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
         return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)

@@ -17,7 +17,8 @@ import structlog
 
 from actors.core.errors import AskError
 from supervisors.machine.nodes import Node, Nodes
-from supervisors.tree.messages import ChildInfo, ListProcesses, ProcessList, StopProcess, StopReply
+from supervisors.tree.child_record import ChildInfo
+from supervisors.tree.messages import ListProcesses, ProcessList, StopProcess, StopReply
 from supervisors.tree.restart_budget import ExitCause
 
 if TYPE_CHECKING:

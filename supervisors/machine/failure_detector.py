@@ -5,13 +5,11 @@ Invariants
   heartbeats (libzmq's own thread answers them while Python holds the GIL). "Does it get on?": progress beacons from
   its event loop, with a long budget per role.
 - Silence of the beacon alone never condemns a process within its budget: a long engine step and a held GIL are busy.
-- A process seen stopped by a signal, or whose link has been lost for the grace, is hung when we own it (no network
-  lies between us) and unreachable when we do not.
+- A process seen stopped by a signal, or whose link has been lost for the grace, is hung: no network lies between us.
 - ``gone`` is final.
 
-    starting ──ready──▶ alive ◀──beacon, link up── suspect ──grace over──▶ hung (ours) | unreachable (not ours)
-        │                 │ link lost, stopped, half of the beacon budget used ▲
-        │                 └────────────────────────────────────────────────────┘
+    starting ──ready──▶ alive ◀──beacon── suspect ──grace over──▶ hung
+        │                 └── link lost, stopped, half of the beacon budget used ──▶ suspect
         └── ready deadline over ──▶ hung                        exit, from any state ──▶ gone
 """
 
@@ -30,8 +28,6 @@ class Health(enum.StrEnum):
     """Something is missing, not for long enough."""
     HUNG = "hung"
     """There, but it will not get on: whoever owns it kills it."""
-    UNREACHABLE = "unreachable"
-    """Cut off; it may live on behind the cut."""
     GONE = "gone"
     """Its exit was seen."""
 
@@ -53,9 +49,8 @@ class DetectorLimits:
 class FailureDetector:
     """Evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
 
-    def __init__(self, limits: DetectorLimits, now_s: float, *, ours: bool = True) -> None:
+    def __init__(self, limits: DetectorLimits, now_s: float) -> None:
         self._limits = limits
-        self._ours = ours
         self._started_s = now_s
         self._ready = False
         self._gone = False
@@ -72,9 +67,6 @@ class FailureDetector:
         self._beacon_s = now_s
         self._link_lost_s = None
         self._stopped_s = None
-
-    def saw_link_up(self) -> None:
-        self._link_lost_s = None
 
     def saw_link_down(self, now_s: float) -> None:
         if self._link_lost_s is None:
@@ -98,7 +90,7 @@ class FailureDetector:
         if _over(self._stopped_s, limits.stopped_grace_s, now_s):
             return Health.HUNG
         if _over(self._link_lost_s, limits.link_grace_s, now_s):
-            return Health.HUNG if self._ours else Health.UNREACHABLE
+            return Health.HUNG
         if not self._ready:
             return Health.HUNG if _over(self._started_s, limits.ready_s, now_s) else Health.STARTING
         if _over(self._beacon_s, limits.beacon_budget_s, now_s):

@@ -55,10 +55,6 @@ class NodeOptions:
     cluster: str
     listen: str = ""
     """Endpoint of role processes, ``{name}`` filled in; empty: derived from the agent's own endpoint."""
-    log_dir: Path | None = None
-    """Default: ``logs`` in the run directory of the job."""
-    run_dir: str = ""
-    """Replaces the job's run directory on a machine that does not share the head's disk."""
     command: list[str] = field(default_factory=role_command)
     keys: str = ""
     seed: int = 0

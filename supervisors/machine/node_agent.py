@@ -40,8 +40,6 @@ from supervisors.tree.messages import (
     ProcessList,
     ProcessReady,
     ProcessStarted,
-    SignalProcess,
-    SignalReply,
     SpawnProcess,
     SpawnReply,
     StopProcess,
@@ -145,8 +143,6 @@ class NodeAgent(Actor):
     def _launch(self, order: SpawnProcess, owner: ActorAddress) -> Managed:
         limits = self.ctx.limits
         args = msgspec.structs.replace(order.args, node=self._node)
-        if self._options.run_dir:
-            args = msgspec.structs.replace(args, run_dir=self._options.run_dir)
         self._starts += 1
         spec = ProcessSpec(
             name=order.name,
@@ -159,7 +155,7 @@ class NodeAgent(Actor):
             seed=self._options.seed,
             keys=self._options.keys,
         )
-        log_path = (self._options.log_dir or Path(args.run_dir) / "logs") / f"{order.args.name}.log"
+        log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
         now_s = self.ctx.now()
         managed = Managed(
             order=order,
@@ -275,15 +271,6 @@ class NodeAgent(Actor):
     @handles(Look)
     async def look(self, message: Look) -> Sight:
         return self.ctx.look(message)
-
-    @handles(SignalProcess)
-    async def signal(self, message: SignalProcess) -> SignalReply:
-        managed = self._managed.get(message.name)
-        if managed is None:
-            return SignalReply()
-        self.ctx.log.warning("signal sent on request", process=message.name, signal=message.signal)
-        managed.process.send_signal(message.signal)
-        return SignalReply(pid=managed.process.pid)
 
     # health
 

@@ -44,8 +44,6 @@ EXIT_START_FAILED: Final = 71
 """The process never became ready."""
 EXIT_PREEMPTED: Final = 75
 """It was told that its machine goes away (sysexits.h: temporary failure)."""
-EXIT_POISONED: Final = 76
-"""One message has crashed it twice."""
 
 OWN_FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
@@ -106,7 +104,7 @@ def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
         return ExitCause.PREEMPTED
     if code < 0 and -code not in OWN_FAULTS:
         return ExitCause.KILLED
-    return ExitCause.POISONED if code == EXIT_POISONED else ExitCause.CRASHED
+    return ExitCause.CRASHED
 
 
 class Child(ABC):

@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supervisors.tree.children import ChildSpec, Running
-from supervisors.tree.messages import ChildInfo
 from supervisors.tree.restart_budget import Backoff, ExitCause
 from supervisors.tree.strategies import ChildView
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildInfo:
+    """One child of a supervisor, as ``ctl tree`` shows it."""
+
+    name: str
+    role: str
+    node: str
+    pid: int
+    state: str
+    incarnation: int
+    restarts: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +61,9 @@ class Child:
 
     def view(self) -> ChildView:
         up = self.running is not None or self.starting
-        return ChildView(self.spec.name, self.spec.restart, up, self.spec.significant)
+        return ChildView(self.spec.name, self.spec.restart, up)
 
-    def info(self, supervisor: str) -> ChildInfo:
+    def info(self) -> ChildInfo:
         """As ``ctl tree`` shows it."""
         running = self.running
         return ChildInfo(
@@ -62,8 +74,6 @@ class Child:
             state=self.state,
             incarnation=running.incarnation if running else 0,
             restarts=self.restarts,
-            supervisor=supervisor,
-            detail=self.detail,
         )
 
 

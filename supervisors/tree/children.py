@@ -2,7 +2,7 @@
 
 ChildSpec.start(context) ─▶ Running: where it is, how to stop it, how its end will be heard
     actor_child     the actor lives here; its end is a Down
-    process_child   a node agent execs it; its end is a ProcessExited, or the Down of the agent
+    start_process   a node agent execs it; its end is a ProcessExited, or the Down of the agent
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
-from actors.core.ref import ActorRef
 from actors.roles import RoleArgs
 from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.tree.errors import ChildStartFailed
@@ -24,9 +23,6 @@ from transport.address import ActorAddress
 if TYPE_CHECKING:
     from actors.core.actor import Actor
     from actors.core.context import Context
-
-AgentChoice = Callable[[], "ActorAddress | Awaitable[ActorAddress]"]
-"""Names the node agent for the next start: a replacement may go to another machine. May wait for one to join."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,6 @@ class ChildSpec:
     restart: RestartPolicy = RestartPolicy.PERMANENT
     shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s
     """Deadline of an orderly stop; then it is killed."""
-    significant: bool = False
-    """When it ends for good, the supervisor ends too."""
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s
     """Deadline from start to ready."""
 
@@ -70,81 +64,47 @@ def actor_child(
     node: str,
     role: str = "",
     restart: RestartPolicy = RestartPolicy.PERMANENT,
-    shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s,
-    significant: bool = False,
-    ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
 ) -> ChildSpec:
     """An actor in the supervisor's own process; ``factory`` makes a fresh one for every start."""
 
     async def start(context: Context) -> Running:
-        return await _start_actor(context, name, factory(), node)
+        address = (await context.spawn(name, factory())).address
 
-    return ChildSpec(name, start, role or name, restart, shutdown_s, significant, ready_s)
+        async def stop(deadline_s: float, cause: ExitCause) -> None:
+            await context.stop_child(name, str(cause))
+
+        return Running(address, stop, os.getpid(), node, address.peer.incarnation, {name: address})
+
+    return ChildSpec(name, start, role or name, restart)
 
 
-def process_child(
+async def start_process(
+    context: Context,
+    agent: ActorAddress,
     args: RoleArgs,
-    agent: ActorRef | ActorAddress | AgentChoice,
     *,
     job: str,
-    restart: RestartPolicy = RestartPolicy.PERMANENT,
-    shutdown_s: float = DEFAULT_LIMITS.stop_timeout_s,
-    significant: bool = False,
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
     beacon_budget_s: float | None = None,
-    env: dict[str, str] | None = None,
     limits: Limits | None = None,
-    on_ready: Callable[[Running], None] | None = None,
-) -> ChildSpec:
-    """A role process that a node agent, of this or another machine, starts and watches.
+) -> Running:
+    """Have a node agent, of this or another machine, start a role process and watch it.
 
     Args:
-        agent: the node agent, or a function that names one for each start.
         job: the job's name; the process is called ``<job>.<args.name>`` at its agent.
         beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
-        env: added to the process's environment.
         limits: of the process; default: those of its node agent.
-        on_ready: told of each start's addresses.
+
+    Raises:
+        ChildStartFailed: it did not become ready, or its agent gave no answer.
     """
-    process = f"{job}.{args.name}"
-
-    async def start(context: Context) -> Running:
-        chosen = await _choose(agent)
-        order = SpawnProcess(
-            name=process,
-            args=args,
-            ready_timeout_s=ready_s,
-            beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
-            env=env or {},
-            limits=limits.model_dump_json() if limits else "",
-        )
-        running = await _start_process(context, chosen, order)
-        if on_ready is not None:
-            on_ready(running)
-        return running
-
-    return ChildSpec(args.name, start, args.role, restart, shutdown_s, significant, ready_s)
-
-
-async def _choose(agent: ActorRef | ActorAddress | AgentChoice) -> ActorAddress:
-    if isinstance(agent, ActorAddress):
-        return agent
-    if isinstance(agent, ActorRef):
-        return agent.address
-    chosen = agent()
-    return chosen if isinstance(chosen, ActorAddress) else await chosen
-
-
-async def _start_actor(context: Context, name: str, actor: Actor, node: str) -> Running:
-    address = (await context.spawn(name, actor)).address
-
-    async def stop(deadline_s: float, cause: ExitCause) -> None:
-        await context.stop_child(name, str(cause))
-
-    return Running(address, stop, os.getpid(), node, address.peer.incarnation, {name: address})
-
-
-async def _start_process(context: Context, agent: ActorAddress, order: SpawnProcess) -> Running:
+    order = SpawnProcess(
+        name=f"{job}.{args.name}",
+        args=args,
+        ready_timeout_s=ready_s,
+        beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
+        limits=limits.model_dump_json() if limits else "",
+    )
     overhead_s = context.limits.spawn_overhead_s
     try:
         reply = await context.ref(agent).ask(order, SpawnReply, timeout_s=order.ready_timeout_s + overhead_s)

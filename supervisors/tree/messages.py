@@ -80,20 +80,6 @@ class StopReply(Message):
     """None: there was no such process."""
 
 
-@message("node.signal")
-class SignalProcess(Message):
-    """Ask, for fault injection: a raw signal, from outside as it were. Answered with SignalReply."""
-
-    name: str
-    signal: int
-
-
-@message("node.signal_reply")
-class SignalReply(Message):
-    pid: int | None = None
-    """None: there is no such process."""
-
-
 @message("node.adopt")
 class AdoptProcesses(Message):
     """Ask: the asker becomes the owner of these processes, whose former owner is gone. Answered with ProcessList."""
@@ -158,30 +144,3 @@ class ProcessExited(Message):
     """-n: ended by signal n."""
     detail: str
     log_tail: tuple[str, ...] = ()
-
-
-class ChildInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One child of a supervisor, as ``ctl tree`` shows it."""
-
-    name: str
-    role: str
-    node: str
-    pid: int
-    state: str
-    incarnation: int
-    restarts: int
-    supervisor: str
-    detail: str = ""
-    """Why it last ended."""
-
-
-@message("supervisor.get_children")
-class GetChildren(Message):
-    """Ask; answered with Children."""
-
-
-@message("supervisor.children")
-class Children(Message):
-    supervisor: str
-    strategy: str
-    children: list[ChildInfo]

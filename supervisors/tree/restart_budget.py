@@ -2,7 +2,7 @@
 
 Invariants
 - Exactly one exit cause per end of a child; what each cause does is the table below and nowhere else.
-- Being preempted, stopped, completed or poisoned costs no budget; the loss of a node costs one unit, not one per child.
+- Being preempted, stopped or completed costs no budget; the loss of a node costs one unit, not one per child.
 - The window belongs to the supervisor, not to a child: ten children that crash once each are as bad as one
   that crashes ten times.
 - No clock and no randomness of its own: ``now_s`` and the generator are handed in.
@@ -14,7 +14,6 @@ Invariants
     crashed       restart, backoff     restart, backoff     yes
     killed        restart, backoff     restart, backoff     yes
     unreachable   replace              replace              yes, once per node
-    poisoned      restart, backoff     restart, backoff     no (the message is to blame)
 
 A temporary child is never restarted.
 """
@@ -42,8 +41,6 @@ class ExitCause(enum.StrEnum):
     """A signal from outside: the kernel's out-of-memory killer, an operator, or us because it hung."""
     UNREACHABLE = "unreachable"
     """Its node is cut off; the process perhaps lives."""
-    POISONED = "poisoned"
-    """The same message brought it down twice."""
 
 
 class RestartPolicy(enum.StrEnum):
@@ -130,10 +127,6 @@ class Backoff:
     def __init__(self, policy: BackoffPolicy) -> None:
         self._policy = policy
         self._failures = 0
-
-    @property
-    def failures(self) -> int:
-        return self._failures
 
     def after(self, cause: ExitCause, *, lived_s: float, rng: random.Random) -> float:
         """Seconds to wait before the next start of a child that lived ``lived_s`` and ended by ``cause``."""

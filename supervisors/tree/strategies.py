@@ -38,7 +38,6 @@ class ChildView:
     restart: RestartPolicy
     running: bool
     """It runs or is being started, so it must be stopped before it is started again."""
-    significant: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,6 @@ class Plan:
 
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
-    end_supervisor: bool = False
-    """A significant child ended for good: the whole supervisor ends, orderly."""
 
 
 def reach(strategy: Strategy, names: Sequence[str], failed: str) -> tuple[str, ...]:
@@ -72,7 +69,7 @@ def decide(strategy: Strategy, children: Sequence[ChildView], failed: str, cause
     by_name = {child.name: child for child in children}
     child = by_name[failed]
     if not is_restarted(child.restart, cause):
-        return Plan(end_supervisor=child.significant)
+        return Plan()
     shared = reach(strategy, [c.name for c in children], failed)
     stop = tuple(name for name in reversed(shared) if name != failed and by_name[name].running)
     start = tuple(name for name in shared if name == failed or _comes_back(by_name[name]))

@@ -1,8 +1,7 @@
 """The supervisor: starts children to *ready*, hears how they end, and does what its strategy and budget say.
 
     end of a child ─▶ cause ─▶ strategies.decide ─▶ budget ─▶ backoff ─▶ stop siblings in reverse, start in order
-                                      │                └ exceeded ─▶ stop all, crash with SupervisorGaveUp
-                                      └ significant child ended for good ─▶ stop all, end in good order
+                                                       └ exceeded ─▶ stop all, crash with SupervisorGaveUp
 
 Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
@@ -24,15 +23,10 @@ from collections.abc import Callable, Sequence
 from actors.core.actor import Actor, handles
 from actors.core.watch import Down, Gone
 from configs.limits import Limits
-from supervisors.tree.child_record import Child, Recovery, SupervisionEvent
+from supervisors.tree.child_record import Child, ChildInfo, Recovery, SupervisionEvent
 from supervisors.tree.children import ChildSpec, Running
 from supervisors.tree.errors import ChildStartFailed, SupervisorGaveUp
-from supervisors.tree.messages import (
-    ChildInfo,
-    Children,
-    GetChildren,
-    ProcessExited,
-)
+from supervisors.tree.messages import ProcessExited
 from supervisors.tree.node_loss import still_has
 from supervisors.tree.restart_budget import (
     Backoff,
@@ -57,12 +51,9 @@ class Supervisor(Actor):
         children: Sequence[ChildSpec],
         *,
         on_event: Callable[[SupervisionEvent], None] | None = None,
-        start_together: bool | None = None,
         limits: Limits | None = None,
     ) -> None:
         """Args:
-        start_together: start children side by side instead of one after the other's ready. Default: only under
-            one_for_one, whose children do not lean on each other.
         limits: budget, attempts, backoff and grace, of the job whose children these are; default: those of the
             process. A head that serves jobs was not started with the limits of any of them.
         """
@@ -70,7 +61,7 @@ class Supervisor(Actor):
         self._strategy = strategy
         self._specs = list(children)
         self._on_event = on_event
-        self._together = strategy is Strategy.ONE_FOR_ONE if start_together is None else start_together
+        self._together = strategy is Strategy.ONE_FOR_ONE  # such children do not lean on each other
         self._given_limits = limits
         self._children: dict[str, Child] = {}
         self._pending: Recovery | None = None
@@ -127,20 +118,13 @@ class Supervisor(Actor):
     # children that come and go
 
     def add_child(self, spec: ChildSpec) -> None:
-        """Add a child at the end of the order and start it; ``wait_ready`` tells when it is up.
+        """Add a child at the end of the order and start it.
 
         Raises:
             ValueError: a child of that name exists.
         """
         self._adopt(spec)
         self._request(Recovery(start=[spec.name]))
-
-    async def wait_ready(self, name: str, timeout_s: float) -> Running | None:
-        """Wait until ``name`` is ready; None when it ended for good instead."""
-        child = self._children[name]
-        async with asyncio.timeout(timeout_s):
-            await child.settled.wait()
-        return child.running
 
     async def remove_child(self, name: str, *, cause: ExitCause = ExitCause.STOPPED) -> None:
         """Stop and forget a child; siblings are not disturbed. Unknown names are gone already."""
@@ -161,11 +145,7 @@ class Supervisor(Actor):
 
     def snapshot(self) -> list[ChildInfo]:
         """All children in start order."""
-        return [child.info(self._name) for child in self._children.values()]
-
-    @handles(GetChildren)
-    async def children(self, message: GetChildren) -> Children:
-        return Children(supervisor=self._name, strategy=str(self._strategy), children=self.snapshot())
+        return [child.info() for child in self._children.values()]
 
     # how ends are heard
 
@@ -222,9 +202,6 @@ class Supervisor(Actor):
         if not plan.start:
             child.settled.set()
             self._tell("ended", child, cause, detail)
-            if plan.end_supervisor:
-                self._ending = True
-                self.ctx.start_task(self._end(cause), "end")
             return
         node = running.node if running is not None else blamed_node
         within = self._budget.spend(cause, self.ctx.now(), node=node)
@@ -248,10 +225,6 @@ class Supervisor(Actor):
         self._tell("gave_up", child, None, str(self._gave_up))
         await self.shutdown()
         raise self._gave_up
-
-    async def _end(self, cause: ExitCause) -> None:
-        await self.shutdown()
-        self.ctx.stop(str(cause))
 
     # recovery
 

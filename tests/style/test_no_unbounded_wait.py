@@ -115,10 +115,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "as many seeds as were asked for, in front of whoever asked": [
         ("supervisors/simulation/seeds.py", "_run_part", "process.communicate()"),
     ],
-    "installing runs before configs/limits.py can be imported: the standard library is all there is": [
-        ("supervisors/cli/vllm_install.py", "install_cpu", "TIMEOUT_S"),
-        ("supervisors/cli/vllm_install.py", "install_cuda", "TIMEOUT_S"),
-    ],
 }  # fmt: skip
 
 

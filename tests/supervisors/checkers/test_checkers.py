@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from actors.ledger import events as ev
 from supervisors.checkers.checks import PROMISES, check
-from supervisors.checkers.history import History, StreamCredit
+from supervisors.checkers.history import History
 from supervisors.checkers.replay import replay
 from tests.supervisors.checkers.recorded import in_async_mode, still_running, with_faults
 
@@ -268,13 +268,6 @@ def attempts_forgotten(history: History) -> None:
     replace_sample(history, 9, attempts=0)
 
 
-def stream_over_its_credit(history: History) -> None:
-    history.streams.append(
-        StreamCredit(producer="weights", consumer="rollout-0", window_items=8, granted_items=4, sent_items=13,
-                     received_items=12)
-    )  # fmt: skip
-
-
 def restarting(supervisor: str, at_s: float, cause: str = "crashed") -> dict[str, Any]:
     fields = {"child": "rollout-0", "supervisor": supervisor, "cause": cause, "detail": "", "at_s": at_s}
     return {"time_s": at_s, "event": "child_restarting", **fields}
@@ -329,7 +322,6 @@ def a_step_short(history: History) -> None:
         ("credit", more_than_its_slots, "but has 3 slots"),
         ("credit", never_returned, "while rollout-0 had it"),
         ("credit", attempts_forgotten, "was handed out 1 times, but is put down with 0"),
-        ("credit", stream_over_its_credit, "sent 13 items on a credit of 12"),
         ("restarts", too_many_restarts, "rollout.j made 11 restarts within 120 s"),
         ("restarts", restarted_after_giving_up, "rollout.j had given up, and restarted rollout-0"),
         ("finish", a_step_short, "4 of its 5 steps are committed"),

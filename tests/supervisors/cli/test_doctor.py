@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from supervisors.cli import machine_report as doctor
-from supervisors.cli import vllm_install
 
 
 def line(name: str, checks: doctor.Report) -> doctor.Check:
@@ -65,35 +62,3 @@ def test_a_check_that_fails_is_a_line_of_the_report(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(doctor.importlib, "import_module", broken)
     failed = line("torch", doctor.report())
     assert (failed["state"], "half there" in failed["found"]) == ("problem", True)
-
-
-def test_pips_settings_reach_uv_and_the_environment_wins() -> None:
-    listing = ":env:.find-links='/wheels'\nglobal.extra-index-url='file:///a file:///b'\nglobal.find-links='/old'\nglobal.timeout='9'"
-    assert vllm_install.uv_arguments(vllm_install.pip_settings(listing)) == [
-        *("--find-links", "/wheels", "--extra-index-url", "file:///a", "--extra-index-url", "file:///b"),
-        *("--index-strategy", "unsafe-best-match"),
-    ]
-    assert vllm_install.uv_arguments({}) == []
-
-
-@pytest.mark.parametrize("codes", [[0], [1, 0], [1, 1]])
-def test_torchs_own_index_is_tried_when_pips_do_not_have_its_cpu_build(
-    monkeypatch: pytest.MonkeyPatch, codes: list[int], tmp_path: Path
-) -> None:
-    commands: list[list[str]] = []
-    left = list(codes)
-
-    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
-        commands.append(command)
-        installs = "uv" in command
-        if installs:
-            assert "torchvision; sys_platform == 'never'" in Path(command[command.index("--overrides") + 1]).read_text()
-        return subprocess.CompletedProcess(command, left.pop(0) if installs else 0, stdout="")
-
-    monkeypatch.setattr(vllm_install.subprocess, "run", run)
-    assert vllm_install.install_cpu(tmp_path) == codes[-1]
-    assert ["--torch-backend" in command for command in commands if "uv" in command] == [False, True][: len(codes)]
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    assert vllm_install.main(["rocm"]) == 2

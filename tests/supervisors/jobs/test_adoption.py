@@ -17,7 +17,7 @@ from configs.limits import Limits
 from supervisors.jobs.adoption import adopt
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
-from supervisors.tree.children import ChildSpec, Running, process_child
+from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.restart_budget import ExitCause
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
@@ -60,7 +60,7 @@ class HeadLife:
             look, first = first, False
             if look and (running := await adopt(context, self.nodes, f"j.{name}", name)) is not None:
                 return running
-            return await process_child(args, self._agent, job="j").start(context)
+            return await start_process(context, self._agent, args, job="j")
 
         return ChildSpec(name, start)
 

@@ -140,12 +140,13 @@ async def test_offline_the_cache_is_enough_if_it_is_whole(
     hub.fetched.clear()
     said: list[str] = []
     assert await prepare_model(a_job(), a_run_dir(tmp_path, "offline"), said.append) == directory
-    assert "HF_HUB_OFFLINE forbids to ask the hub; the cache has it" in said
+    assert any("HF_HUB_OFFLINE" in message and message.endswith("the cache has it") for message in said)
     (directory / "model.safetensors").unlink()
     message = await refusal(a_job(), a_run_dir(tmp_path, "torn"))
     assert f"model.path: {NAME!r} is in the cache without model.safetensors ({directory})" in message
     message = await refusal(a_job("acme/other"), a_run_dir(tmp_path, "unknown"))
-    assert f"model.path: 'acme/other' is not in the cache {tmp_path}/hf/hub, and HF_HUB_OFFLINE forbids" in message
+    assert f"model.path: 'acme/other' is not in the cache {tmp_path}/hf/hub, and" in message
+    assert "HF_HUB_OFFLINE" in message
     assert "hf download acme/other --local-dir DIR) and set model.path to DIR" in message
     assert hub.fetched == []
 
@@ -163,16 +164,17 @@ async def test_a_cache_that_was_filled_by_others_is_used(hub: HubServer, tmp_pat
         (snapshot / name).write_bytes(data)
     said: list[str] = []
     assert await prepare_model(a_job(), a_run_dir(tmp_path, "run"), said.append) == snapshot
-    assert any("cannot be reached" in message for message in said)
+    assert any("ConnectError" in message and message.endswith("the cache has it") for message in said)
 
 
 async def test_a_hub_that_is_not_there_or_out_of_order_is_named_with_what_to_do(hub: HubServer, tmp_path: Path) -> None:
     hub.broken_status = 500
     message = await refusal(a_job(), a_run_dir(tmp_path, "broken"))
-    assert f"model.path: {NAME!r} was asked for at {hub.endpoint}, which answered 500" in message
+    assert f"model.path: {NAME!r} is not in the cache" in message
+    assert f"the hub at {hub.endpoint} was of no help (HfHubHTTPError: Server error '500" in message
     hub.close()
     message = await refusal(a_job(), a_run_dir(tmp_path, "away"))
-    assert f"the hub at {hub.endpoint} cannot be reached" in message
+    assert f"the hub at {hub.endpoint} was of no help (ConnectError" in message
     assert "set model.path to DIR" in message
 
 
@@ -183,17 +185,17 @@ async def test_a_model_that_one_may_not_have_says_how_to_get_it(
         hub.repositories[name] = repository
         repository.commit(MODEL)
     unknown = await refusal(a_job("acme/unknown"), a_run_dir(tmp_path, "1"))
-    assert "cannot be seen on" in unknown
     assert "Check the name" in unknown
     gated = await refusal(a_job("acme/gated"), a_run_dir(tmp_path, "2"))
-    assert "is gated on" in gated
-    assert "no token was sent" in gated
-    assert "HF_TOKEN" in gated
+    assert "GatedRepoError" in gated
+    assert "Ask for access on its page and set HF_TOKEN" in gated
     assert "HF_TOKEN" in await refusal(a_job("acme/private"), a_run_dir(tmp_path, "3"))
     monkeypatch.setenv("HF_TOKEN", "hf_stranger")
-    assert "the token that was sent has no access" in await refusal(a_job("acme/gated"), a_run_dir(tmp_path, "4"))
+    assert "GatedRepoError" in await refusal(a_job("acme/gated"), a_run_dir(tmp_path, "4"))
     monkeypatch.setenv("HF_TOKEN", "hf_expired")
-    assert "which does not accept the token. Renew HF_TOKEN" in await refusal(a_job(NAME), a_run_dir(tmp_path, "5"))
+    expired = await refusal(a_job(NAME), a_run_dir(tmp_path, "5"))
+    assert "Invalid credentials" in expired
+    assert "renew one that is refused" in expired
     monkeypatch.setenv("HF_TOKEN", "hf_friend")
     for number, name in enumerate(("acme/gated", "acme/private")):
         directory = await prepare_model(a_job(name), a_run_dir(tmp_path, f"friend {number}"))

@@ -19,7 +19,7 @@ from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
 from supervisors.machine.process import Child, Launch
 from supervisors.machine.process_spec import ProcessSpec
-from supervisors.tree.children import ChildSpec, Running, process_child
+from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.messages import ProcessReady
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
@@ -75,20 +75,22 @@ class PretendMachine(LocalMachine):
 class HeadLife:
     """One life of the head, with a supervisor of one process."""
 
-    def __init__(self, network: MemoryNetwork, life: int, agent: ActorRef, restart: RestartPolicy) -> None:
+    def __init__(
+        self, network: MemoryNetwork, life: int, agent: ActorRef, restart: RestartPolicy, run_dir: Path
+    ) -> None:
         self.links = MemoryTransport(network, PeerId("head", life))
         self.system = ActorSystem(self.links, limits=LIMITS)
         self.events: list[SupervisionEvent] = []
         self._nodes = Nodes("head")
         self._nodes.add_local("n1", agent.address, slots=1)
         args = RoleArgs(
-            role="trainer", name="trainer", node="", job="", model_path="", run_dir="", scheduler=NOWHERE,
+            role="trainer", name="trainer", node="", job="", model_path="", run_dir=str(run_dir), scheduler=NOWHERE,
             metrics=NOWHERE,
         )  # fmt: skip
 
         async def start(context: Context) -> Running:
             found = None if self.events else await adopt(context, self._nodes, "j.trainer", "trainer")
-            return found or await process_child(args, agent.address, job="j").start(context)
+            return found or await start_process(context, agent.address, args, job="j")
 
         spec = ChildSpec("trainer", start, restart=restart)
         self.supervisor = Supervisor("services.j", Strategy.ONE_FOR_ONE, [spec], on_event=self.events.append)
@@ -107,9 +109,9 @@ async def second_life(tmp_path: Path, restart: RestartPolicy, *, ready: bool) ->
     network, machine = MemoryNetwork(), PretendMachine(ready=ready)
     machine.system = ActorSystem(MemoryTransport(network, PeerId("machine", 1)), limits=LIMITS)
     await machine.system.start()
-    options = NodeOptions(cluster="test", machine=machine, log_dir=tmp_path)
+    options = NodeOptions(cluster="test", machine=machine)
     agent = await machine.system.spawn("agent", NodeAgent("n1", options))
-    first = HeadLife(network, 21, agent, restart)
+    first = HeadLife(network, 21, agent, restart, tmp_path)
     await first.start()
     while not machine.launched:
         await asyncio.sleep(0.1)
@@ -117,7 +119,7 @@ async def second_life(tmp_path: Path, restart: RestartPolicy, *, ready: bool) ->
     await machine.launched[0].told_to_go.wait()
 
     machine.ready = True
-    second = HeadLife(network, 22, agent, restart)
+    second = HeadLife(network, 22, agent, restart, tmp_path)
     await second.start()
     await asyncio.sleep(3 * LIMITS.stop_timeout_s)
     return second, machine

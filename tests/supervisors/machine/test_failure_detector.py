@@ -6,8 +6,8 @@ from supervisors.machine.failure_detector import DetectorLimits, FailureDetector
 LIMITS = DetectorLimits(ready_s=10.0, link_grace_s=0.5, stopped_grace_s=0.8, beacon_budget_s=120.0)
 
 
-def _ready(*, ours: bool = True) -> FailureDetector:
-    detector = FailureDetector(LIMITS, 0.0, ours=ours)
+def _ready() -> FailureDetector:
+    detector = FailureDetector(LIMITS, 0.0)
     assert detector.health(1.0) is Health.STARTING
     detector.saw_ready(1.0)
     assert detector.health(1.0) is Health.ALIVE
@@ -42,14 +42,6 @@ def test_a_lost_link_of_our_own_process_is_suspect_then_hung():
     detector.saw_link_down(5.0)
     assert detector.health(5.4) is Health.SUSPECT
     assert detector.health(5.5) is Health.HUNG
-
-
-def test_a_lost_link_to_someone_elses_process_is_unreachable_and_may_come_back():
-    detector = _ready(ours=False)
-    detector.saw_link_down(5.0)
-    assert detector.health(6.0) is Health.UNREACHABLE
-    detector.saw_link_up()
-    assert detector.health(6.1) is Health.ALIVE
 
 
 def test_a_stopped_process_is_hung_within_a_second_and_a_short_stop_is_forgiven():

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import uvloop
 
-from supervisors.machine.process import EXIT_POISONED, Child, ChildProcess, Launch, exit_cause, launch
+from supervisors.machine.process import Child, ChildProcess, Launch, exit_cause, launch
 from supervisors.machine.process_log import last_lines, open_log, trim
 from supervisors.tree.restart_budget import ExitCause
 
@@ -192,7 +192,6 @@ def test_the_guard_of_a_group_ends_as_its_leader_did(ending: str, code: int) -> 
         (-signal.SIGHUP, None, ExitCause.KILLED),
         (-signal.SIGINT, None, ExitCause.KILLED),
         (1, None, ExitCause.CRASHED),
-        (EXIT_POISONED, None, ExitCause.POISONED),
     ],
 )
 def test_exit_codes_map_to_causes(code, asked, cause):

@@ -15,19 +15,18 @@ import psutil
 import pytest
 
 from actors.core.actor import Actor, handles
+from actors.core.context import Context
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from actors.weights.segments import held_path, segment_path
 from configs.limits import Limits
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
-from supervisors.tree.children import process_child
+from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.messages import (
     ListProcesses,
     ProcessExited,
     ProcessList,
-    SignalProcess,
-    SignalReply,
     SpawnProcess,
     SpawnReply,
     StopProcess,
@@ -51,6 +50,15 @@ def role_args(name: str, run_dir: Path, role: str = "probe") -> RoleArgs:
     return RoleArgs(
         role=role, name=name, node="", job="{}", model_path="", run_dir=str(run_dir), scheduler=NOWHERE, metrics=NOWHERE
     )
+
+
+def process_child(
+    args: RoleArgs, agent: ActorAddress, *, restart: RestartPolicy = RestartPolicy.PERMANENT, **options
+) -> ChildSpec:
+    async def start(context: Context) -> Running:
+        return await start_process(context, agent, args, job="j", **options)
+
+    return ChildSpec(args.name, start, args.role, restart)
 
 
 class Head:
@@ -87,8 +95,8 @@ class Head:
                 await self._arrival.wait()
 
     async def supervise(self, strategy: Strategy, *names: str, role: str = "probe", **options) -> Supervisor:
-        specs = [process_child(role_args(name, self.run_dir, role), self.agent, job="j", **options) for name in names]
-        supervisor = Supervisor("fleet", strategy, specs, on_event=self.on_event, start_together=True)
+        specs = [process_child(role_args(name, self.run_dir, role), self.agent.address, **options) for name in names]
+        supervisor = Supervisor("fleet", strategy, specs, on_event=self.on_event)
         await self.system.spawn("fleet", supervisor)
         await supervisor.ready(30)
         return supervisor
@@ -140,8 +148,7 @@ async def test_a_stopped_process_is_hung_within_two_seconds_killed_and_replaced(
     supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
     pid = supervisor.running("p0").pid
     at_s = time.monotonic()
-    reply = await head.agent.ask(SignalProcess(name="j.p0", signal=signal.SIGSTOP), SignalReply, timeout_s=5)
-    assert reply.pid == pid
+    os.kill(pid, signal.SIGSTOP)
     exited = await head.until("exited", "p0")
     assert time.monotonic() - at_s < 2.2
     assert exited.cause is ExitCause.KILLED and "hung: stopped by a signal" in exited.detail
@@ -289,7 +296,7 @@ async def test_an_agent_behind_a_tcp_link_serves_a_supervisor_and_its_processes_
     )
     await head.start()
     events: asyncio.Queue[SupervisionEvent] = asyncio.Queue(maxsize=64)
-    spec = process_child(role_args("p0", tmp_path), agent.address, job="j")
+    spec = process_child(role_args("p0", tmp_path), agent.address)
     supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, [spec], on_event=events.put_nowait)
     await head.spawn("fleet", supervisor)
     await supervisor.ready(30)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Self
 
 from actors.core.actor import Actor, handles
+from actors.core.context import Context
 from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from configs.limits import Limits
-from supervisors.tree.children import process_child
+from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.messages import (
     ListProcesses,
     ProcessExited,
@@ -84,7 +86,7 @@ class Cluster:
             await self.systems[name].start()
         for name, agent in self.agents.items():
             self.addresses[name] = (await self.systems[name].spawn("agent", agent)).address
-        specs = [process_child(self._args(n), self._choose, job="j", limits=self.limits) for n in ("w0", "w1", "w2")]
+        specs = [ChildSpec(name, self._starter(name)) for name in ("w0", "w1", "w2")]
         self.supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, specs, on_event=self._on_event)
         await self.systems["head"].spawn("fleet", self.supervisor)
         await self.supervisor.ready(5)
@@ -99,8 +101,12 @@ class Cluster:
             role="r", name=name, node="", job="", model_path="", run_dir="", scheduler=NOWHERE, metrics=NOWHERE
         )
 
-    async def _choose(self) -> ActorAddress:
-        return self.addresses[self.chosen]
+    def _starter(self, name: str) -> Callable[[Context], Awaitable[Running]]:
+        async def start(context: Context) -> Running:
+            agent = self.addresses[self.chosen]
+            return await start_process(context, agent, self._args(name), job="j", limits=self.limits)
+
+        return start
 
     def _on_event(self, event: SupervisionEvent) -> None:
         self.events.append(event)

@@ -26,7 +26,6 @@ P, T, X = RestartPolicy.PERMANENT, RestartPolicy.TRANSIENT, RestartPolicy.TEMPOR
         (ExitCause.CRASHED, True, True, True),
         (ExitCause.KILLED, True, True, True),
         (ExitCause.UNREACHABLE, True, True, True),
-        (ExitCause.POISONED, True, True, False),
     ],
 )
 def test_each_exit_cause_does_what_the_table_says(cause, permanent, transient, counted):

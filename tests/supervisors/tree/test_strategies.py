@@ -32,12 +32,6 @@ def test_a_child_that_ended_for_good_disturbs_nobody():
     assert decide(Strategy.ONE_FOR_ALL, _children(), "c", ExitCause.STOPPED) == Plan()
 
 
-def test_a_significant_child_that_ends_for_good_ends_the_supervisor():
-    children = _children(c={"running": False, "restart": RestartPolicy.TRANSIENT, "significant": True})
-    assert decide(Strategy.ONE_FOR_ONE, children, "c", ExitCause.COMPLETED).end_supervisor
-    assert not decide(Strategy.ONE_FOR_ONE, children, "c", ExitCause.CRASHED).end_supervisor
-
-
 def test_temporary_siblings_are_stopped_and_stay_away():
     children = _children(c={"running": False}, d={"restart": RestartPolicy.TEMPORARY})
     assert decide(Strategy.REST_FOR_ONE, children, "c", ExitCause.KILLED) == Plan(("e", "d"), ("c", "e"))
