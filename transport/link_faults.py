@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 
 class Misbehaviour(enum.Enum):
-    """What a rule does to messages."""
+    """The kinds of rules: what happens to a message."""
 
     PARTITION = "partition"
     DROP = "drop"
@@ -46,25 +46,27 @@ class Misbehaviour(enum.Enum):
 
 @dataclass
 class LinkRule:
-    """One rule of one end. It applies to what is sent; a partition also to what comes."""
+    """A rule of one end. It applies to what is sent; a partition also to what comes."""
 
     kind: Misbehaviour
     peers: frozenset[str] = frozenset()
-    """Names of the peers at the other end; empty: all."""
+    """The names of the peers at the other end; empty: all."""
     lane: Lane | None = None
     probability: float = 1.0
     delay_s: float = 0.0
     jitter_s: float = 0.0
     until_s: float = math.inf
-    """On the loop's clock."""
-    hits: int = 0
+    """When it ends, on the loop's clock."""
+
+    def names(self, peer: PeerId) -> bool:
+        return not self.peers or peer.name in self.peers
 
     def covers(self, peer: PeerId, lane: Lane) -> bool:
-        return (not self.peers or peer.name in self.peers) and self.lane in (None, lane)
+        return self.names(peer) and self.lane in (None, lane)
 
 
 class Repeating(Transport, Protocol):
-    """What the wrapped transport can do beyond the contract."""
+    """A transport that can do one thing beyond the contract: repeat a message."""
 
     def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """Send ``frames`` under the number of the last message of the lane, as a network that repeats it would."""
@@ -73,16 +75,16 @@ class Repeating(Transport, Protocol):
 
 @dataclass
 class _Lane:
-    """What is held back on one lane to one peer."""
+    """The messages that are held back on one lane to one peer."""
 
     waiting: deque[tuple[float, list[Frame]]] = field(default_factory=lambda: deque[tuple[float, list[Frame]]]())
-    """Each with the time from which it may leave; infinite while the peer is cut off."""
+    """The messages, each with the time from which it may leave; infinite while the peer is cut off."""
     gap: bool = False
-    """A message has been dropped; the next one breaks the link."""
+    """Whether a message has been dropped: the next one breaks the link."""
 
 
 class FaultableTransport:
-    """See the module's docstring."""
+    """A transport that obeys rules; see the module's docstring."""
 
     def __init__(self, inner: Repeating, *, limits: Limits, seed: int = 0) -> None:
         self.inner = inner
@@ -93,9 +95,9 @@ class FaultableTransport:
         self._lanes: dict[tuple[PeerId, Lane], _Lane] = {}
         self._inbound: dict[PeerId, deque[tuple[Lane, list[Frame]]]] = {}
         self._up: set[PeerId] = set()
-        """Linked, and known above."""
+        """The peers that are linked, and known above."""
         self._hidden: set[PeerId] = set()
-        """Linked below, unknown above: they came while they were cut off."""
+        """The peers that are linked below and unknown above: they came while they were cut off."""
         self._idle = True
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
@@ -132,23 +134,16 @@ class FaultableTransport:
                 self._receiver.on_frames(peer, lane, frames)
         self._rest()
 
-    def break_link(self, name: str) -> None:
-        """End the link to the peer of that name; both ends see UNREACHABLE."""
-        for peer in [peer for peer in self.inner.peers() if peer.name == name]:
-            self._break(peer)
-
     def _rest(self) -> None:
         self._idle = not self.rules and not self._lanes and not self._inbound and not self._hidden
 
     def _cut(self, peer: PeerId) -> bool:
-        return any(
-            rule.kind is Misbehaviour.PARTITION and (not rule.peers or peer.name in rule.peers) for rule in self.rules
-        )
+        return any(rule.kind is Misbehaviour.PARTITION and rule.names(peer) for rule in self.rules)
 
     def _heartbeat_missed(self, rule: LinkRule) -> None:
         if rule in self.rules:
             for peer in self.inner.peers():
-                if not rule.peers or peer.name in rule.peers:
+                if rule.names(peer):
                     self._break(peer)
 
     def _break(self, peer: PeerId) -> None:
@@ -222,10 +217,7 @@ class FaultableTransport:
         return outcome
 
     def _drawn(self, rule: LinkRule) -> bool:
-        if rule.probability < 1.0 and self._rng.random() >= rule.probability:
-            return False
-        rule.hits += 1
-        return True
+        return rule.probability == 1.0 or self._rng.random() < rule.probability
 
     def _release(self, peer: PeerId, lane: Lane, state: _Lane) -> None:
         """Let what may leave now leave, in order."""
@@ -311,7 +303,3 @@ class FaultableTransport:
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""
         await self.inner.close(timeout_s=timeout_s)
-
-    def abort(self) -> None:
-        """Crash, as the inner transport would."""
-        getattr(self.inner, "abort")()  # noqa: B009 - not in the contract
