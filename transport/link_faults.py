@@ -35,7 +35,7 @@ _POLL_S = 0.02
 
 
 class Misbehaviour(enum.Enum):
-    """The kinds of rules: what happens to a message."""
+    """A rule does one of these to messages."""
 
     PARTITION = "partition"
     DROP = "drop"
@@ -46,7 +46,7 @@ class Misbehaviour(enum.Enum):
 
 @dataclass
 class LinkRule:
-    """A rule of one end. It applies to what is sent; a partition also to what comes."""
+    """A rule of one end applies to what is sent; a partition also to what comes."""
 
     kind: Misbehaviour
     peers: frozenset[str] = frozenset()
@@ -56,7 +56,7 @@ class LinkRule:
     delay_s: float = 0.0
     jitter_s: float = 0.0
     until_s: float = math.inf
-    """When it ends, on the loop's clock."""
+    """End of the rule, on the loop's clock."""
 
     def names(self, peer: PeerId) -> bool:
         return not self.peers or peer.name in self.peers
@@ -66,7 +66,7 @@ class LinkRule:
 
 
 class Repeating(Transport, Protocol):
-    """A transport that can do one thing beyond the contract: repeat a message."""
+    """The wrapped transport can do this beyond the contract."""
 
     def send_again(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """Send ``frames`` under the number of the last message of the lane, as a network that repeats it would."""
@@ -78,13 +78,13 @@ class _Lane:
     """The messages that are held back on one lane to one peer."""
 
     waiting: deque[tuple[float, list[Frame]]] = field(default_factory=lambda: deque[tuple[float, list[Frame]]]())
-    """The messages, each with the time from which it may leave; infinite while the peer is cut off."""
+    """Messages, each with the time from which it may leave; infinite while the peer is cut off."""
     gap: bool = False
-    """Whether a message has been dropped: the next one breaks the link."""
+    """Whether a message has been dropped; then the next one breaks the link."""
 
 
 class FaultableTransport:
-    """A transport that obeys rules; see the module's docstring."""
+    """This transport passes everything on to ``inner``, except what a rule says otherwise."""
 
     def __init__(self, inner: Repeating, *, limits: Limits, seed: int = 0) -> None:
         self.inner = inner
@@ -95,9 +95,9 @@ class FaultableTransport:
         self._lanes: dict[tuple[PeerId, Lane], _Lane] = {}
         self._inbound: dict[PeerId, deque[tuple[Lane, list[Frame]]]] = {}
         self._up: set[PeerId] = set()
-        """The peers that are linked, and known above."""
+        """Peers that are linked, and known above."""
         self._hidden: set[PeerId] = set()
-        """The peers that are linked below and unknown above: they came while they were cut off."""
+        """Peers that are linked below and unknown above: they came while they were cut off."""
         self._idle = True
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
