@@ -51,7 +51,7 @@ class ChunkTarget(Section):
 
 
 class Target(Section):
-    """What a fault hits: exactly one of the first five keys."""
+    """A target says what a fault hits, by exactly one of the first five keys."""
 
     role: Role | None = None
     """``count`` processes of this role, drawn by the seed. ``node``: node agents; ``scheduler``: the journal's disk."""
@@ -98,7 +98,7 @@ FORMS: Final = ("role", "name", "node", "link", "chunk")
 
 
 class FaultBase(Section):
-    """What all kinds have in common: when it strikes, and how often."""
+    """All kinds have this in common: when the fault strikes, and how often."""
 
     HITS: ClassVar[tuple[str, ...]] = PROCESS
     """Forms of target that this kind can hit."""
@@ -108,15 +108,15 @@ class FaultBase(Section):
     kind: Any  # one literal in each kind; first, since it tells the kinds apart
     """One of the kinds below."""
     target: Target
-    """What it hits."""
+    """The target, which its kind must be able to hit."""
     at_s: Seconds | None = None
-    """Seconds after the run's processes were ready. Neither this nor ``after_step``: at once."""
+    """The seconds after the run's processes were ready. Neither this nor ``after_step``: at once."""
     after_step: NonNegativeInt | None = None
-    """As soon as this many steps are committed; with ``at_s``, that many seconds later."""
+    """The number of committed steps at which it strikes; with ``at_s``, that many seconds later."""
     times: PositiveInt = 1
-    """How often it strikes."""
+    """The number of strikes."""
     every_s: PositiveFloat | None = None
-    """Seconds from one strike to the next."""
+    """The seconds from one strike to the next."""
 
     @property
     def delay_after_trigger_s(self) -> float:
@@ -146,7 +146,7 @@ class HealingFault(FaultBase):
     """A fault that ends."""
 
     heal_after_s: PositiveFloat | None = None
-    """How long it lasts; unset: for good."""
+    """The seconds that it lasts; unset: for good."""
 
 
 class Kill(FaultBase):
@@ -181,7 +181,7 @@ class Slow(HealingFault):
 
     kind: Literal["slow"] = "slow"
     factor: Annotated[float, Field(gt=1, le=100)] = 4.0
-    """How many times slower."""
+    """How many times slower the process gets."""
 
 
 class LinkFault(HealingFault):
@@ -190,7 +190,7 @@ class LinkFault(HealingFault):
     HITS = MESSAGES
 
     lane: Literal["signal", "message", "bulk"] | None = None
-    """Only messages of this lane; unset: of all."""
+    """The only lane whose messages are hit; unset: all."""
 
 
 class Partition(HealingFault):
@@ -214,7 +214,7 @@ class Drop(LinkFault):
 
     kind: Literal["drop"] = "drop"
     probability: Annotated[float, Field(gt=0, le=1)] = 0.01
-    """How likely each message is hit."""
+    """The chance of each message to be hit."""
 
 
 class Delay(LinkFault):
@@ -225,11 +225,11 @@ class Delay(LinkFault):
 
     kind: Literal["delay"] = "delay"
     delay_ms: Annotated[float, Field(gt=0, le=60_000)] = 100.0
-    """How late a message is that is hit."""
+    """The delay of each message that is hit."""
     jitter_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
-    """Up to this much more, drawn for each message."""
+    """The most that is added to it, drawn for each message."""
     probability: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """How likely each message is hit."""
+    """The chance of each message to be hit."""
 
 
 class Duplicate(LinkFault):
@@ -240,7 +240,7 @@ class Duplicate(LinkFault):
 
     kind: Literal["duplicate"] = "duplicate"
     probability: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """How likely each message is hit."""
+    """The chance of each message to be hit."""
 
 
 class Corrupt(HealingFault):
@@ -266,9 +266,9 @@ class Preempt(FaultBase):
 
     kind: Literal["preempt"] = "preempt"
     notice_s: Seconds = 5.0
-    """Seconds from the notice to SIGTERM."""
+    """The seconds from the notice to SIGTERM."""
     grace_s: Seconds = 5.0
-    """Seconds from SIGTERM to SIGKILL."""
+    """The seconds from SIGTERM to SIGKILL."""
 
 
 class DiskFull(HealingFault):
@@ -293,7 +293,7 @@ class Clock(HealingFault):
 
     kind: Literal["clock"] = "clock"
     jump_s: float = 3600.0
-    """Forward, or back if negative."""
+    """The jump, forward, or back if negative."""
 
     @field_validator("jump_s", mode="after")
     @classmethod
@@ -318,9 +318,9 @@ class FaultPlan(Section):
     """Faults in the order in which they are numbered; when they strike is each one's own business."""
 
     seed: NonNegativeInt = 0
-    """Fixes whatever is drawn."""
+    """The seed of whatever is drawn."""
     faults: list[Fault]
-    """One section each."""
+    """The faults, one section each."""
 
 
 class _OneFault(Section):
@@ -336,20 +336,11 @@ def load_fault_plan(path: str | Path) -> FaultPlan:
     return load_file(FaultPlan, path, holds="seed and faults", example="docs/guides/fault_injection.md")
 
 
-def plan_from_mapping(values: Mapping[str, Any], where: str = "the plan") -> FaultPlan:
-    """A plan as a plain map.
-
-    Raises:
-        ConfigError: as load_fault_plan; ``where`` stands in place of the file's name.
-    """
-    return validate(FaultPlan, values, lambda _: where)
-
-
 def fault_from_mapping(values: Mapping[str, Any], where: str = "the fault") -> FaultBase:
     """One fault as a plain map, such as ``{"kind": "kill", "target": {"name": "rollout-0"}}``.
 
     Raises:
-        ConfigError: as load_fault_plan; fields are named ``fault.…``.
+        ConfigError: as load_fault_plan, with ``where`` in place of the file's name; fields are named ``fault.…``.
     """
     place: Where = lambda _: where  # noqa: E731 - a name for what it is
     return validate(_OneFault, {"fault": dict(values)}, place).fault

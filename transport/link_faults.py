@@ -49,17 +49,19 @@ class LinkRule:
 
     kind: Misbehaviour
     peers: frozenset[str] = frozenset()
-    """Names of the peers at the other end; empty: all."""
+    """The names of the peers at the other end; empty: all."""
     lane: Lane | None = None
     probability: float = 1.0
     delay_s: float = 0.0
     jitter_s: float = 0.0
     until_s: float = math.inf
     """End of the rule, on the loop's clock."""
-    hits: int = 0
+
+    def names(self, peer: PeerId) -> bool:
+        return not self.peers or peer.name in self.peers
 
     def covers(self, peer: PeerId, lane: Lane) -> bool:
-        return (not self.peers or peer.name in self.peers) and self.lane in (None, lane)
+        return self.names(peer) and self.lane in (None, lane)
 
 
 class Repeating(Transport, Protocol):
@@ -131,23 +133,16 @@ class FaultableTransport:
                 self._receiver.on_frames(peer, lane, frames)
         self._rest()
 
-    def break_link(self, name: str) -> None:
-        """End the link to the peer of that name; both ends see UNREACHABLE."""
-        for peer in [peer for peer in self.inner.peers() if peer.name == name]:
-            self._break(peer)
-
     def _rest(self) -> None:
         self._idle = not self.rules and not self._lanes and not self._inbound and not self._hidden
 
     def _cut(self, peer: PeerId) -> bool:
-        return any(
-            rule.kind is Misbehaviour.PARTITION and (not rule.peers or peer.name in rule.peers) for rule in self.rules
-        )
+        return any(rule.kind is Misbehaviour.PARTITION and rule.names(peer) for rule in self.rules)
 
     def _heartbeat_missed(self, rule: LinkRule) -> None:
         if rule in self.rules:
             for peer in self.inner.peers():
-                if not rule.peers or peer.name in rule.peers:
+                if rule.names(peer):
                     self._break(peer)
 
     def _break(self, peer: PeerId) -> None:
@@ -221,10 +216,7 @@ class FaultableTransport:
         return outcome
 
     def _drawn(self, rule: LinkRule) -> bool:
-        if rule.probability < 1.0 and self._rng.random() >= rule.probability:
-            return False
-        rule.hits += 1
-        return True
+        return rule.probability == 1.0 or self._rng.random() < rule.probability
 
     def _release(self, peer: PeerId, lane: Lane, state: _Lane) -> None:
         """Let what may leave now leave, in order."""
@@ -306,7 +298,3 @@ class FaultableTransport:
     async def close(self, *, timeout_s: float) -> None:
         """See ``Transport.close``."""
         await self.inner.close(timeout_s=timeout_s)
-
-    def abort(self) -> None:
-        """Crash, as the inner transport would."""
-        getattr(self.inner, "abort")()  # noqa: B009 - not in the contract

@@ -19,17 +19,17 @@ from configs.fault_plan import ChunkTarget
 from supervisors.tree.errors import FaultNotPossible
 
 _INTACT: Final = "intact"
-"""Ends the name under which the file that was there before waits for its return."""
+"""The ending of the name under which the right file waits for its return."""
 
 
 @dataclass(frozen=True)
 class SpoiltChunk:
-    """A segment that holds a wrong bit, and the file that was there before."""
+    """A spoilt chunk: the segment that holds a wrong bit, and the file that was there before."""
 
     segment: Path
     intact: Path
     inode: int
-    """Of the spoilt file."""
+    """The inode of the spoilt file."""
     version: int
     index: int
 

@@ -1,4 +1,4 @@
-"""What a nemesis says to the processes of a run: faults that only the process itself, or its parent, can commit.
+"""Messages of a nemesis to the processes of a run: faults that only the process itself, or its parent, can commit.
 
 nemesis ──ApplyFault──▶ envoy of a role process ─▶ ProcessFaults: its links, its wall clock
         ──ApplyFault──▶ ┐
@@ -18,11 +18,11 @@ class LinkOrder(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
     """Misbehave on links, as ``transport.link_faults.LinkRule``."""
 
     kind: str
-    """partition, drop, delay, duplicate, corrupt."""
+    """The kind: partition, drop, delay, duplicate or corrupt."""
     peers: tuple[str, ...] = ()
-    """Names of the peers at the other end; empty: all."""
+    """The names of the peers at the other end; empty: all."""
     lane: str = ""
-    """signal, message, bulk; empty: all."""
+    """The lane: signal, message or bulk; empty: all."""
     probability: float = 1.0
     delay_ms: float = 0.0
     jitter_ms: float = 0.0
@@ -48,7 +48,7 @@ class ApplyFault(Message):
 
 @message("faults.applied")
 class FaultApplied(Message):
-    """What a process does to itself takes effect a moment later, so that this answer does not fall victim to it."""
+    """Done. What a process does to itself takes effect a moment later, so that this answer is not hit by it."""
 
 
 @message("faults.signal_child")
@@ -70,9 +70,9 @@ class SlowChild(Message):
 
 @message("faults.signal_node")
 class SignalNode(Message):
-    """Ask: the node's own process gets ``signal`` a moment later; if it stops it, its processes are stopped as well,
+    """Ask: send ``signal`` to the node's own process, a moment later. Answered as ApplyFault.
 
-    and all are continued after ``continue_after_s``. Answered as ApplyFault.
+    If that stops it, its processes are stopped as well, and all are continued after ``continue_after_s``.
     """
 
     signal: int

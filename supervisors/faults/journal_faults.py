@@ -15,7 +15,7 @@ _FULL = "database or disk is full"  # SQLITE_FULL, in SQLite's words
 
 
 class FaultableJournal(SqliteJournal):
-    """As its base, while its path is not in ``full``. Opened by the first ``read``, which so may do the disk work."""
+    """A journal that fails while its path is in ``full``. The first ``read`` opens it, and so does the disk work."""
 
     def __init__(self, path: Path, job: str, limits: Limits, full: set[Path]) -> None:
         self._path = path
@@ -25,7 +25,7 @@ class FaultableJournal(SqliteJournal):
         self._opened = False
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """See ``Journal.read``; a journal that cannot be written is of no use, so a full disk refuses this as well."""
+        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written."""
         if not self._opened:
             if self._path in self._full:
                 raise JournalUnreadable(f"{self._path.name} cannot be opened: {_FULL}")

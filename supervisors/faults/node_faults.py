@@ -16,18 +16,20 @@ import psutil
 
 from actors.core.actor import Actor, handles
 from supervisors.faults.fault_messages import ApplyFault, FaultApplied, SignalChild, SignalNode, SlowChild
-from supervisors.faults.process_faults import ProcessFaults, signal_later
+from supervisors.faults.process_faults import ANSWER_S, ProcessFaults, signal_later
 from supervisors.tree.errors import FaultNotPossible
 
 NAME: Final = "faults"
-"""Of this actor, in the process of each node agent."""
+"""The name of this actor, in the process of each node agent."""
 _PERIOD_S: Final = 0.1
-"""Of one stop and go of a slowed process: much shorter than any heartbeat."""
-_ANSWER_S: Final = 0.05
+"""The time of one stop and go of a slowed process: much shorter than any heartbeat."""
 
 
 class NodeFaults(Actor):
-    """``slowed``: shared with whoever judges the node's processes; holds the ids of those that are slowed down."""
+    """Commits faults on the processes of its node.
+
+    ``slowed`` holds the ids of those that are slowed down; whoever judges the node's processes shares it.
+    """
 
     def __init__(self, own: ProcessFaults, slowed: set[int]) -> None:
         self._own = own
@@ -76,7 +78,7 @@ class NodeFaults(Actor):
     @handles(SignalNode)
     async def signal_node(self, message: SignalNode) -> FaultApplied:
         self.ctx.log.warning("a fault is injected", signal=message.signal, node=self.ctx.self_address.peer.name)
-        asyncio.get_running_loop().call_later(_ANSWER_S, _signal_node, message.signal, message.continue_after_s)
+        asyncio.get_running_loop().call_later(ANSWER_S, _signal_node, message.signal, message.continue_after_s)
         return FaultApplied()
 
 

@@ -15,22 +15,22 @@ from supervisors.tree.errors import FaultNotPossible
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.transport import Lane, Transport
 
-_ANSWER_S: Final = 0.05
-"""From an order to its effect: the answer to the order leaves first."""
+ANSWER_S: Final = 0.05
+"""The time from an order to its effect: the answer to the order leaves first."""
 
 
 AddRule = Callable[[LinkRule, float | None], object]
-"""Let a rule apply to this process's links, for so many seconds or for good."""
+"""Lets a rule apply to this process's links, for so many seconds or for good."""
 
 
 class ProcessFaults:
-    """Of this process. ``add_rule`` None: its links cannot be made to misbehave from within, nor its clock."""
+    """Commits faults on this process. Without ``add_rule`` neither its links nor its clock can misbehave."""
 
     def __init__(self, add_rule: AddRule | None = None) -> None:
         self._add_rule = add_rule
 
     def apply(self, order: ProcessOrder) -> None:
-        """Begin in a moment; what has a duration ends by itself.
+        """Obey ``order`` in a moment; what has a duration ends by itself.
 
         Raises:
             FaultNotPossible: this process cannot do that to itself; the text says why.
@@ -39,11 +39,11 @@ class ProcessFaults:
             raise FaultNotPossible("this process is not one that can be made to misbehave from within")
         loop = asyncio.get_running_loop()
         if isinstance(order, LinkOrder):
-            loop.call_later(_ANSWER_S, self._add_rule, _rule(order), order.lasts_s)
+            loop.call_later(ANSWER_S, self._add_rule, _rule(order), order.lasts_s)
             return
-        loop.call_later(_ANSWER_S, _shift_clock, order.jump_s)
+        loop.call_later(ANSWER_S, _shift_clock, order.jump_s)
         if order.lasts_s is not None:
-            loop.call_later(_ANSWER_S + order.lasts_s, _shift_clock, -order.jump_s)
+            loop.call_later(ANSWER_S + order.lasts_s, _shift_clock, -order.jump_s)
 
 
 def _rule(order: LinkOrder) -> LinkRule:
@@ -68,7 +68,7 @@ def _shift_clock(by_s: float) -> None:
 
 
 def faults_of(transport: Transport) -> ProcessFaults:
-    """Those of the process that ``transport`` belongs to."""
+    """The faults of the process that ``transport`` belongs to."""
     return ProcessFaults(transport.add if isinstance(transport, FaultableTransport) else None)
 
 

@@ -29,19 +29,19 @@ Heal = Callable[[], Awaitable[str]]
 
 @dataclass(frozen=True)
 class Hit:
-    """What a strike has done."""
+    """A hit is what a strike has done."""
 
     names: list[str]
-    """What was hit, for people."""
+    """The names of what was hit, for people."""
     heals: Sequence[Heal] = ()
-    """What ends it, as far as it does not end by itself."""
+    """The ways to end it, as far as it does not end by itself."""
 
 
 V = TypeVar("V")
 
 
 class Cluster(Protocol[V]):
-    """What a fault may be done to, with victims of type ``V``, which name themselves to people.
+    """A cluster is what a fault may be done to; its victims are of type ``V`` and name themselves to people.
 
     Every method but ``later`` raises FaultNotPossible if it cannot be done. What is given a length either ends by
     itself or returns what ends it.

@@ -31,7 +31,7 @@ STARTED: Final = "faults_started"
 
 
 def check_plan(plan: FaultPlan, job: JobConfig, where: str) -> None:
-    """What can be known of a plan before the run begins.
+    """Check what can be known of a plan before the run begins.
 
     Raises:
         ConfigError: it names a process or job that this run will not have.
@@ -53,14 +53,14 @@ def check_plan(plan: FaultPlan, job: JobConfig, where: str) -> None:
 
 
 class Striker(Protocol):
-    """What a schedule needs of a nemesis."""
+    """A schedule has this strike, and record what became of it: a nemesis."""
 
     async def strike(self, fault: FaultBase, rng: random.Random, number: int = 0) -> list[str]: ...
     def record(self, name: str, **fields: float | str) -> None: ...
 
 
 class Watched(Protocol):
-    """What it needs of a run."""
+    """A schedule follows this: a run."""
 
     @property
     def run_dir(self) -> Path: ...
@@ -70,7 +70,7 @@ class Watched(Protocol):
 
 
 class FaultSchedule:
-    """Of one run and one plan. ``start`` it when the run's processes are ready, ``stop`` it before they are stopped.
+    """A plan in the course of a run. ``start`` it when the run's processes are ready, ``stop`` it before they stop.
 
     Args:
         continued: a head before this one has begun with the plan.
@@ -149,18 +149,18 @@ class FaultSchedule:
 
 
 class Past:
-    """How far a plan had come when its head ended."""
+    """The past of a plan: how far it had come when its head ended."""
 
     def __init__(self) -> None:
         self.started_s: float | None = None
-        """On the wall clock."""
+        """When the plan began, on the wall clock."""
         self.struck: Counter[int] = Counter()
-        """Strikes by the fault's number, those on a head that did not live to tell of them included."""
+        """The strikes by the fault's number, with those on a head that did not live to tell of them."""
         self.injected = self.failed = 0
 
     @classmethod
     def of(cls, events: Path) -> Past:
-        """What ``events`` tells; the part since a plan last began."""
+        """Read it from ``events``: the part since a plan last began."""
         past, announced, ended = cls(), Counter[int](), Counter[int]()
         for line in events.read_text("utf-8").splitlines() if events.exists() else ():
             try:

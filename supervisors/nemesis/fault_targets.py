@@ -1,4 +1,4 @@
-"""What a fault's target means in a run that is under way: which processes, on which nodes, right now.
+"""A fault's target in a run that is under way: which processes, on which nodes, right now.
 
     Target(role, name, node, link) ─▶ victims(roster) ─▶ Victim: a process, where it is, and who speaks for it
 
@@ -18,21 +18,21 @@ from transport.address import ActorAddress
 
 HEAD = "head"
 IN_HEAD = frozenset({"scheduler", "job", "metrics"})
-"""Roles of actors that have no process of their own."""
+"""The roles of actors that have no process of their own."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A process that can be hit."""
+    """A victim is a process that can be hit."""
 
     name: str
-    """The actor's, such as ``rollout-0``; a node's for its agent's process; ``head``."""
+    """The name of its actor, such as ``rollout-0``; of its node, if it hosts a node agent; or ``head``."""
     role: str
     node: str
     pid: int
-    """0: not known here."""
+    """The process id; 0 if it is not known here."""
     peer: str
-    """Its name on the wire."""
+    """The name of its peer."""
     node_faults: ActorAddress
     """The actor that commits faults on it from outside."""
     own_faults: ActorAddress
@@ -40,7 +40,7 @@ class Victim:
 
     @property
     def is_node(self) -> bool:
-        """It hosts a node agent, not a role: the head's process, or a node's."""
+        """Whether it hosts a node agent and no role: the head's process, or a node's."""
         return self.role in ("node", HEAD)
 
     def __str__(self) -> str:
@@ -49,11 +49,11 @@ class Victim:
 
 @dataclass(frozen=True)
 class Roster:
-    """Everybody who is running now."""
+    """A roster holds everybody who is running now."""
 
     running: Sequence[Victim]
     known: frozenset[str]
-    """Names of role processes of the job, running or not."""
+    """The names of the job's role processes, running or not."""
 
     def victims(self, target: Target, rng: random.Random) -> list[Victim]:
         """Those that ``target`` (not a link or chunk) names; empty if none of them runs right now.

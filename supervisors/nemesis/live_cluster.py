@@ -50,7 +50,7 @@ _POLL_S: Final = 0.05
 
 
 class Serving(Protocol):
-    """What is needed of the head."""
+    """A head, as far as it is needed here."""
 
     @property
     def system(self) -> ActorSystem: ...
@@ -61,14 +61,14 @@ class Serving(Protocol):
 
 
 class LiveCluster:
-    """The processes of one run. See the module's docstring and ``fault_acts.Cluster``."""
+    """The processes of one run, as a ``fault_acts.Cluster``."""
 
     def __init__(self, head: Serving, run: JobRun) -> None:
         self._head = head
         self._run = run
         self._limits = run.job.limits
         self._later: set[asyncio.Task[None]] = set()
-        mend_all(run.run_dir)  # what one before us could not, because its head was killed
+        mend_all(run.run_dir)  # a nemesis whose head was killed could not
 
     @property
     def job(self) -> str:

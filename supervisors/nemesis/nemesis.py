@@ -29,7 +29,7 @@ _BY_THEMSELVES: Final = "by the clock of those who committed it"
 
 
 class Nemesis:
-    """The one that harms a run."""
+    """A nemesis harms one run."""
 
     def __init__(self, head: Serving, run: JobRun) -> None:
         self._cluster = LiveCluster(head, run)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Nemesis:
-    """The one that harms a world. ``active``: faults are yet to come, or in force."""
+    """A nemesis harms one world. It is ``active`` while faults are yet to come, or in force."""
 
     def __init__(self, world: World, planned: Sequence[fp.FaultBase], drawn: Sequence[DrawnFault]) -> None:
         """Args:

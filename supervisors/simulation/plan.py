@@ -20,9 +20,9 @@ MOMENTS: Final = (
     "weights.chunk", "weights.get_chunks", "weights.get_manifest", "weights.manifest_reply", "weights.publish",
     "weights.published", "weights.query_versions", "weights.versions",
 )  # fmt: skip
-"""Messages at whose delivery something may strike."""
+"""The messages at whose delivery something may strike."""
 _WHOLE_MACHINE: Final = 0.2
-"""How often the head is not killed alone, but with its machine: then its operator resumes the run."""
+"""The chance that the head is not killed alone, but with its machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
 
 
@@ -32,11 +32,11 @@ class DrawnFault:
 
     fault: FaultBase
     tag: str = ""
-    """After ``at_s`` it waits for the next delivery of such a message; empty: it waits for nothing."""
+    """The message whose next delivery it waits for, after ``at_s``; empty: it waits for nothing."""
     after_s: float = 0.0
-    """From that delivery."""
+    """The seconds from that delivery."""
     hits_an_end: bool = False
-    """Whom the message comes from or goes to is hit, not whom the fault names."""
+    """Whether the sender or the receiver of that message is hit, and not whom the fault names."""
 
 
 def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[DrawnFault]:

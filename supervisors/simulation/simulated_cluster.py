@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     Victim = SimulatedChild | MainProcess
 
 _POWER_LOSS: Final = 0.5
-"""How often the end of a machine's main process is the end of its power."""
+"""The chance that with a machine's main process its power ends."""
 
 
 class SimulatedCluster:
-    """See the module's docstring."""
+    """The processes of one world, as a ``fault_acts.Cluster``."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -63,7 +63,7 @@ class SimulatedCluster:
         return [child for child in children if target.name == child.actor or target.role == child.role]
 
     async def _ends(self, target: fp.Target, rng: random.Random) -> tuple[list[str], list[tuple[Ends, Ends]]]:
-        """What a fault of messages lies between, for people and for the network."""
+        """The two ends that a fault of messages lies between, for people and for the network."""
         if target.link is not None:
             one, other = target.link
             return [f"{one}-{other}"], [(self._end(one), self._end(other))]

@@ -14,7 +14,7 @@ import pytest
 from headrace_run import SMALL_JOB
 from random_plans import STEPS, random_job, random_plan
 
-from configs.fault_plan import plan_from_mapping
+from configs.fault_plan import FaultPlan
 from supervisors.testing.run_under_test import HeadraceRun
 
 FIRST = int(os.environ.get("HEADRACE_CHAOS_FIRST", "0"))
@@ -57,7 +57,7 @@ def test_random_jobs_have_every_mode_with_and_without_a_seeding_window(tmp_path:
 def test_random_plans_fit_the_vocabulary_and_repeat() -> None:
     kinds: set[str] = set()
     for seed in range(200):
-        plan = plan_from_mapping({"faults": random_plan(seed)})
+        plan = FaultPlan.model_validate({"faults": random_plan(seed)})
         assert 2 <= len(plan.faults) <= 4
         kinds |= {fault.kind for fault in plan.faults}
         assert random_plan(seed) == random_plan(seed)

@@ -19,7 +19,6 @@ from configs.fault_plan import (
     dump_fault,
     fault_from_mapping,
     load_fault_plan,
-    plan_from_mapping,
 )
 from configs.fault_words import fault_from_words
 
@@ -34,7 +33,7 @@ TARGETS: dict[str, dict[str, Any]] = {
 
 def refused(**fault: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        plan_from_mapping({"faults": [fault]})
+        fault_from_mapping(fault)
     return str(caught.value)
 
 
@@ -65,38 +64,38 @@ def test_a_kind_takes_the_targets_that_it_can_hit_and_refuses_the_others_by_name
         assert fault_from_mapping({"kind": kind, "target": target}).target.form == form
     else:
         message = refused(kind=kind, target=target)
-        assert "faults.0.target: " in message
+        assert "fault.target: " in message
         assert f"something that {kind} can hit" in message
         assert f"not a {form}" in message
 
 
 def test_a_role_that_a_kind_cannot_hit_is_refused_by_name() -> None:
     message = refused(kind="slow", target={"role": "head"})
-    assert "faults.0.target: " in message
+    assert "fault.target: " in message
     assert "a role that slow can hit: rollout, trainer, weights, rewards; not head" in message
 
 
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ({"kind": "kil", "target": TARGETS["role"]}, 'faults.0.kind: "kil" is not one of kill, hang'),
-        ({"target": TARGETS["role"]}, "faults.0.kind: is missing"),
-        ({"kind": "kill"}, "faults.0.target: is missing"),
-        ({"kind": "kill", "target": {"rol": "rollout"}}, "Did you mean 'faults.0.target.role'?"),
-        ({"kind": "kill", "target": {"role": "rolout"}}, 'faults.0.target.role: "rolout"'),
+        ({"kind": "kil", "target": TARGETS["role"]}, 'fault.kind: "kil" is not one of kill, hang'),
+        ({"target": TARGETS["role"]}, "fault.kind: is missing"),
+        ({"kind": "kill"}, "fault.target: is missing"),
+        ({"kind": "kill", "target": {"rol": "rollout"}}, "Did you mean 'fault.target.role'?"),
+        ({"kind": "kill", "target": {"role": "rolout"}}, 'fault.target.role: "rolout"'),
         ({"kind": "kill", "target": {}}, "exactly one of role, name, node, link, chunk; found none"),
         ({"kind": "kill", "target": TARGETS["role"] | TARGETS["name"]}, "found role and name"),
         ({"kind": "kill", "target": TARGETS["name"] | {"count": 2}}, "count to go with role only"),
-        ({"kind": "kill", "target": TARGETS["role"], "heal_after_s": 1}, "faults.0.heal_after_s: there is no such key"),
+        ({"kind": "kill", "target": TARGETS["role"], "heal_after_s": 1}, "fault.heal_after_s: there is no such key"),
         ({"kind": "kill", "target": TARGETS["role"], "times": 3}, "every_s beside times"),
         ({"kind": "kill", "target": TARGETS["role"], "every_s": 3}, "times beside every_s"),
-        ({"kind": "kill", "target": TARGETS["role"], "at_s": -1}, "faults.0.at_s: -1 is not allowed"),
+        ({"kind": "kill", "target": TARGETS["role"], "at_s": -1}, "fault.at_s: -1 is not allowed"),
         ({"kind": "delay", "target": TARGETS["link"], "delay_ms": "3ms"}, "without quotes or a unit"),
-        ({"kind": "delay", "target": TARGETS["link"], "delay_s": 3}, "Did you mean 'faults.0.delay_ms'?"),
-        ({"kind": "drop", "target": TARGETS["link"], "probability": 0}, "faults.0.probability: 0 is not allowed"),
+        ({"kind": "delay", "target": TARGETS["link"], "delay_s": 3}, "Did you mean 'fault.delay_ms'?"),
+        ({"kind": "drop", "target": TARGETS["link"], "probability": 0}, "fault.probability: 0 is not allowed"),
         ({"kind": "drop", "target": {"link": ["head", "head"]}}, "two different ends"),
-        ({"kind": "clock", "target": TARGETS["name"], "jump_s": 0}, "faults.0.jump_s: 0 is not allowed"),
-        ({"kind": "slow", "target": TARGETS["name"], "factor": 1}, "faults.0.factor: 1 is not allowed"),
+        ({"kind": "clock", "target": TARGETS["name"], "jump_s": 0}, "fault.jump_s: 0 is not allowed"),
+        ({"kind": "slow", "target": TARGETS["name"], "factor": 1}, "fault.factor: 1 is not allowed"),
     ],
 )
 def test_what_is_wrong_is_refused_with_the_fields_name(fault: dict[str, Any], says: str) -> None:

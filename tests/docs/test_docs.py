@@ -16,7 +16,7 @@ from actors.environments.prompts.sources import open_source
 from actors.environments.scoring.scorers import Example, make_scorer
 from actors.trainer.checkpoint import checkpoint_path
 from configs.checks.data_checks import check_data
-from configs.fault_plan import plan_from_mapping
+from configs.fault_plan import FaultPlan
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
 from configs.schema import JobConfig
@@ -136,7 +136,7 @@ def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Pat
         assert validate(Scenario, part, lambda _: "the snippet").jobs
         return
     if "faults" in part and set(part) <= {"seed", "faults"}:
-        assert plan_from_mapping(part).faults
+        assert FaultPlan.model_validate(part).faults
         return
     assert set(part) <= set(JobConfig.model_fields)
     file = tmp_path / "job.yaml"

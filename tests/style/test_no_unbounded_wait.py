@@ -78,7 +78,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
         ("supervisors/jobs/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
-        ("supervisors/nemesis/nemesis.py", "Nemesis.strike", "ACTS[type(fault)](self._hand, fault, rng)"),
+        ("supervisors/nemesis/nemesis.py", "Nemesis._heal", "heal()"),
+        ("supervisors/simulation/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [

@@ -176,9 +176,9 @@ def test_messages_behind_a_delayed_one_wait_for_it() -> None:
         for number in range(100):
             pair.send(str(number))
             await asyncio.sleep(0.001)
+        assert 0 < len(pair.arrived()) < 100
         await asyncio.sleep(1)
         assert pair.arrived() == [str(number) for number in range(100)]
-        assert 0 < pair.ends["a"].rules[0].hits < 100
 
     play(scenario)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from configs.errors import ConfigError
-from configs.fault_plan import FaultBase, FaultPlan, plan_from_mapping
+from configs.fault_plan import FaultBase, FaultPlan
 from supervisors.nemesis.fault_schedule import FaultSchedule, check_plan
 from supervisors.tree.errors import FaultNotPossible
 from tests.actors.scheduler_world import config
@@ -72,7 +72,7 @@ class Run:
 
 
 def plan(*faults: dict[str, Any], seed: int = 0) -> FaultPlan:
-    return plan_from_mapping({"seed": seed, "faults": list(faults)})
+    return FaultPlan.model_validate({"seed": seed, "faults": list(faults)})
 
 
 def play(tmp_path: Path, scenario: Callable[[Run], Awaitable[None]]) -> Run:
