@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace_run import TORCH, simulated_job, simulated_rollout
+from headrace_run import TORCH_TRAINER, simulated_job, simulated_rollout
 
 from actors.ledger import events as ev
 from actors.protocol.work import SamplingParams
@@ -125,7 +125,7 @@ def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
         small_model,
         options={"base_s": 0.006, "mean_tokens": 12.0},
         rollout={"workers": 1, "max_running": 6, "max_tokens": 24},
-        trainer=TORCH["trainer"],
+        **TORCH_TRAINER,
         steps=100_000,
         algorithm={"group_size": 4, "prompts_per_step": 12},
         sync={"mode": "async"},

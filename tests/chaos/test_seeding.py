@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import TORCH, simulated_rollout
+from headrace_run import TORCH, TORCH_TRAINER, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 
@@ -42,7 +42,7 @@ def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: 
     job: dict[str, Any] = {
         "rollout": rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
         "scheduling": {"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        "trainer": TORCH["trainer"],
+        **TORCH_TRAINER,
         "sync": {"mode": "dynamic"},
         "cluster": {"place_rollout": "elastic"},
         "provider": {"kind": "local", "trace": str(trace)},
@@ -84,7 +84,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
         rollout=rollout
         | {"engine_options": rollout["engine_options"] | {"mean_tokens": 25}, "length_ranking": "siblings"},
         scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        trainer=TORCH["trainer"],
+        **TORCH_TRAINER,
         sync={"mode": "async", "max_staleness": 1},
         cluster={"place_rollout": "elastic"},
         provider={"kind": "local", "trace": str(trace)},
