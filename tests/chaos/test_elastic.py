@@ -74,7 +74,7 @@ def elastic_job(model: Path, *, options: dict[str, float], rollout: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("what", ["running", "pending"])
+@pytest.mark.parametrize("what", ["running", pytest.param("pending", marks=pytest.mark.long)])
 def test_samples_move_to_a_worker_that_comes_in_the_middle_of_a_step(
     what: str, headrace_run: StartRun, small_model: Path
 ) -> None:

@@ -72,6 +72,7 @@ class Ctl:
             if done.returncode == 0 and seen(json.loads(done.stdout.splitlines()[-1])):
                 return
             assert time.monotonic() < until_s, f"no {what}: {done.stdout}{done.stderr}"
+            time.sleep(0.5)  # a command costs as much processor time as the run that it waits for
 
 
 @pytest.mark.slow
