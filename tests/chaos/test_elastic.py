@@ -156,7 +156,7 @@ def test_what_a_noticed_machine_cannot_finish_is_handed_over_shortly_before_its_
 ) -> None:
     """Answers take up to twelve seconds, the notice is of three: until half a second before its end they run there."""
     trace = tmp_path / "one.csv"
-    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n15,a,notice,spot\n18,a,kill,spot\n")
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n20,a,notice,spot\n23,a,kill,spot\n")
     job = elastic_job(
         small_model,
         options={"base_s": 0.03, "mean_tokens": 150.0},
