@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 if TYPE_CHECKING:
-    from tests.scheduling import OneRealRunAtOnce
+    from tests.scheduling import GroupScheduling
 
 pytest_plugins = ["supervisors.testing.pytest_plugin"]
 
@@ -24,22 +24,22 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneRealRunAtOnce | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
     """For ``-n``, as long as no other ``--dist`` was asked for."""
     if config.getvalue("dist") != "load":
         return None
-    from tests.scheduling import OneRealRunAtOnce
+    from tests.scheduling import GroupScheduling
 
     config.option.loadscopereorder = False
-    return OneRealRunAtOnce(config, log)
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In the processes of ``-n``: real runs first, because they take longest."""
+    """In the processes of ``-n``: what takes longest first."""
     if hasattr(config, "workerinput"):
-        from tests.scheduling import is_real
+        from tests.scheduling import turn
 
-        items.sort(key=lambda item: not is_real(item.path))
+        items.sort(key=lambda item: turn(item.path))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

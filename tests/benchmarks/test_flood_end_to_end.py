@@ -10,6 +10,7 @@ from benchmarks import flood
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_bench_flood_holds_a_head_against_strangers_and_asks_it_meanwhile(capsys: pytest.CaptureFixture[str]) -> None:
     assert flood.main(["--json", "--seconds", "3", "--only", "frames,connections,messages", "--check"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -17,7 +18,7 @@ def test_bench_flood_holds_a_head_against_strangers_and_asks_it_meanwhile(capsys
     for kind, each in found["floods"].items():
         assert each["came"] > 0 and each["failed"] == 0, kind
         assert each["while"]["answers"] > 0 and each["growth_mib"] < flood.GROWTH_GOAL_MIB, kind
-    assert found["floods"]["connections"]["while"]["fds"] < 1500, "strangers that only wait are few"
+    assert found["floods"]["connections"]["while"]["fds"] < 3000, "strangers that only wait are few"
 
 
 def test_a_head_that_grows_or_leaves_its_friend_without_an_answer_is_told() -> None:

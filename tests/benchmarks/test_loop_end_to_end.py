@@ -74,6 +74,7 @@ def test_the_bare_loop_changes_the_weights_it_generates_with(bare):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_bench_loop_prints_ours_the_loops_and_their_ratio_for_both_modes(model, capsys):
     sets = [part for override in SMALL for part in ("--set", override)]
     short = ["--steps", "3", "--skip", "1", "--threads", "1:1", "--cores", "64", "--model", str(model)]

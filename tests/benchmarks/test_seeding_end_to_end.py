@@ -49,7 +49,7 @@ def test_each_place_is_a_job_that_is_valid_and_other_machines_are_there_for_good
     assert jobs["colocated"].provider.kind == "none"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_bench_seeding_runs_the_job_in_all_three_places(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     short = ["model.hidden=32", "model.layers=1", "algorithm.prompts_per_step=4", "rollout.workers=1"]

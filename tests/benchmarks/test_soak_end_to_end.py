@@ -17,7 +17,7 @@ MIB = 1 << 20
 FINE = {"resident_mib": (100.0, 104.0), "drift": 0.04, "fds": (9, 9), "threads": (3, 3)}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_soak_looks_at_every_process_of_a_run_that_it_harms_and_finds_nothing_left(
     capsys: pytest.CaptureFixture[str],

@@ -49,7 +49,7 @@ def test_machines_and_samples_are_counted_by_what_the_record_says() -> None:
     assert spot.missed(met | {"samples_lost": 1}) == ["samples_lost: 1, the goal is 0"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_bench_spot_ends_with_nothing_lost_nothing_twice_and_what_it_cost(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -21,8 +21,9 @@ SMALL_JOB: dict[str, Any] = {
 }
 
 
-TORCH: dict[str, Any] = {section: SMALL_JOB[section] for section in ("rollout", "trainer")}
-"""What tests of the real engine and trainer put on top of a simulated job."""
+TORCH_TRAINER: dict[str, Any] = {section: SMALL_JOB[section] for section in ("data", "reward", "trainer")}
+TORCH: dict[str, Any] = TORCH_TRAINER | {"rollout": SMALL_JOB["rollout"]}
+"""What tests of a real trainer, and of a real engine too, put on top of a simulated job."""
 
 
 def simulated_rollout(model: Path, *, step_s: float = 0.03, **changes: Any) -> dict[str, Any]:
@@ -37,6 +38,14 @@ def simulated_rollout(model: Path, *, step_s: float = 0.03, **changes: Any) -> d
 
 
 def simulated_job(model: Path, **sections: Any) -> dict[str, Any]:
-    """SMALL_JOB without torch, a step in a fifth of a second. Its processes are real, and soon started."""
-    parts = {"rollout": simulated_rollout(model, step_s=0.01), "trainer": {"backend": "simulated"}}
-    return SMALL_JOB | {"model": {"source": "hf", "path": str(model)}} | parts | sections
+    """SMALL_JOB without torch and reasoning_gym, a step in a fifth of a second; real processes, soon started."""
+    prompts = model.with_name("prompts.jsonl")
+    prompts.write_text("".join(json.dumps({"prompt": f"spell {n}", "answer": str(n)}) + "\n" for n in range(100)))
+    parts = {
+        "model": {"source": "hf", "path": str(model)},
+        "data": {"source": "jsonl", "path": str(prompts)},
+        "reward": {"kind": "exact_match"},
+        "rollout": simulated_rollout(model, step_s=0.01),
+        "trainer": {"backend": "simulated"},
+    }
+    return SMALL_JOB | parts | sections

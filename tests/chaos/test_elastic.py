@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace_run import TORCH, simulated_job, simulated_rollout
+from headrace_run import TORCH_TRAINER, simulated_job, simulated_rollout
 
 from actors.ledger import events as ev
 from actors.protocol.work import SamplingParams
@@ -74,7 +74,7 @@ def elastic_job(model: Path, *, options: dict[str, float], rollout: dict[str, An
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("what", ["running", "pending"])
+@pytest.mark.parametrize("what", ["running", pytest.param("pending", marks=pytest.mark.long)])
 def test_samples_move_to_a_worker_that_comes_in_the_middle_of_a_step(
     what: str, headrace_run: StartRun, small_model: Path
 ) -> None:
@@ -125,7 +125,7 @@ def test_the_pool_follows_the_gap_between_the_stages_through_the_provider(
         small_model,
         options={"base_s": 0.006, "mean_tokens": 12.0},
         rollout={"workers": 1, "max_running": 6, "max_tokens": 24},
-        trainer=TORCH["trainer"],
+        **TORCH_TRAINER,
         steps=100_000,
         algorithm={"group_size": 4, "prompts_per_step": 12},
         sync={"mode": "async"},
@@ -156,7 +156,7 @@ def test_what_a_noticed_machine_cannot_finish_is_handed_over_shortly_before_its_
 ) -> None:
     """Answers take up to twelve seconds, the notice is of three: until half a second before its end they run there."""
     trace = tmp_path / "one.csv"
-    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n15,a,notice,spot\n18,a,kill,spot\n")
+    trace.write_text("at_s,node,event,kind\n0,a,up,spot\n20,a,notice,spot\n23,a,kill,spot\n")
     job = elastic_job(
         small_model,
         options={"base_s": 0.03, "mean_tokens": 150.0},

@@ -34,7 +34,7 @@ def processes_of(run_dir: Path) -> dict[int, str]:
 
 
 def nothing_left(run_dir: Path) -> None:
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while (left := processes_of(run_dir)) and time.monotonic() < until_s:
         time.sleep(0.1)
     assert not left, "processes outlived the run"
@@ -99,20 +99,20 @@ def test_a_run_survives_its_head_and_no_role_process_is_started_again(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_with_its_machine_process_everything_ends(start_run: Callable[..., HeadraceRun]) -> None:
     run = start_run("whole", steps=1000)
     run.wait_for_step(1)
     assert len(processes_of(run.run_dir)) >= 6
     run.kill()
-    until_s = time.monotonic() + 10
+    until_s = time.monotonic() + 60
     while processes_of(run.run_dir) and time.monotonic() < until_s:
         time.sleep(0.1)
     assert not processes_of(run.run_dir)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_an_interruption_outlives_the_head_and_a_second_one_ends_the_run(
     start_run: Callable[..., HeadraceRun],
 ) -> None:
@@ -129,13 +129,13 @@ def test_an_interruption_outlives_the_head_and_a_second_one_ends_the_run(
     run.wait_for_step(1)
     run.interrupt()
     run.interrupt()
-    run.finish(timeout_s=30, clean=False)
+    run.finish(timeout_s=120, clean=False)
     assert run.process.returncode == 130
     nothing_left(run.run_dir)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_a_head_that_ends_again_and_again_ends_the_run_with_a_message(
     start_run: Callable[..., HeadraceRun],
 ) -> None:

@@ -46,7 +46,7 @@ def test_a_run_of_a_hub_name_is_interrupted_while_it_downloads_and_resumed_with_
     report = tmp_path / "run" / "model_download.json"
     run.wait_until("the download", lambda: report.exists() and "downloading" in report.read_text())
     run.interrupt()
-    summary = run.finish(timeout_s=30, clean=False)
+    summary = run.finish(timeout_s=120, clean=False)
     assert (run.process.returncode, summary["state"], summary["steps"]) == (130, "interrupted", 0)
 
     hub.flow.set()
@@ -67,12 +67,13 @@ def test_a_run_of_a_hub_name_is_interrupted_while_it_downloads_and_resumed_with_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_hub_name_that_leads_nowhere_fails_with_one_message(
     hub: HubServer, start: Callable[..., HeadraceRun]
 ) -> None:
     """The check before the start sees the repository; that it is gated shows when its files are fetched."""
     hub.repositories[NAME].gated = True
     run = start(1)
-    summary = run.finish(timeout_s=60, clean=False)
+    summary = run.finish(timeout_s=120, clean=False)
     assert (run.process.returncode, summary["state"], summary["steps"]) == (1, "failed", 0)
     assert summary["error"].startswith(f"model.path: {NAME!r} is gated on {hub.endpoint}, and no token was sent. Ask")

@@ -72,6 +72,7 @@ class Ctl:
             if done.returncode == 0 and seen(json.loads(done.stdout.splitlines()[-1])):
                 return
             assert time.monotonic() < until_s, f"no {what}: {done.stdout}{done.stderr}"
+            time.sleep(0.5)  # a command costs as much processor time as the run that it waits for
 
 
 @pytest.mark.slow
@@ -112,11 +113,12 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
     step = alice("jobs")[0]["step"]
     alice.until("progress after all that", lambda rows: rows[0]["step"] > step + 5, "jobs")
     assert alice("cancel")["state"] == "stopping"
-    summary = run.finish(state="interrupted", timeout_s=60)
+    summary = run.finish(state="interrupted")
     assert (summary["prompts_lost"], summary["samples_trained_twice"], summary["restarts"]) == (0, 0, 0)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(
     headrace_cluster: StartCluster, tmp_path: Path, keys: Path
 ) -> None:
@@ -136,5 +138,5 @@ def test_a_head_on_all_interfaces_takes_jobs_of_its_operator_only(
     assert own("cancel")["state"] == "interrupted"  # its model is being made: it need not wait for that
     bob.until("the end", lambda rows: rows[0]["state"] == "interrupted", "jobs")
     cluster.process.terminate()
-    assert cluster.process.wait(timeout=30) == 0
+    assert cluster.process.wait(timeout=120) == 0
     assert f"tcp://{socket.gethostname()}:{port}?key=" in cluster.last_words()

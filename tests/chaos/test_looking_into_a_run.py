@@ -15,7 +15,7 @@ ROLES = ("trainer", "weights", "rewards", "rollout-0")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(400)
 def test_every_process_is_seen_and_one_that_was_stopped_is_seen_to_be_silent(
     headrace_run: StartRun, small_model: Path
 ) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import TORCH, simulated_rollout
+from headrace_run import TORCH, TORCH_TRAINER, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 
@@ -42,7 +42,7 @@ def beside_a_machine(start_run: Callable[..., HeadraceRun], model: Path, trace: 
     job: dict[str, Any] = {
         "rollout": rollout | {"engine_options": rollout["engine_options"] | {"mean_tokens": 40}},
         "scheduling": {"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        "trainer": TORCH["trainer"],
+        **TORCH_TRAINER,
         "sync": {"mode": "dynamic"},
         "cluster": {"place_rollout": "elastic"},
         "provider": {"kind": "local", "trace": str(trace)},
@@ -69,7 +69,7 @@ def test_another_machine_takes_over_when_the_window_ends_and_the_trainers_worker
     assert all(row["seed_s"] > 0 and row["seeding_target"] >= 1 for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(500)
 def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_trainers_goes_on_alone(
     start_run: Callable[..., HeadraceRun], small_model: Path, tmp_path: Path
@@ -84,7 +84,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
         rollout=rollout
         | {"engine_options": rollout["engine_options"] | {"mean_tokens": 25}, "length_ranking": "siblings"},
         scheduling={"seeding": True, "seeding_first_s": 0.4, "seeding_floor_s": 0.3},
-        trainer=TORCH["trainer"],
+        **TORCH_TRAINER,
         sync={"mode": "async", "max_staleness": 1},
         cluster={"place_rollout": "elastic"},
         provider={"kind": "local", "trace": str(trace)},
@@ -103,7 +103,7 @@ def test_with_overlapping_steps_another_machine_comes_and_is_lost_and_the_traine
     assert overlap_s(bars(run, "rollout-0", "generate"), training) < 0.05 * overlap_s(asleep, training)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize(("spot", "kept"), [(100.0, 0), (0.01, 1)], ids=["dear", "cheap"])
 def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(

@@ -17,8 +17,7 @@ from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.rewards import Verdict
 from actors.scheduler.scheduler import Scheduler
 from supervisors.checkers.history import History, RunState
-from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, reward
-from transport.sim.loop import run_simulated
+from tests.actors.scheduler_world import STOP, FakeTrainer, World, config, play_in, reward
 
 
 class Recorder(Actor):
@@ -96,16 +95,14 @@ Scenario = Callable[[RecordedWorld], Awaitable[None]]
 
 def record(scenario: Scenario, *, state: RunState = RunState.FINISHED, **changes: Any) -> History:
     """Run ``scenario`` in virtual time and return what was recorded of it."""
+    histories: list[History] = []
 
-    async def main() -> History:
-        world = RecordedWorld(config(**changes))
-        try:
-            await scenario(world)
-            return world.history(state)
-        finally:
-            await world.close()
+    async def told(world: RecordedWorld) -> None:
+        await scenario(world)
+        histories.append(world.history(state))
 
-    return run_simulated(main())
+    play_in(RecordedWorld, config(**changes), told)
+    return histories[0]
 
 
 async def _finish(world: RecordedWorld) -> None:

@@ -38,6 +38,7 @@ async def _write_journal(path: Path, history: History) -> None:
     for event in history.ledger:
         journal.append(event)
     await journal.close()
+    journal._writer.shutdown()  # until then its connection is open, and with it the log of what is not in the file yet
     with closing(sqlite3.connect(path)) as db, db:
         rows = [msgspec.structs.astuple(sample) for sample in history.samples]
         db.executemany("INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
