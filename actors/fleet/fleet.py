@@ -42,7 +42,7 @@ from actors.protocol.workers import WorkerAsleep, WorkerEnded, WorkerVersion
 
 
 class Fleet:
-    """The parts of one job's fleet. Made after ``Opened``, once for each life of the scheduler."""
+    """It builds and holds the parts of one job's fleet. Made after ``Opened``, once for each life of the scheduler."""
 
     def __init__(self, scope: JobScope, finished: Callable[[Rows], None], settled: Callable[[int], None]) -> None:
         """``finished`` gets the rows, by step, that have all their tokens; ``settled`` the step of dropped samples."""

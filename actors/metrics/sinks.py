@@ -17,11 +17,11 @@ Row = Mapping[str, float | int | str]
 
 
 class SinkUnavailable(HeadraceError):
-    """Configuration: a sink that the job asks for cannot be had; the text says why and what to do."""
+    """A sink that the job asks for cannot be had (configuration); the text says why and what to do."""
 
 
 class Sink(Protocol):
-    """Takes one row a step. May block for file or network writes: it is called on the actor's thread."""
+    """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
     def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """Event files that ``tensorboard --logdir RUN_DIR`` shows."""
+    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboardX import FileWriter
@@ -55,7 +55,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
+    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
 
     def __init__(self, project: str, job: str, directory: Path) -> None:
         try:
@@ -70,14 +70,14 @@ class WandbSink:
         self._run.log(dict(row), step=step)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
-        """As for TensorBoard."""
+        """Leave it out, as TensorBoard does."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 class PrometheusSink:
-    """Gauges named ``headrace_<key>`` with a label ``job``, on http://127.0.0.1:PORT/metrics."""
+    """It serves gauges ``headrace_<key>`` with a label ``job``, on http://127.0.0.1:PORT/metrics."""
 
     def __init__(self, port: int, job: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server

@@ -52,10 +52,10 @@ def decide(view: AssignView, now: float) -> list[Decision]:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Workers that may generate samples of a step."""
+    """These workers may generate samples of a step."""
 
     ready: list[WorkerView]
-    """They serve a version that is new enough."""
+    """Workers that serve a version that is new enough."""
     able: list[WorkerView]
     """Those, then the ones that are loading it."""
 
@@ -67,7 +67,7 @@ class _There:
 
 
 class _Hands:
-    """What has been given so far."""
+    """It knows what has been given so far."""
 
     def __init__(self, view: AssignView) -> None:
         self.room = {w.name: w.slots - w.in_flight for w in view.workers}
@@ -173,7 +173,7 @@ def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerVi
 
 
 class _Shortest:
-    """Workers with room below a level, the least loaded first. Made once for many groups: a group costs O(log workers).
+    """It orders workers with room below a level, the least loaded first. A group costs O(log workers).
 
     Loads only rise while a decision is made, so an entry that is out of date stands too far in front, and is put back
     where it belongs when it gets to the top.
@@ -202,7 +202,7 @@ class _Shortest:
 
 
 def _length(worker: WorkerView, held: int) -> tuple[int, float]:
-    """Of its queue, with ``held`` samples."""
+    """Length of the worker's queue, with ``held`` samples."""
     return worker.pending(held), held / worker.slots
 
 

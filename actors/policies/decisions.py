@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class AssignSamples:
-    """Hand ``rows`` of ``step`` to ``worker`` in one message."""
+    """``rows`` of ``step`` are to be handed to ``worker`` in one message."""
 
     worker: str
     step: int

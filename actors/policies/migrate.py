@@ -20,24 +20,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeldSample:
-    """One sample of the worker that leaves."""
+    """The worker that leaves has this sample."""
 
     sample: int
     tokens: int
-    """Generated so far."""
+    """Tokens that were generated so far."""
     running: bool
     max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Migrate:
-    """Queue ``sample`` again, in this order, before all that has not begun."""
+    """``sample`` is to be queued again, in this order, before all that has not begun."""
 
     sample: int
     keep: int
-    """Tokens it goes on from."""
+    """Tokens that it goes on from."""
     budget: int
-    """Tokens it may still generate."""
+    """Tokens that it may still generate."""
 
 
 def decide(held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0) -> list[Migrate]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 StageTime = Callable[[int], float]
-"""Devices → seconds of the stage; ``inf`` where the model does not fit."""
+"""Seconds of the stage by number of devices; ``inf`` where the model does not fit."""
 
 
 def should_grow(measured_gen_s: float, measured_train_s: float, *, rollout: int, unit: int, gen_s: StageTime) -> bool:

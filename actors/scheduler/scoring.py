@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Scoring:
-    """``settled(step)`` is called after samples of that step were scored or dropped."""
+    """It has samples scored. ``settled(step)`` is called after samples of that step were scored or dropped."""
 
     def __init__(self, ctx: Context, job: JobConfig, books: Books, settled: Callable[[int], None]) -> None:
         self._ctx = ctx
@@ -117,7 +117,7 @@ class Scoring:
         self.pump_soon()
 
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
-        """The reward worker raised: it is its bug or this input's, so tries are counted."""
+        """Count a try: the reward worker raised, so it is its bug or this input's."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
         await self._ctx.sleep(self._limits.backoff_first_s)
         self._retry_or_drop(self._books.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
@@ -184,7 +184,7 @@ class Scoring:
         self._enter(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
 
     def _enter(self, event: ev.Scored | ev.Dropped) -> None:
-        """These samples are not asked about again: how often they were is of no use any more."""
+        """Apply the event; these samples are not asked about again, so their tries are forgotten."""
         self._books.apply(event)
         if self._tries:
             for row in event.rows.tolist():
