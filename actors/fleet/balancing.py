@@ -81,7 +81,7 @@ class Balancing:
             told: dict[str, list[np.ndarray]] = {}
             for on_its_way in self._moves:
                 told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
-            moves = balance.decide(self._queues(workers, held), now)
+            moves = balance.decide(self._queues(workers, held))
             held_by = {running: self._by_source(moves, running=running) for running in {move.running for move in moves}}
             for move in moves:
                 numbers = _pick(move, held_by[move.running].get(move.source), told.get(move.source, []))

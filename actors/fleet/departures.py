@@ -73,5 +73,5 @@ class Departures:
             batch = ledger.batches[step]
             columns = (batch.assignment[rows], batch.length[rows], batch.state[rows] == SampleState.STREAMING)
             for number, tokens, running in zip(*(column.tolist() for column in columns), strict=True):
-                held.append(HeldSample(number, tokens, running, batch.sampling.max_tokens))
+                held.append(HeldSample(number, tokens, running))
         return held

@@ -22,7 +22,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.books import Books
 from actors.policies import assign
-from actors.policies.decisions import AssignSamples
+from actors.policies.assign import AssignSamples
 from actors.policies.view import AssignView, GroupView, WorkerView
 from actors.protocol.work import Assign, PromptWork, SampleWork
 from configs.limits import Limits

@@ -84,7 +84,6 @@ class PrometheusSink:
 
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Any] = {}
-        self._process_gauges: dict[str, Any] = {}
         self._job = job
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
@@ -99,28 +98,22 @@ class PrometheusSink:
         return self._server.server_port
 
     def write(self, step: int, row: Row) -> None:
-        from prometheus_client import Gauge
-
         for name, value in row.items():
-            if isinstance(value, str):
-                continue
-            gauge = self._gauges.get(name)
-            if gauge is None:
-                gauge = Gauge(f"headrace_{name}", f"{name} of the newest step", ["job"], registry=self._registry)
-                self._gauges[name] = gauge
-            gauge.labels(job=self._job).set(value)
+            if not isinstance(value, str):
+                self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job).set(value)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
         """``headrace_process_<name>`` with a label ``process``."""
+        for name, value in gauges.items():
+            text = f"{name} of a process, lately"
+            self._gauge(f"headrace_process_{name}", text, job=self._job, process=process).set(value)
+
+    def _gauge(self, name: str, text: str, **labels: str) -> Any:
         from prometheus_client import Gauge
 
-        for name, value in gauges.items():
-            gauge = self._process_gauges.get(name)
-            if gauge is None:
-                text = f"{name} of a process, lately"
-                gauge = Gauge(f"headrace_process_{name}", text, ["job", "process"], registry=self._registry)
-                self._process_gauges[name] = gauge
-            gauge.labels(job=self._job, process=process).set(value)
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(name, text, list(labels), registry=self._registry)
+        return self._gauges[name].labels(**labels)
 
     def close(self) -> None:
         self._server.shutdown()

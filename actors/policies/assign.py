@@ -29,12 +29,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.policies.decisions import AssignSamples, Decision
 from actors.policies.longest_first import longest_first
 from actors.policies.view import AssignView, GroupView, WorkerView
 
 
-def decide(view: AssignView, now: float) -> list[Decision]:
+@dataclass(frozen=True, slots=True)
+class AssignSamples:
+    """``rows`` of ``step`` are to be handed to ``worker`` in one message."""
+
+    worker: str
+    step: int
+    rows: np.ndarray  # int32[n]
+
+
+def decide(view: AssignView, now: float) -> list[AssignSamples]:
     """Assign as many queued samples as credit allows."""
     hands = _Hands(view)
     for step in _steps(view):
@@ -218,7 +226,7 @@ def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> 
     return bool(fitting)
 
 
-def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:
+def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[AssignSamples]:
     whole = {key: np.concatenate(parts) for key, parts in picks.items()}
     return [
         AssignSamples(worker, step, rows[start : start + message_samples])

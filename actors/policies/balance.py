@@ -46,10 +46,9 @@ class Move:
     running: bool = False
 
 
-def decide(workers: Sequence[QueueView], now: float = 0.0) -> list[Move]:
-    """All moves that the rules ask for at once. ``now`` is not looked at: queues say it all."""
-    pending = _move_pending(workers)
-    return pending or _move_running(workers)
+def decide(workers: Sequence[QueueView]) -> list[Move]:
+    """All moves that the rules ask for at once."""
+    return _move_pending(workers) or _move_running(workers)
 
 
 def _move_pending(workers: Sequence[QueueView]) -> list[Move]:

@@ -71,8 +71,8 @@ def decide(
 ) -> Dispatch:
     """Share samples of these expected lengths among ``dedicated`` workers and the others; unset: as the replay says.
 
-    ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first. ``past``: None takes them
-    at their word; an empty one dedicates nobody, since nothing speaks for them yet.
+    ``estimates`` are tokens. ``past``: None takes them at their word; an empty one dedicates nobody, since nothing
+    speaks for them yet.
     """
     order = longest_first(estimates)
     ranked = sorted(range(len(instances)), key=lambda i: (instances[i].pace.step_s(1, prompt_tokens), i))
@@ -84,14 +84,6 @@ def decide(
         dedicated = _replayed([Past(estimates, estimates)] if past is None else past, pool, alpha, prompt_tokens)
     owners = _owners(estimates[order], pool, dedicated, long)
     return Dispatch(dedicated, ranked, _by_owner(order, owners, len(pool)))
-
-
-def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:
-    """Lengths for estimates that only rank: the quantile of recent lengths at each one's rank, float64."""
-    lengths = np.empty(len(estimates))
-    quantiles = (np.arange(len(estimates)) + 0.5) / max(1, len(estimates))
-    lengths[longest_first(estimates)] = np.quantile(recent_lengths, quantiles)[::-1]
-    return lengths
 
 
 def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prompt_tokens: int) -> int:

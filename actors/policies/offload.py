@@ -106,11 +106,6 @@ def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
     return max(rules.floor_s, _recalled(now, remote, now.seed_s)) if remote else math.inf
 
 
-def to_start(now: Offload, *, available: int, running: int) -> int:
-    """How many of the ``available`` machines to take: while there are fewer than the target, never above it."""
-    return max(0, min(available, now.target - running))
-
-
 def engine_s(rules: OffloadRules, now: Offload, report: StepReport) -> float:
     """t_remote n + T_seed N_resv: what all engines together took to generate the step; ``now``: decided before it."""
     return report.remote_s * report.remote_mean + _lasted_s(now, report) * rules.local_engines

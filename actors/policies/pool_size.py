@@ -26,8 +26,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actors.policies.stage_balance import resize
-
 _TURNS_MAX = 5
 """Number of times that patience doubles at most."""
 
@@ -88,15 +86,21 @@ def decide(rules: PoolRules, now: PoolSize, report: StageReport) -> PoolSize:
         return now
     mean = _mean(now.seen)
     now = _judged(now, mean)
-    gen_s = mean.gen_s
-    asked = resize(
-        gen_s, mean.train_s, rollout=n, unit=1, gen_s=lambda k: gen_s * n / k, most=rules.most, margin=rules.margin
-    )
-    if asked > n and gen_s < now.futile_s * (n + 1) / n:
+    asked = _asked(rules, mean)
+    if asked > n and mean.gen_s < now.futile_s * (n + 1) / n:
         asked = n
     if n < asked < now.wanted:
         asked = now.wanted  # they are on their way
     return _changed(now, max(asked, rules.least), mean)
+
+
+def _asked(rules: PoolRules, mean: StageReport) -> int:
+    """One more worker if the gap is at least what it takes off, one fewer if training stays the slower stage."""
+    n, gen_s, train_s = mean.workers, mean.gen_s, mean.train_s
+    gain_s = gen_s - gen_s * n / (n + 1)
+    if n < rules.most and 0 < gain_s <= gen_s - train_s:
+        return n + 1
+    return n - 1 if n > 1 and gen_s * n / (n - 1) <= train_s * (1 - rules.margin) else n
 
 
 def _judged(now: PoolSize, mean: StageReport) -> PoolSize:

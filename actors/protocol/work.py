@@ -1,6 +1,6 @@
 """What a rollout worker hears, and the plain data that engines and the wire share.
 
-    scheduler ──Assign, Revoke, PullVersion, SetAsleep, DeltasTaken, Drain──▶ worker      supervisor ──Drain──▶ worker
+scheduler ──Assign, Revoke, PullVersion, SetAsleep, DeltasTaken, Drain──▶ worker      supervisor ──Drain──▶ worker
 """
 
 from __future__ import annotations
