@@ -80,7 +80,7 @@ class Leases:
         if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
             return
         if not len(self._sent):
-            if not self._fleet.may_begin(batch):
+            if not self._fleet.versions.may_begin(batch):
                 return
             self._sent = np.zeros(len(batch.prompts), np.bool_)
             self._told_early = np.zeros(len(batch.state), np.bool_)

@@ -137,7 +137,7 @@ class Scheduler(Actor):
         ctx, job, books = self.ctx, self._job, self._books
         self._scope = scope = JobScope(ctx, job, books, self._workers, self._services, self._metrics, self.assign)
         self._meter = StepMeter(self._ledger, self._workers, ctx.now())
-        self._scoring = Scoring(ctx, job, books, self._on_settled)
+        self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
         self._leases = Leases(scope, fleet)
         self._steps = Steps(scope, fleet, self._leases, self._meter)

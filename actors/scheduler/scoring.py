@@ -13,32 +13,28 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.core.errors import AskError, RemoteError
+from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.books import Books
 from actors.ledger.errors import IllegalTransition
 from actors.protocol.failures import FailureKind
 from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
-from configs.schema import JobConfig
 from transport.address import ActorAddress
-
-if TYPE_CHECKING:
-    from actors.core.context import Context
 
 
 class Scoring:
     """It has samples scored. ``settled(step)`` is called after samples of that step were scored or dropped."""
 
-    def __init__(self, ctx: Context, job: JobConfig, books: Books, settled: Callable[[int], None]) -> None:
-        self._ctx = ctx
-        self._job = job
-        self._limits = job.limits
-        self._books = books
+    def __init__(self, scope: JobScope, settled: Callable[[int], None]) -> None:
+        self._ctx = scope.ctx
+        self._job = scope.job
+        self._limits = scope.limits
+        self._books = scope.books
         self._settled = settled
         self._pending: dict[int, np.ndarray] = {}
         self._tries: dict[tuple[int, int], int] = {}
