@@ -23,11 +23,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actors.policies import assign
-from actors.policies.decisions import Decision
+from actors.policies.assign import AssignSamples
 from actors.policies.generation_time import StepTime
 from actors.policies.view import AssignView, GroupView, WorkerView
 
-Decide = Callable[[AssignView, float], list[Decision]]
+Decide = Callable[[AssignView, float], list[AssignSamples]]
 """An assignment policy; ``assign.decide`` is the live one."""
 _MESSAGE_SAMPLES = 4096
 

@@ -36,8 +36,7 @@ from actors.core.ref import ActorRef
 from actors.core.system import ActorSystem
 from actors.protocol.failures import Acknowledged
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
-from actors.protocol.weights import QueryVersions, Versions
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import QueryVersions, VersionAvailable, Versions
 from actors.roles import RoleArgs
 from actors.rollout.engine import EngineSpec
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch

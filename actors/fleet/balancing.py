@@ -39,7 +39,7 @@ _NOTHING = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class _OnItsWay:
-    """A move whose samples the source has been told to end."""
+    """One has the source end samples so that the target can go on with them."""
 
     source: str
     target: str
@@ -48,18 +48,18 @@ class _OnItsWay:
 
 @dataclass(frozen=True, slots=True)
 class _Movable:
-    """Samples that workers hold and may lose, a column each, int[n]."""
+    """These samples are with workers and may be taken from them; a column each, int[n]."""
 
     numbers: np.ndarray
     """Assignments."""
     steps: np.ndarray
     tokens: np.ndarray
     at: np.ndarray
-    """Who has it, by its place among the workers that were asked for."""
+    """Position of the sample's worker among those that were asked for."""
 
 
 class Balancing:
-    """Of one life of the scheduler. ``look`` as often as you like."""
+    """It moves samples between the workers of a job. ``look`` as often as you like."""
 
     def __init__(self, scope: JobScope, lanes: LongLanes, *, relief: bool = False) -> None:
         """``relief``: as ``scheduling.relief``."""
@@ -81,7 +81,7 @@ class Balancing:
             told: dict[str, list[np.ndarray]] = {}
             for on_its_way in self._moves:
                 told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
-            moves = balance.decide(self._queues(workers, held), now)
+            moves = balance.decide(self._queues(workers, held))
             held_by = {running: self._by_source(moves, running=running) for running in {move.running for move in moves}}
             for move in moves:
                 numbers = _pick(move, held_by[move.running].get(move.source), told.get(move.source, []))
@@ -190,7 +190,7 @@ class Balancing:
             scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
 
     def _may_move(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
-        """Those of ``rows`` that have not been moved too often, of a step for which nobody is dedicated."""
+        """Keep the rows that have not been moved too often, of a step for which nobody is dedicated."""
         if self._lanes.dedicated(batch.step):
             return rows[:0]
         return rows[batch.attempts[rows] < self._scope.limits.balance_moves_max]
@@ -220,5 +220,5 @@ def _is_faster(source: Worker, held: int, target: Worker, given: int) -> bool:
 
 
 def _plateau(worker: Worker) -> int | None:
-    """At the context that its sequences have now."""
+    """The batch beyond which the worker's throughput hardly grows, at the context that its sequences have now."""
     return balance.plateau(worker.latency.table.throughput(worker.latency.context_tokens))

@@ -27,13 +27,13 @@ from transport.address import ActorAddress
 
 @message("scheduler.end_of_notice")
 class EndOfNotice(Message):
-    """To oneself: that life of a worker is to hand over what it still runs."""
+    """The scheduler tells itself that this life of a worker is to hand over what it still runs."""
 
     worker: ActorAddress
 
 
 class Departures:
-    """Of one life of the scheduler."""
+    """It takes samples back from workers that will leave."""
 
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
@@ -66,12 +66,12 @@ class Departures:
             scope.record("samples_taken_back", worker=worker.name, samples=len(moves), left_s=left_s)
 
     def _held(self, worker: Worker) -> list[HeldSample]:
-        """By assignment."""
+        """Everything that the worker holds, by assignment."""
         ledger = self._scope.ledger
         held: list[HeldSample] = []
         for step, rows in ledger.located(worker.name, ledger.in_flight(worker.name)).items():
             batch = ledger.batches[step]
             columns = (batch.assignment[rows], batch.length[rows], batch.state[rows] == SampleState.STREAMING)
             for number, tokens, running in zip(*(column.tolist() for column in columns), strict=True):
-                held.append(HeldSample(number, tokens, running, batch.sampling.max_tokens))
+                held.append(HeldSample(number, tokens, running))
         return held

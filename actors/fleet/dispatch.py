@@ -22,7 +22,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.books import Books
 from actors.policies import assign
-from actors.policies.decisions import AssignSamples
+from actors.policies.assign import AssignSamples
 from actors.policies.view import AssignView, GroupView, WorkerView
 from actors.protocol.work import Assign, PromptWork, SampleWork
 from configs.limits import Limits
@@ -35,7 +35,7 @@ _NOTHING = np.empty(0, np.int32)
 
 
 class Dispatcher:
-    """Hands out as much as credit allows each time it is asked to."""
+    """It hands out as much as credit allows each time it is asked to."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Dispatcher:
         self._lanes = lanes or LongLanes(dedicates=False)
         self._pending_max = pending_max
         self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
-        """Step → rows that are queued and not to be handed out yet."""
+        """Rows of a step that are queued and not to be handed out yet."""
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""

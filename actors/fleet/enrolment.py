@@ -27,11 +27,11 @@ from actors.protocol.work import Drain
 from actors.protocol.workers import Leaving, Registered, RegisterWorker
 
 _LEASE_BITS: Final = 32
-"""Leases of a later life of the scheduler have higher numbers than all of this one."""
+"""Bits of a lease's number below the epoch, so that a later life of the scheduler has higher numbers."""
 
 
 class Enrolment:
-    """The registrations of one life of the scheduler. Made after ``Opened``."""
+    """It registers the workers of one life of the scheduler. Made after ``Opened``."""
 
     def __init__(
         self,

@@ -1,13 +1,12 @@
 """The fleet: who the rollout workers of a job are, what each of them generates, and what they are told to load.
 
-      RegisterWorker, RenewLease ─▶ enrolment ──▶ worker table ◀── versions ◀─ VersionAvailable, samples on disk
+    RegisterWorker, RenewLease ─▶ enrolment ─▶ worker table ◀─ versions ◀─ VersionAvailable, samples on disk
     queued samples ─▶ assign: seeding, dispatcher, balancing ─Assign, Revoke─▶ workers
-    workers ─TokenDelta─▶ inflow ───┐
-    gone, failed, leaving ─▶ returns┴─▶ ledger ─▶ ``finished``: samples to be scored, ``settled``: samples were dropped
-                                          └─▶ trainer: ``holds``, ``may_begin`` say what it may be given already
+    workers ─TokenDelta─▶ inflow ────┐
+    gone, failed, leaving ─▶ returns ┴─▶ ledger ─▶ ``finished``: to be scored; ``settled``: samples were dropped
 
-The fleet knows samples and workers. It does not know steps, scoring, or commits: the scheduler of a job holds a fleet,
-tells it what the trainer has and what is committed, and is told what has ended through the two callbacks.
+The fleet knows workers and samples, and not how a job advances. The scheduler of a job holds a fleet, tells it what the
+trainer has and what is committed, and is told by two callbacks what has ended.
 
     enrolment     who is a worker, and its lease           dispatch      who generates what
     versions      what workers are told to load            balancing     samples that are better off elsewhere
@@ -42,7 +41,7 @@ from actors.protocol.workers import WorkerAsleep, WorkerEnded, WorkerVersion
 
 
 class Fleet:
-    """The parts of one job's fleet. Made after ``Opened``, once for each life of the scheduler."""
+    """It builds and holds the parts of one job's fleet. Made after ``Opened``, once for each life of the scheduler."""
 
     def __init__(self, scope: JobScope, finished: Callable[[Rows], None], settled: Callable[[int], None]) -> None:
         """``finished`` gets the rows, by step, that have all their tokens; ``settled`` the step of dropped samples."""
@@ -156,10 +155,6 @@ class Fleet:
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer has to wait for groups of ``batch``: its own machine generates."""
         return self._seeding is not None and self._seeding.holds(batch)
-
-    def may_begin(self, batch: StepBatch) -> bool:
-        """Whether the trainer may be given the first group of ``batch``."""
-        return self.versions.may_begin(batch)
 
     def trainer_opened(self, step: int) -> None:
         """The trainer has this step open now and nothing that it was given before; -1: it has none open."""

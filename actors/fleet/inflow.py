@@ -32,7 +32,7 @@ from actors.protocol.work import DeltasTaken
 
 
 class Inflow:
-    """The way of tokens into the ledger."""
+    """It brings the tokens that workers send into the ledger."""
 
     def __init__(self, scope: JobScope, returns: Returns) -> None:
         self._scope = scope

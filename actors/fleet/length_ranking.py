@@ -52,7 +52,7 @@ REMEMBERED = 3
 
 
 class LengthRanking:
-    """One job's. Without a predictor every answer is empty, and nothing is kept."""
+    """It ranks the prompts of one job. Without a predictor every answer is empty, and nothing is kept."""
 
     def __init__(self, job: str, predictor: LengthPredictor | None) -> None:
         self._job = job

@@ -6,7 +6,7 @@ from actors.protocol.workers import WorkerVersion
 
 
 class Loads:
-    """Sums over the versions that workers have loaded since they were last taken."""
+    """It adds up the versions that workers have loaded since the sums were last taken."""
 
     def __init__(self) -> None:
         self._news: list[WorkerVersion] = []
@@ -17,7 +17,7 @@ class Loads:
             self._news.append(news)
 
     def take(self) -> dict[str, float]:
-        """The columns of metrics.jsonl, from now on of the next step. Seconds are those of the slowest worker."""
+        """The columns of metrics.jsonl for a step; the next one begins. Seconds are those of the slowest worker."""
         news, self._news = self._news, []
         return {
             "weights_loaded": len(news),

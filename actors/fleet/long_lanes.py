@@ -32,7 +32,7 @@ Held = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """Of one step."""
+    """Some workers are dedicated to the long prompts of a step."""
 
     dedicated: frozenset[str]
     long_prompts: frozenset[int]
@@ -42,7 +42,7 @@ _NONE = Lanes(frozenset(), frozenset())
 
 
 class LongLanes:
-    """The choice of each step that is being handed out."""
+    """It keeps the choice of each step that is being handed out."""
 
     def __init__(self, *, dedicates: bool = True) -> None:
         self._dedicates = dedicates

@@ -27,12 +27,12 @@ from actors.protocol.workers import RegisterWorker
 
 @message("scheduler.end_of_grace")
 class EndOfGrace(Message):
-    """To oneself: whoever went on while there was no scheduler has had the time to come back."""
+    """The scheduler tells itself that workers which went on without a scheduler have had the time to come back."""
 
 
 @dataclass(slots=True)
 class TakenUp:
-    """Columns of ``Registered``: the former numbers, those under which they go on, and what the ledger has of each."""
+    """These are columns of ``Registered``: former numbers, new numbers, and the tokens that the ledger has."""
 
     former: list[int] = field(default_factory=list[int])
     numbers: list[int] = field(default_factory=list[int])
@@ -40,7 +40,7 @@ class TakenUp:
 
 
 class Reattachment:
-    """Of one life of the scheduler. Made after ``Opened``."""
+    """It waits for the workers of a former life of the scheduler. Made after ``Opened``."""
 
     def __init__(self, books: Books, max_staleness: int) -> None:
         self._books = books

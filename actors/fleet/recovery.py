@@ -24,7 +24,7 @@ from actors.ledger.ledger import Ledger
 
 @dataclass(slots=True)
 class _Loss:
-    """A worker that was lost, and what of it still waits."""
+    """A worker was lost, and some of its samples still wait."""
 
     worker: str
     at_s: float
@@ -34,23 +34,23 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A loss that is made good; what an event tells of it."""
+    """A loss is made good; this is what an event tells of it."""
 
     part: str
-    """The worker's name, ``trainer`` or ``head``."""
+    """Name of the worker, or ``trainer`` or ``head``."""
     after_s: float
     samples: int = 0
-    """How many had to move."""
+    """Samples that had to move."""
 
 
 class Recoveries:
-    """The newest recovery of each kind, and the longest of those that come by the dozen."""
+    """It keeps the newest recovery of each kind, and the longest of those that come by the dozen."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._losses: list[_Loss] = []
         self._stopped_s: dict[str, float] = {}
-        """``trainer`` and ``head``: when the job stood still for want of it."""
+        """Times since which the job has stood still for want of the ``trainer`` or the ``head``."""
         self._crashed: set[str] = set()
         """Names whose last life ended badly; their next one is a restart."""
         self._restarts = 0
@@ -101,7 +101,7 @@ class Recoveries:
     # ------------------------------------------------------------ restarts
 
     def mark_crashed(self, name: str) -> None:
-        """The present life of that name, a worker's or a service's, has ended badly."""
+        """Note that the present life of that name, a worker's or a service's, has ended badly."""
         self._crashed.add(name)
 
     def begins(self, name: str, *, again: bool) -> None:

@@ -13,18 +13,18 @@ from actors.fleet.workers import Worker
 
 @dataclass(frozen=True, slots=True)
 class RemoteFigures:
-    """Of one step. Times in seconds, means over its workers."""
+    """This is what the remote workers of a step did. Times in seconds, means over the workers."""
 
     mean: float
-    """Workers, averaged over the step's time."""
+    """Number of workers, averaged over the step's time."""
     busy_s: float
-    """In which a worker held samples."""
+    """Time in which a worker held samples."""
     idle_s: float
-    """From a worker's last sample to the end of the step, of those that were there then."""
+    """Time from a worker's last sample to the end of the step, over those that were there then."""
 
 
 class RemoteTimes:
-    """From ``now`` on. ``look`` whenever something may have changed."""
+    """It adds up times from ``now`` on. ``look`` whenever something may have changed."""
 
     def __init__(self, now: float) -> None:
         self._since_s = self._looked_s = now
@@ -34,13 +34,13 @@ class RemoteTimes:
         self._last_busy_s: dict[str, float] = {}
 
     def look(self, workers: Sequence[Worker], now: float) -> None:
-        """These are there now."""
+        """Note the workers that are there now."""
         self._pass(now)
         self._there = [worker.name for worker in workers]
         self._busy = {worker.name for worker in workers if worker.in_flight}
 
     def figures(self, now: float) -> RemoteFigures:
-        """Up to now."""
+        """The figures up to now."""
         self._pass(now)
         seconds = now - self._since_s
         mean = self._worker_s / seconds if seconds > 0 else float(len(self._there))

@@ -33,13 +33,13 @@ from actors.protocol.workers import AssignmentsFailed, WorkerEnded
 
 @message("scheduler.no_word")
 class NoWord(Message):
-    """To oneself: nobody has said in time how that life of a worker ended."""
+    """The scheduler tells itself that nobody has said in time how that life of a worker ended."""
 
     incarnation: int
 
 
 class Returns:
-    """See the module's docstring. ``finished`` gets what turns out to have ended; ``settled(step)`` follows a drop."""
+    """It takes samples back. ``finished`` gets those that turn out to have ended; ``settled(step)`` follows a drop."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Returns:
         return True
 
     def _isolate(self, name: str, held: Rows) -> None:
-        """These were with an engine when it crashed. Those that have gone on elsewhere meanwhile are taken back."""
+        """Suspect samples that an engine held when it crashed; take back those that have gone on elsewhere since."""
         scope, batches = self._scope, self._scope.ledger.batches
         steps = np.concatenate([np.full(len(rows), step, np.int32) for step, rows in held.items()])
         scope.books.apply(ev.Suspected(name, steps, np.concatenate(list(held.values()))))

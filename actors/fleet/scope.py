@@ -22,7 +22,7 @@ from transport.transport import SendOutcome
 
 
 class JobScope:
-    """What lasts as long as one life of the scheduler."""
+    """The parts of a job's scheduler share this for as long as that scheduler lives."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class JobScope:
         return self.ctx.ref(address).tell(what)
 
     def event(self, name: str, **fields: float | str) -> None:
-        """Into the log and events.jsonl."""
+        """Write an event into the log and events.jsonl."""
         self.ctx.log.info(name, **fields)
         self.record(name, **fields)
 
     def record(self, name: str, **fields: float | str) -> None:
-        """An event for checkers alone: it is in events.jsonl and not in the log."""
+        """Write an event for checkers alone, into events.jsonl and not into the log."""
         if self._metrics is not None:
             self.tell(self._metrics, Event(job=self.name, name=name, fields=dict(fields)))
 
@@ -74,6 +74,6 @@ class JobScope:
             raise NotAccepted(f"this scheduler serves job {self.name!r}, not {job!r}")
 
     def speaker(self, name: str, sender: ActorAddress | None = None) -> Worker | None:
-        """The worker of that name, if it is who speaks, in its present life; ``sender``: of one of a batch."""
+        """The worker of that name, if its present life speaks. ``sender``: who sent a message that came in a batch."""
         worker, sender = self.workers.by_name.get(name), sender or self.ctx.sender
         return worker if worker is not None and sender is not None and sender.peer == worker.address.peer else None

@@ -48,11 +48,11 @@ from actors.protocol.workers import WorkerAsleep
 from transport.transport import SendOutcome
 
 COLUMNS: Final = ("seed_s", "seeding_target", "seeding_engine_s")
-"""Of a step's row."""
+"""Columns of a step's row."""
 
 
 class Seeding:
-    """Of one life of the scheduler. ``look`` before work is handed out, as often as you like."""
+    """It opens and ends the seeding windows of a job. ``look`` before work is handed out, as often as you like."""
 
     def __init__(self, scope: JobScope, versions: Versions, estimate: SeedingEstimate | None = None) -> None:
         """``estimate``: with ``scheduling.seeding_end: estimated``."""
@@ -61,7 +61,7 @@ class Seeding:
         self._estimate = estimate
         streams = scope.job.sync.mode != "sync"
         self._returns = streams and scope.job.scheduling.relief
-        """A dry trainer's engines would help: samples move to them, and it trains what has come before all has."""
+        """Whether a trainer with nothing to train switches back: its engines would be of use meanwhile."""
         scheduling = scope.job.scheduling
         self._first_rules = OffloadRules(
             scope.job.rollout.workers,
@@ -75,7 +75,7 @@ class Seeding:
         self._known = first if learned is None else Offload(learned.seed_s, learned.target, learned.memory)
         self._step = SeedingStep(-1, RemoteTimes(scope.ctx.now()))
         self._trainers_step = -1
-        """That the trainer has open; -1: none."""
+        """Step that the trainer has open; -1: none."""
         self._looked_dry_s = -math.inf
         self._generated: dict[int, tuple[SeedingStep, RemoteFigures]] = {}
         """Steps that are not committed yet, and whose successor's window has begun."""
@@ -88,7 +88,7 @@ class Seeding:
 
     @property
     def _remote(self) -> list[Worker]:
-        """Those with notice get no work any more, so nobody waits for them either."""
+        """Workers elsewhere. Those with notice get no work any more, so nobody waits for them either."""
         there = self._scope.workers.by_name.values()
         return [worker for worker in there if not worker.beside_trainer and not worker.leaving]
 
@@ -186,7 +186,7 @@ class Seeding:
         )  # fmt: skip
 
     def _tell(self, worker: Worker, now: float) -> None:
-        """It gets no work from now on, or from when it has been told to wake."""
+        """Tell a local worker to sleep or to wake. It gets no work until it has been told to wake."""
         asleep, rest = self._step.opened_s is None, worker.rest_beside
         if rest.told == asleep:
             worker.off_duty = asleep
@@ -206,13 +206,13 @@ class Seeding:
     # ------------------------------------------------------------ the trainer
 
     def trainer_opened(self, step: int) -> None:
-        """It has no other step open now; -1: none at all."""
+        """Note the step that the trainer has open; -1: none."""
         self._trainers_step = step
         if self._estimate is not None:
             self._estimate.opened()
 
     def trainer_given(self, batch: StepBatch, rows: np.ndarray) -> None:
-        """It has been given these, to train."""
+        """Note what the trainer has been given to train."""
         if self._estimate is not None:
             self._estimate.given(int(batch.length[rows].sum()), self._scope.ctx.now())
 

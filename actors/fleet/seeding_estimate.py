@@ -32,16 +32,16 @@ S = SampleState
 KNOWN_MIN = 0.5
 """Part of the prompts that must have an expected length."""
 _LOOKED_AT = 2048
-"""Samples that are looked at of a step, unless one group has more."""
+"""Number of a step's samples that are looked at, unless one group has more."""
 _TABLES = 4
-"""Latency tables whose mean stands for all."""
+"""Number of latency tables whose mean stands for all."""
 
 
 class _Look(NamedTuple):
     step: int
     at_s: float
     enough: bool | None
-    """The trainer would not wait; None: too little was known."""
+    """Whether the trainer would not wait; None: too little was known."""
 
 
 _NO_LOOK = _Look(-1, 0.0, None)
@@ -49,7 +49,7 @@ _NO_LOOK = _Look(-1, 0.0, None)
 
 @dataclass(frozen=True, slots=True)
 class _MeanPace:
-    """Of workers that may be of several kinds."""
+    """It is the mean pace of workers that may be of several kinds."""
 
     tables: Sequence[LatencyTable]
 
@@ -59,18 +59,18 @@ class _MeanPace:
 
 @dataclass(slots=True)
 class SeedingEstimate:
-    """Of one life of the scheduler."""
+    """It estimates how long the trainer would wait, from what this life of the scheduler has seen."""
 
     ledger: Ledger
     ranking: LengthRanking
     look_every_s: float
     train_token_s: float = 0.0
-    """Of a response token, in the step that was trained last."""
+    """Seconds a response token took to train, in the step that was trained last."""
     max_staleness: int = 0
-    """So many steps ahead of the one that is trained may be generated."""
+    """Steps ahead of the trained one that may be generated."""
     _looked: _Look = _NO_LOOK
     _busy_until_s: float = 0.0
-    """As long as the trainer probably trains what it has been given of the step that it has open."""
+    """Time until which the trainer probably trains what it has been given of the step that it has open."""
 
     def would_not_wait(self, batch: StepBatch, remote: Sequence[Worker], now: float) -> bool | None:
         """Whether the trainer, handed ``batch`` now, would find its groups in time; None: too little is known."""
@@ -91,11 +91,11 @@ class SeedingEstimate:
         return view is not None and hand_over.should_return(view, switch_s=switch_s)
 
     def opened(self) -> None:
-        """The trainer begins with a step: what it was given before it does not have."""
+        """Note that the trainer begins with a step: it no longer has what it was given before."""
         self._busy_until_s = 0.0
 
     def given(self, tokens: int, now: float) -> None:
-        """The trainer has been given so many response tokens."""
+        """Note how many response tokens the trainer has been given."""
         self._busy_until_s = max(self._busy_until_s, now) + tokens * self.train_token_s
 
     def _busy_s(self, now: float) -> float:

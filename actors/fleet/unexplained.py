@@ -20,11 +20,11 @@ from actors.ledger.batch import SampleState
 from actors.ledger.ledger import Ledger
 
 Rows = dict[int, np.ndarray]
-"""Step → rows."""
+"""Rows by step."""
 
 
 class Unexplained:
-    """Keyed by incarnation: of one life of a worker each."""
+    """It keeps the samples of silent workers, keyed by the incarnation of the life that held them."""
 
     def __init__(self, ledger: Ledger, lives_max: int) -> None:
         self._lives_max = lives_max
@@ -32,10 +32,10 @@ class Unexplained:
         self._rows: dict[int, Rows] = {}
         self._kept_back: set[int] = set()
         self._ends: dict[int, bool] = {}
-        """Life → whether it crashed, of those whose links are still to break."""
+        """Lives that have ended and whose links are still to break, and whether each crashed."""
 
     def note_end(self, incarnation: int, *, crashed: bool) -> None:
-        """Its machine was quicker than its link."""
+        """Note an end of which the machine told before the link broke."""
         while len(self._ends) >= self._lives_max:
             del self._ends[next(iter(self._ends))]
         self._ends[incarnation] = crashed

@@ -18,22 +18,22 @@ from actors.fleet.workers import Worker
 from actors.ledger.batch import StepBatch
 from actors.ledger.whole_steps import newest_whole_step, whole
 from actors.protocol.services import ServiceChanged
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import VersionAvailable
 from actors.protocol.work import PullVersion
 from transport.address import ActorAddress
 
 
 class Versions:
-    """Of one life of the scheduler."""
+    """It decides which version workers are told to load."""
 
     def __init__(self, scope: JobScope) -> None:
         self._scope = scope
         self.newest = -1
-        """That workers are told of: the newest that is offered, but never one of samples that a crash could take."""
+        """Version that workers are told of: the newest offered one, if no crash can take the samples it is made of."""
         self.offered = -1
         self.weights: ActorAddress | None = None
         self.secured_step = newest_whole_step(scope.ledger)
-        """All samples of this step and those before it are on disk; version s + 1 is made of those of step s."""
+        """Newest step whose samples, and all before them, are on disk; they make version s + 1."""
         self._securing_step = -1
 
     def offer(self, news: VersionAvailable) -> None:
@@ -54,7 +54,7 @@ class Versions:
         self.secured(step)
 
     def secured(self, step: int) -> None:
-        """The samples of ``step`` are on disk."""
+        """Note that the samples of ``step`` are on disk."""
         self.secured_step = max(self.secured_step, step)
         self._announce()
 
@@ -70,7 +70,7 @@ class Versions:
         self._scope.assign()  # ahead: each worker has been told to pull what it needs
 
     def tell_again(self, now: float) -> None:
-        """Those that have not loaded for long what they were told to."""
+        """Tell those again that have not loaded for long what they were told to."""
         for worker in self._scope.workers.by_name.values():
             if now - worker.told_at_s > self._scope.limits.pull_timeout_s:
                 self._tell_to_pull(worker)
@@ -83,7 +83,7 @@ class Versions:
             self._scope.tell(worker.address, order)
 
     def may_begin(self, batch: StepBatch) -> bool:
-        """With a barrier, training waits for all of its step, and for every worker to have loaded what was trained."""
+        """Whether training may begin. With a barrier, all of the step must be there, its version everywhere."""
         if self._scope.job.sync.mode != "one_step_barrier" or batch.committed:
             return True
         patience_s, now = self._scope.limits.pull_patience_s, self._scope.ctx.now()
@@ -94,7 +94,7 @@ class Versions:
         return self.newest >= batch.step and whole(batch) and all(loaded)
 
     def introduce_weights(self) -> None:
-        """To the trainer, whichever of the two came last: it may still be offering a version to a former server."""
+        """Tell the trainer where the weight server is, whichever came last: it may be offering to a former one."""
         weights, trainer = self._scope.services.get("weights"), self._scope.services.get("trainer")
         if weights is not None and trainer is not None:
             self._scope.tell(trainer, ServiceChanged(job=self._scope.name, role="weights", address=weights))

@@ -22,29 +22,29 @@ from transport.address import ActorAddress
 
 @dataclass(slots=True)
 class RestBeside:
-    """Whether an engine beside the trainer sleeps, in a job with a seeding window."""
+    """It says whether an engine beside the trainer sleeps, in a job with a seeding window."""
 
     told: bool | None = None
-    """To sleep, or to wake; None: it has been told neither."""
+    """Whether it was last told to sleep (True) or to wake; None: it has been told neither."""
     told_s: float | None = None
-    """When; None: it has answered."""
+    """Time at which it was told; None: it has answered."""
     sleeps_s: float = 0.0
-    """What falling asleep took it last, from being told to."""
+    """Seconds that falling asleep took it last, from being told to."""
     wakes_s: float = 0.0
-    """The same of waking."""
+    """Seconds that waking took it last."""
     since_s: float = 0.0
-    """When it got no work any more."""
+    """Time since which it gets no work."""
     asleep: bool = False
-    """It says so."""
+    """Whether it says that it sleeps."""
     given_up: bool = False
-    """The trainer has begun without waiting for it any longer."""
+    """Whether the trainer has begun without waiting for it any longer."""
 
     def tell(self, asleep: bool, now: float) -> None:
-        """It has been told so."""
+        """Note that it has been told to sleep, or to wake."""
         self.told, self.told_s, self.asleep = asleep, now, False
 
     def hear(self, asleep: bool, now: float) -> None:
-        """It says that it is so; an answer to what it was told before counts for nothing."""
+        """Note its answer; one to what it was told before counts for nothing."""
         if self.told is not asleep or self.told_s is None:
             return
         took_s, self.told_s, self.asleep = now - self.told_s, None, asleep
@@ -56,7 +56,7 @@ class RestBeside:
 
 @dataclass(slots=True)
 class Worker:
-    """One life of one worker. Times are of the loop's clock."""
+    """It is one life of one worker. Times are of the loop's clock."""
 
     name: str
     address: ActorAddress
@@ -68,49 +68,49 @@ class Worker:
     pulling_version: int = -1
     pulling_since_s: float = 0.0
     told_version: int = -1
-    """The newest version that it has been told to pull, -1 if none."""
+    """Newest version that it has been told to pull, -1 if none."""
     told_at_s: float = 0.0
     resting_until_s: float = 0.0
-    """It could not take work; it gets none until then."""
+    """Time until which it gets no work, since it could not take any."""
     leaves_s: float = math.inf
-    """It has been given notice and is gone by then: it gets no work any more."""
+    """Time by which it is gone, as it has been given notice: it gets no work any more."""
     failures: int = 0
     """Refusals in a row."""
     heard_s: float = 0.0
-    """Its last delta or version, or when it got work after it had none: something is to be heard since then."""
+    """Time of its last delta or version, or of its first work after it had none: it should say something since."""
     lease: LeaseGranter | None = None
-    """None until it is registered: then it runs out by itself."""
+    """Its lease, which runs out by itself; None until it is registered."""
     stats: EngineStats | None = None
     full_at: int | None = None
-    """How many its engine ran when others had to wait, though it has slots for them; None: none ever had to."""
+    """Number that its engine ran when others had to wait, though it has slots for them; None: not seen yet."""
     began: bool = False
-    """Its first token has come."""
+    """Whether its first token has come."""
     again: bool = False
-    """It had been registered before it registered this time."""
+    """Whether it had been registered before it registered this time."""
     beside_trainer: bool = False
-    """It is on the trainer's machine."""
+    """Whether it is on the trainer's machine."""
     off_duty: bool = False
-    """It gets no work: the trainer's machine is to train now."""
+    """Whether it gets no work because the trainer's machine is to train now."""
     rest_beside: RestBeside = field(default_factory=RestBeside)
     latency: LatencyMeter = field(default_factory=LatencyMeter)
-    """Of this life: the next one may be on another device."""
+    """Latency of this life: the next one may be on another device."""
 
     def grant(self, term_s: float, lease: int, now: float) -> None:
-        """It may act for ``term_s`` from now on."""
+        """Let it act for ``term_s`` from now on."""
         self.lease = LeaseGranter(term_s=term_s, first_epoch=lease)
         self.lease.grant(str(self.address.peer), now)
 
     def renew(self, lease: int, now: float) -> Grant | None:
-        """The same lease for another term; None if it is another one, or has lapsed."""
+        """Grant the same lease for another term; None if it is another one, or has lapsed."""
         return None if self.lease is None else self.lease.renew(str(self.address.peer), lease, now)
 
     def has_lapsed(self, now: float) -> bool:
-        """It has not renewed its lease in time, and has fenced itself by now."""
+        """Whether it has not renewed its lease in time, and so has fenced itself by now."""
         return self.lease is not None and self.lease.holder(now) is None
 
     @property
     def leaving(self) -> bool:
-        """It has been given notice."""
+        """Whether it has been given notice."""
         return self.leaves_s < math.inf
 
     @property
@@ -119,7 +119,7 @@ class Worker:
         return self.slots if self.full_at is None else min(self.full_at, self.slots)
 
     def may_get_work(self, now: float) -> bool:
-        """It does not rest, nor leave, nor stand back for the trainer."""
+        """Whether it does not rest, nor leave, nor stand back for the trainer."""
         return now >= self.resting_until_s and not self.leaving and not self.off_duty
 
     def view(self, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:
@@ -141,13 +141,13 @@ class Worker:
         )
 
     def pulls(self, policy_version: int, now: float) -> None:
-        """It has been told to load ``policy_version``."""
+        """Note that it has been told to load ``policy_version``."""
         self.told_version, self.told_at_s = policy_version, now
         if policy_version > max(self.policy_version, self.pulling_version):
             self.pulling_version, self.pulling_since_s = policy_version, now
 
     def serves(self, policy_version: int) -> None:
-        """It has loaded ``policy_version``."""
+        """Note that it has loaded ``policy_version``."""
         self.policy_version = policy_version
         if self.pulling_version <= policy_version:
             self.pulling_version = -1
@@ -164,7 +164,7 @@ class Worker:
 
 
 class WorkerTable:
-    """All live workers by name, and how busy their engines have been."""
+    """It has all live workers by name, and knows how busy their engines have been."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, Worker] = {}

@@ -88,9 +88,9 @@ class Job(RegisteredActor):
         self._summary = Summary()
         self._issuing: set[int] = set()
         self._asked_again = asyncio.Event()
-        """The scheduler knows something new about the prompt source: no use in waiting longer."""
+        """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
         self._checkpoint_waiters: list[tuple[int, asyncio.Future[jm.CheckpointReport]]] = []
-        """With the steps that were committed when they asked: a checkpoint of no later one is not the one they mean."""
+        """Waiters, and the steps committed when they asked: a checkpoint of no later one is not meant."""
         self._checkpoint = ""
         self._reason = ""
         self._started_s = 0.0

@@ -56,7 +56,7 @@ def read_rows(path: Path) -> list[Row]:
 
 
 class Summary:
-    """Adds rows up. ``rows`` holds the first and last five, and sums of the rest."""
+    """It adds rows up. The first and last five rewards are kept, and sums of the rest."""
 
     def __init__(self) -> None:
         self._first: list[float] = []
@@ -68,7 +68,7 @@ class Summary:
         self.newest: Row = {}
 
     def cost(self) -> dict[str, float | None]:
-        """Of all steps, and of a million generated tokens and a step on average."""
+        """Cost of all steps, and of a million generated tokens and a step on average."""
         return {
             "cost": self.spent,
             "cost_per_million_tokens": 1e6 * self.spent / self.tokens if self.tokens else None,

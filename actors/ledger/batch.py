@@ -24,7 +24,7 @@ from actors.ledger.events import BatchIssued
 
 
 class SampleState(enum.IntEnum):
-    """Where a sample is; it is in exactly one of these."""
+    """A sample is in exactly one of these states."""
 
     QUEUED = 0
     ASSIGNED = 1
@@ -41,7 +41,7 @@ IN_FLIGHT = (SampleState.ASSIGNED, SampleState.STREAMING)
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """The responses of some rows, end to end: row i owns the next ``lengths[i]`` entries."""
+    """The responses of some rows stand end to end: row i owns the next ``lengths[i]`` entries."""
 
     rows: np.ndarray  # int32[n]
     lengths: np.ndarray  # int32[n]
@@ -51,7 +51,7 @@ class Ragged:
 
 
 class StepBatch:
-    """All samples of one training step."""
+    """It holds all samples of one training step."""
 
     def __init__(self, event: BatchIssued) -> None:
         prompts = event.prompts
@@ -98,7 +98,7 @@ class StepBatch:
 
     @property
     def generating(self) -> bool:
-        """Some samples have not finished."""
+        """Whether some samples have not finished."""
         return bool((self.state < SampleState.FINISHED).any())
 
     def rows_of(self, prompts: np.ndarray, siblings: np.ndarray) -> np.ndarray:
@@ -161,12 +161,12 @@ class StepBatch:
         return self._tokens[row, : self.length[row]]
 
     def newest_version(self, rows: np.ndarray) -> int:
-        """Of any token of ``rows``, which are not committed; -1 if they have none."""
+        """The newest version of any token of ``rows``, which are not committed; -1 if they have none."""
         rows = rows[self.length[rows] > 0]
         return int(self._versions[rows, self.length[rows] - 1].max(initial=-1))
 
     def newest_versions(self, rows: np.ndarray) -> np.ndarray:
-        """int32[n] of the last token of each of ``rows``, which are not committed; -1 where there is none."""
+        """int32[n] version of the last token of each of ``rows``, which are not committed; -1 where there is none."""
         length = self.length[rows]
         return np.where(length > 0, self._versions[rows, np.maximum(length - 1, 0)], -1)
 

@@ -8,13 +8,13 @@ from actors.ledger.ledger import Ledger, Outcome
 
 
 class Books:
-    """The one way by which the scheduler changes the ledger."""
+    """The scheduler changes the ledger through this alone."""
 
     def __init__(self, ledger: Ledger, journal: Journal) -> None:
         self.ledger = ledger
         self.journal = journal
         self.events = 0
-        """Grows with every event; equal values at two times mean that nothing has moved between them."""
+        """Number of events so far; equal values at two times mean that nothing has moved between them."""
 
     def apply(self, event: ev.Event) -> Outcome:
         """Raises IllegalTransition (nothing has changed, nothing is written) or JournalFailed."""

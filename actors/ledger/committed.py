@@ -17,7 +17,7 @@ _FINISHES: Final = {int(finish): finish.name.lower() for finish in FinishReason}
 
 
 class CommittedSample(msgspec.Struct, frozen=True):
-    """Equal fields up to ``reward`` mean: the same sample with the same tokens and the same reward."""
+    """Two that are equal up to ``reward`` are the same sample with the same tokens and the same reward."""
 
     job: str
     step: int
@@ -34,9 +34,9 @@ class CommittedSample(msgspec.Struct, frozen=True):
     """Policy version of the first token; None for an empty response."""
     last_version: int | None
     attempts: int
-    """How often it was handed to a worker."""
+    """Number of times that it was handed to a worker."""
     reason: str
-    """Why it was dropped."""
+    """Reason why it was dropped."""
 
 
 def committed_rows(job: str, batch: StepBatch) -> list[CommittedSample]:

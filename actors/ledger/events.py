@@ -28,7 +28,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
-    """The prompts of a step; prompt ids are ragged: prompt i owns the next ``prompt_lengths[i]`` ids."""
+    """The prompts of a step have come. Prompt ids are ragged: prompt i owns the next ``prompt_lengths[i]`` ids."""
 
     step: int
     group_size: int
@@ -51,16 +51,16 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
     counts: np.ndarray  # int32[w]
     rows: np.ndarray  # int32[sum(counts)]
     again: bool = False
-    """They have them already, from a former life of the scheduler, and go on."""
+    """Whether the worker has them already, from a former life of the scheduler, and goes on."""
 
     @classmethod
     def to_one(cls, worker: str, step: int, first: int, rows: np.ndarray, *, again: bool = False) -> Assigned:
-        """All rows to one worker."""
+        """Hand all rows to one worker."""
         return cls(step, first, [worker], np.array([len(rows)], np.int32), rows, again)
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
-    """Deltas end to end, in the order in which they came; columns as in ``messages.TokenDelta``.
+    """Deltas have come; they stand end to end in the order of their arrival, in columns as those of ``TokenDelta``.
 
     Delta i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows, and row r the next
     ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each delta had come alone.
@@ -112,13 +112,13 @@ class Returned(msgspec.Struct, frozen=True, tag="returned"):
     assignments: np.ndarray  # int64[n]
     reason: str
     blame: bool = False
-    """The sample itself may be at fault: its failures are counted."""
+    """Whether the sample itself may be at fault: its failures are counted then."""
     crashed: bool = False
-    """The worker crashed while it held these: one of them may be what kills engines (``Ledger.suspects``)."""
+    """Whether the worker crashed while it held these: one of them may be what kills engines."""
 
 
 class Suspected(msgspec.Struct, frozen=True, tag="suspected"):
-    """Of these samples, which have been returned already, it is known by now that an engine crashed while it held them.
+    """It is known by now that an engine crashed while it held these samples, which have been returned already.
 
     ``rows[i]`` is one of step ``steps[i]``.
     """
@@ -141,7 +141,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
 
 
 class Leased(msgspec.Struct, frozen=True, tag="leased"):
-    """Sent to the trainer. ``replay``: the rows were committed before and stay so."""
+    """These were sent to the trainer. ``replay``: the rows were committed before and stay so."""
 
     step: int
     rows: np.ndarray  # int32[n]
@@ -163,9 +163,9 @@ class Checkpointed(msgspec.Struct, frozen=True, tag="checkpointed"):
     step: int
     path: str
     counters: dict[str, int] = {}
-    """The ledger's counters by now, by name."""
+    """Counters of the ledger by now, by name."""
     final: bool = False
-    """The trainer has been told to stop, and has."""
+    """Whether the trainer has been told to stop, and has."""
 
 
 class Paused(msgspec.Struct, frozen=True, tag="paused"):
@@ -181,7 +181,7 @@ class Stopping(msgspec.Struct, frozen=True, tag="stopping"):
 
 
 class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
-    """What ``policies.offload`` has learned by the end of a step; the newest counts."""
+    """``policies.offload`` has learned this by the end of a step; the newest counts."""
 
     step: int
     seed_s: float

@@ -32,7 +32,7 @@ from configs.limits import DEFAULT_LIMITS, Limits
 
 SCHEMA_VERSION = 3
 _PAGE_BYTES = 16384
-"""Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
+"""Page size. Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
@@ -48,7 +48,7 @@ KEPT_KINDS = ("opened", "committed", "checkpointed", "rewound", "paused", "stopp
 
 
 class Journal(Protocol):
-    """What the scheduler needs of a journal."""
+    """The scheduler needs this of a journal."""
 
     def read(self) -> tuple[int, list[ev.Event]]:
         """The step below which events have been pruned, and all events."""
@@ -91,7 +91,7 @@ class _Prune:
 
 
 class SqliteJournal:
-    """``journal.db`` in WAL mode. Construct and ``read`` before the loop depends on it; both do disk work."""
+    """It writes ``journal.db`` in WAL mode. Construct and ``read`` before the loop depends on it; both do disk work."""
 
     def __init__(self, path: Path, job: str, limits: Limits = DEFAULT_LIMITS) -> None:
         self._job = job
@@ -105,7 +105,7 @@ class SqliteJournal:
         self._room = asyncio.Event()
         self._room.set()
         self._broken: JournalFailed | None = None
-        """The writer's own: nothing is written behind what could not be."""
+        """Failure as the writer knows it: nothing is written behind what could not be."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._db = _open(path, job)
         self._seq: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]

@@ -35,7 +35,7 @@ _UNSETTLED = (S.QUEUED, S.ASSIGNED, S.STREAMING, S.FINISHED, S.SCORED)
 
 
 class Ledger(LedgerState):
-    """The state, and the one way to change it."""
+    """It holds the state of all samples, and ``apply`` is the one way to change it."""
 
     def __init__(self, floor: int = 0) -> None:
         super().__init__(floor)

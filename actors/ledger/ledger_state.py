@@ -21,25 +21,25 @@ S = SampleState
 
 
 class LedgerState:
-    """``floor``: events of steps below it have been pruned from the journal, and what refers to them is passed over."""
+    """It answers questions. Events of steps below ``floor`` have been pruned; what refers to them is passed over."""
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
         self.epoch = 0
         self.batches: dict[int, StepBatch] = {}
         self.committed_steps = 0
-        """Steps 0..committed_steps-1 are committed."""
+        """Number of committed steps, 0 … committed_steps - 1."""
         self.trainer_step = 0
-        """The step that the trainer commits next; below ``committed_steps`` while it replays."""
+        """Step that the trainer commits next; below ``committed_steps`` while it replays."""
         self.checkpoints: list[tuple[int, str]] = []
         self.paused = False
-        """Nothing is to be handed out."""
+        """Whether nothing is to be handed out."""
         self.stopping = False
-        """The next commit is the last one."""
+        """Whether the next commit is the last one."""
         self.ended = False
-        """The newest checkpoint is the last one."""
+        """Whether the newest checkpoint is the last one."""
         self.window: WindowLearned | None = None
-        """What the seeding window has learned, in a job that has one."""
+        """Learned seeding window, in a job that has one."""
         self.counters = Counters()
         self._slots = Slots()
         self._workers: dict[str, int] = {}
@@ -73,7 +73,7 @@ class LedgerState:
         return {name for name, index in self._workers.items() if index in held}
 
     def live(self, worker: str, assignments: np.ndarray) -> np.ndarray:
-        """Those of ``assignments`` that are live with ``worker``."""
+        """Keep the ``assignments`` that are live with ``worker``."""
         _, rows = self._slots.find(assignments, self._workers.get(worker, -1))
         return assignments[rows >= 0]
 

@@ -9,7 +9,7 @@ from actors.ledger.journal import KEPT_KINDS, prune_step
 
 
 class MemoryJournal:
-    """Keeps events encoded, so that what is read back has been through the same bytes as on disk."""
+    """It keeps events encoded, so that what is read back has been through the same bytes as on disk."""
 
     def __init__(self, job: str = "job") -> None:
         self.job = job

@@ -20,7 +20,7 @@ K = TypeVar("K", int, str)
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one event. Rows are int32[n] by step, assignments int64[n] by worker."""
+    """This is what an event did. Rows are int32[n] by step, assignments int64[n] by worker."""
 
     tokens: int = 0
     finished: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
@@ -28,24 +28,24 @@ class Outcome:
     queued: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Rows that went back to the queue."""
     ended: dict[str, int] = field(default_factory=dict[str, int])
-    """Worker → how many of its hand-outs are over, finished ones included."""
+    """Number of each worker's hand-outs that are over, finished ones included."""
     broken: dict[str, np.ndarray] = field(default_factory=dict[str, np.ndarray])
     """Assignments that run on their worker though the ledger disagrees (gap, overlap, not live): revoke them."""
 
     def count_ended(self, worker: str, hand_outs: int) -> None:
-        """Some more of ``worker`` are over."""
+        """Add hand-outs of ``worker`` that are over."""
         if hand_outs:
             self.ended[worker] = self.ended.get(worker, 0) + hand_outs
 
     def note_broken(self, worker: str, assignments: np.ndarray) -> None:
-        """Some more of ``worker`` run on though they should not."""
+        """Add assignments of ``worker`` that run on though they should not."""
         if len(assignments):
             _join(self.broken, worker, assignments)
 
 
 @dataclass(slots=True)
 class Counters:
-    """Grow only. ``prompts_lost`` and ``samples_trained_twice`` are 0 in a right system."""
+    """They only grow. ``prompts_lost`` and ``samples_trained_twice`` are 0 in a right system."""
 
     tokens: int = 0
     unknown_rows: int = 0
@@ -58,7 +58,7 @@ class Counters:
 
 
 def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcome: Outcome) -> None:
-    """``rows`` have ended for good, for ``reasons``: FinishReason of each or of all."""
+    """End ``rows`` for good, for ``reasons``: FinishReason of each or of all."""
     if len(rows):
         batch.state[rows] = SampleState.FINISHED
         batch.finish[rows] = reasons
@@ -67,7 +67,7 @@ def finish(batch: StepBatch, rows: np.ndarray, reasons: np.ndarray | int, outcom
 
 
 def give_back(batch: StepBatch, rows: np.ndarray, outcome: Outcome) -> None:
-    """Back to the queue, unless the tokens already end the sample."""
+    """Put ``rows`` back to the queue, unless the tokens already end the sample."""
     if not len(rows):
         return
     stopped, spent = batch.ended(rows)

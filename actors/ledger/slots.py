@@ -14,7 +14,7 @@ _COMPACT_AT = 65_536
 
 
 class Slots:
-    """Assignment number → (step, row, worker), in columns."""
+    """It maps an assignment number to (step, row, worker), in columns."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -28,7 +28,7 @@ class Slots:
         self._base = self.next = epoch * EPOCH_STRIDE
 
     def skip_to(self, first: int) -> None:
-        """The numbers before ``first`` have been given to samples that are pruned; they name nothing."""
+        """Pass over the numbers before ``first``, which were given to samples that are pruned; they name nothing."""
         if first > self.next:
             self.give(-1, np.full(first - self.next, -1, np.int32), -1)
 
@@ -58,7 +58,7 @@ class Slots:
         return self._workers[assignments - self._base]
 
     def end(self, assignments: np.ndarray) -> None:
-        """These numbers, all of them live, name nothing any more."""
+        """Let these numbers, all of them live, name nothing any more."""
         self._rows[assignments - self._base] = -1
 
     def of_worker(self, worker: int) -> np.ndarray:

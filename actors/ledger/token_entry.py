@@ -28,7 +28,7 @@ from actors.protocol.tokens import FinishReason
 
 
 class TokenEntry:
-    """Works on the ledger's own columns: ``batches`` by step, ``workers`` by name."""
+    """It works on the ledger's own columns: ``batches`` by step, ``workers`` by name."""
 
     def __init__(
         self, batches: dict[int, StepBatch], slots: Slots, workers: dict[str, int], counters: Counters
@@ -123,7 +123,7 @@ class TokenEntry:
         self, batch: StepBatch, worker: str, rows: np.ndarray, finished: np.ndarray, assignments: np.ndarray,
         outcome: Outcome,
     ) -> None:  # fmt: skip
-        """These hand-outs are over, each for the reason in ``finished``."""
+        """End these hand-outs, each for the reason in ``finished``."""
         self._slots.end(assignments)
         done = finished != FinishReason.ABORTED
         finish(batch, rows[done], finished[done], outcome)

@@ -6,7 +6,7 @@ import numpy as np
 
 
 class TrainedPrompts:
-    """Prompt ordinal → step, in a column that grows."""
+    """It maps a prompt's ordinal to its step, in a column that grows."""
 
     def __init__(self) -> None:
         self._step = np.full(1024, -1, np.int32)

@@ -12,7 +12,7 @@ Fields = dict[str, float | int | str]
 
 
 class AskWatch:
-    """One per process. ``overdue`` is to be called now and then, ``counted`` at the end."""
+    """It watches the asks of one process. ``overdue`` is to be called now and then, ``counted`` at the end."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx

@@ -27,7 +27,7 @@ from configs.schema import MetricsConfig
 
 
 class Metrics(Actor):
-    """Writes into ``run_dir``."""
+    """It writes into ``run_dir``."""
 
     def __init__(self, job: str, run_dir: Path, config: MetricsConfig) -> None:
         self._job = job
@@ -45,7 +45,7 @@ class Metrics(Actor):
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
     async def _watch_asks(self) -> None:
-        """Of this process; in the others their envoys watch."""
+        """Watch this process; in the others their envoys watch."""
         health_at_s = self.ctx.now()
         while True:
             await self.ctx.sleep(self.ctx.limits.beacon_interval_s)
@@ -72,7 +72,7 @@ class Metrics(Actor):
             await self.ctx.run_blocking(self._feed, message.row)
 
     def _feed(self, row: dict[str, float | int | str]) -> None:
-        """On the actor's thread."""
+        """Give the row to every sink, on the actor's thread."""
         for sink in list(self._sinks):
             try:
                 sink.write(int(row["step"]), row)
@@ -90,7 +90,7 @@ class Metrics(Actor):
 
     @handles(ProcessHealth)
     async def process_health(self, message: ProcessHealth) -> None:
-        """Of each process; the head's own comes from here."""
+        """Record the health of a process; the head's own comes from here."""
         gauges = {name: round(value, 6) for name, value in message.gauges.items()}
         self._write_event("process_health", {"process": message.process, **gauges})
         for sink in self._sinks:

@@ -17,11 +17,11 @@ Row = Mapping[str, float | int | str]
 
 
 class SinkUnavailable(HeadraceError):
-    """Configuration: a sink that the job asks for cannot be had; the text says why and what to do."""
+    """A sink that the job asks for cannot be had (configuration); the text says why and what to do."""
 
 
 class Sink(Protocol):
-    """Takes one row a step. May block for file or network writes: it is called on the actor's thread."""
+    """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
     def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
@@ -29,7 +29,7 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """Event files that ``tensorboard --logdir RUN_DIR`` shows."""
+    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows."""
 
     def __init__(self, directory: Path) -> None:
         from tensorboardX import FileWriter
@@ -55,7 +55,7 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
+    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
 
     def __init__(self, project: str, job: str, directory: Path) -> None:
         try:
@@ -70,21 +70,20 @@ class WandbSink:
         self._run.log(dict(row), step=step)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
-        """As for TensorBoard."""
+        """Leave it out, as TensorBoard does."""
 
     def close(self) -> None:
         self._run.finish()
 
 
 class PrometheusSink:
-    """Gauges named ``headrace_<key>`` with a label ``job``, on http://127.0.0.1:PORT/metrics."""
+    """It serves gauges ``headrace_<key>`` with a label ``job``, on http://127.0.0.1:PORT/metrics."""
 
     def __init__(self, port: int, job: str) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Any] = {}
-        self._process_gauges: dict[str, Any] = {}
         self._job = job
         try:
             self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self._registry)
@@ -99,28 +98,22 @@ class PrometheusSink:
         return self._server.server_port
 
     def write(self, step: int, row: Row) -> None:
-        from prometheus_client import Gauge
-
         for name, value in row.items():
-            if isinstance(value, str):
-                continue
-            gauge = self._gauges.get(name)
-            if gauge is None:
-                gauge = Gauge(f"headrace_{name}", f"{name} of the newest step", ["job"], registry=self._registry)
-                self._gauges[name] = gauge
-            gauge.labels(job=self._job).set(value)
+            if not isinstance(value, str):
+                self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job).set(value)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
         """``headrace_process_<name>`` with a label ``process``."""
+        for name, value in gauges.items():
+            text = f"{name} of a process, lately"
+            self._gauge(f"headrace_process_{name}", text, job=self._job, process=process).set(value)
+
+    def _gauge(self, name: str, text: str, **labels: str) -> Any:
         from prometheus_client import Gauge
 
-        for name, value in gauges.items():
-            gauge = self._process_gauges.get(name)
-            if gauge is None:
-                text = f"{name} of a process, lately"
-                gauge = Gauge(f"headrace_process_{name}", text, ["job", "process"], registry=self._registry)
-                self._process_gauges[name] = gauge
-            gauge.labels(job=self._job, process=process).set(value)
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(name, text, list(labels), registry=self._registry)
+        return self._gauges[name].labels(**labels)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -26,7 +26,7 @@ _COLOURS: Final = {
 
 
 class TraceFile:
-    """Appends spans. A track's number is its order of appearance, after the trainer, which comes first."""
+    """It appends spans. A track's number is its order of appearance, after the trainer, which comes first."""
 
     def __init__(self, path: Path, job: str) -> None:
         self._tracks = _known_tracks(path)

@@ -29,12 +29,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.policies.decisions import AssignSamples, Decision
 from actors.policies.longest_first import longest_first
 from actors.policies.view import AssignView, GroupView, WorkerView
 
 
-def decide(view: AssignView, now: float) -> list[Decision]:
+@dataclass(frozen=True, slots=True)
+class AssignSamples:
+    """``rows`` of ``step`` are to be handed to ``worker`` in one message."""
+
+    worker: str
+    step: int
+    rows: np.ndarray  # int32[n]
+
+
+def decide(view: AssignView, now: float) -> list[AssignSamples]:
     """Assign as many queued samples as credit allows."""
     hands = _Hands(view)
     for step in _steps(view):
@@ -52,10 +60,10 @@ def decide(view: AssignView, now: float) -> list[Decision]:
 
 @dataclass(frozen=True, slots=True)
 class _There:
-    """Workers that may generate samples of a step."""
+    """These workers may generate samples of a step."""
 
     ready: list[WorkerView]
-    """They serve a version that is new enough."""
+    """Workers that serve a version that is new enough."""
     able: list[WorkerView]
     """Those, then the ones that are loading it."""
 
@@ -67,7 +75,7 @@ class _There:
 
 
 class _Hands:
-    """What has been given so far."""
+    """It knows what has been given so far."""
 
     def __init__(self, view: AssignView) -> None:
         self.room = {w.name: w.slots - w.in_flight for w in view.workers}
@@ -173,7 +181,7 @@ def _share(groups: list[GroupView], load: dict[str, int], workers: list[WorkerVi
 
 
 class _Shortest:
-    """Workers with room below a level, the least loaded first. Made once for many groups: a group costs O(log workers).
+    """It orders workers with room below a level, the least loaded first. A group costs O(log workers).
 
     Loads only rise while a decision is made, so an entry that is out of date stands too far in front, and is put back
     where it belongs when it gets to the top.
@@ -202,7 +210,7 @@ class _Shortest:
 
 
 def _length(worker: WorkerView, held: int) -> tuple[int, float]:
-    """Of its queue, with ``held`` samples."""
+    """Length of the worker's queue, with ``held`` samples."""
     return worker.pending(held), held / worker.slots
 
 
@@ -218,7 +226,7 @@ def _place_alone(group: GroupView, workers: list[WorkerView], hands: _Hands) -> 
     return bool(fitting)
 
 
-def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[Decision]:
+def _cut(picks: dict[tuple[str, int], list[np.ndarray]], message_samples: int) -> list[AssignSamples]:
     whole = {key: np.concatenate(parts) for key, parts in picks.items()}
     return [
         AssignSamples(worker, step, rows[start : start + message_samples])

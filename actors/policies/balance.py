@@ -19,26 +19,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 PLATEAU_GAIN = 0.05
-"""A batch is on the plateau when no larger one gave more than this above its throughput."""
+"""Part of its throughput by which a larger batch has to be faster; else the batch is on the plateau."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """One worker that serves the version in force."""
+    """It is one worker that serves the version in force."""
 
     name: str
     pending: int
-    """Given to it and not begun."""
+    """Samples that were given to it and not begun."""
     executing: int
     slots: int
-    """What it runs at once at most."""
+    """Samples that it runs at once at most."""
     plateau: int | None = None
-    """See the module's docstring; None: not measured yet."""
+    """Batch beyond which its throughput hardly grows; None: not measured yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """``count`` samples from one worker to another; of those that run, the ones that hold the fewest tokens."""
+    """``count`` samples go from one worker to another; of those that run, the ones that hold the fewest tokens."""
 
     source: str
     target: str
@@ -46,10 +46,9 @@ class Move:
     running: bool = False
 
 
-def decide(workers: Sequence[QueueView], now: float = 0.0) -> list[Move]:
-    """All moves that the rules ask for at once. ``now`` is not looked at: queues say it all."""
-    pending = _move_pending(workers)
-    return pending or _move_running(workers)
+def decide(workers: Sequence[QueueView]) -> list[Move]:
+    """All moves that the rules ask for at once."""
+    return _move_pending(workers) or _move_running(workers)
 
 
 def _move_pending(workers: Sequence[QueueView]) -> list[Move]:

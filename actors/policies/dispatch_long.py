@@ -29,21 +29,21 @@ from actors.policies.generation_time import Instance, finish_times_s
 from actors.policies.longest_first import longest_first
 
 ALPHA = 0.2
-"""Of the samples count as long; the paper's value."""
+"""Part of the samples that counts as long; the paper's value."""
 _CANDIDATES = 24
 """Numbers of dedicated workers that are tried, evenly spread, where there are more workers."""
 _SEARCHED = 32
 """Workers on which the number is sought; larger pools are thinned out to so many."""
 _ROUGH_CANDIDATES = 16
-"""In a thinned pool, of which nothing finer can be said."""
+"""Numbers that are tried in a thinned pool, of which nothing finer can be said."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Who generates what."""
+    """It says who generates what."""
 
     dedicated: int
-    """Workers, the first so many of ``workers``, that get long samples only."""
+    """Number of workers, the first of ``workers``, that get long samples only."""
     workers: list[int]
     """Positions of the workers, those with the fastest small batch first."""
     samples: list[np.ndarray]
@@ -52,12 +52,12 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """A batch that is over."""
+    """It is a batch that is over."""
 
     estimates: np.ndarray
-    """Expected when it was dealt, float64[n]."""
+    """Lengths that were expected when it was dealt, float64[n]."""
     lengths: np.ndarray
-    """That it came to, of the same samples."""
+    """Lengths that came out, of the same samples."""
 
 
 def decide(
@@ -71,8 +71,8 @@ def decide(
 ) -> Dispatch:
     """Share samples of these expected lengths among ``dedicated`` workers and the others; unset: as the replay says.
 
-    ``estimates`` are tokens; of a ranker that only orders, take ``as_lengths`` of them first. ``past``: None takes them
-    at their word; an empty one dedicates nobody, since nothing speaks for them yet.
+    ``estimates`` are tokens. ``past``: None takes them at their word; an empty one dedicates nobody, since nothing
+    speaks for them yet.
     """
     order = longest_first(estimates)
     ranked = sorted(range(len(instances)), key=lambda i: (instances[i].pace.step_s(1, prompt_tokens), i))
@@ -84,14 +84,6 @@ def decide(
         dedicated = _replayed([Past(estimates, estimates)] if past is None else past, pool, alpha, prompt_tokens)
     owners = _owners(estimates[order], pool, dedicated, long)
     return Dispatch(dedicated, ranked, _by_owner(order, owners, len(pool)))
-
-
-def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:
-    """Lengths for estimates that only rank: the quantile of recent lengths at each one's rank, float64."""
-    lengths = np.empty(len(estimates))
-    quantiles = (np.arange(len(estimates)) + 0.5) / max(1, len(estimates))
-    lengths[longest_first(estimates)] = np.quantile(recent_lengths, quantiles)[::-1]
-    return lengths
 
 
 def _replayed(past: Sequence[Past], pool: Sequence[Instance], alpha: float, prompt_tokens: int) -> int:
@@ -146,14 +138,14 @@ def _deal(tokens: np.ndarray, pool: Sequence[Instance]) -> np.ndarray:
 
 
 def _by_owner(order: np.ndarray, owners: np.ndarray, workers: int) -> list[np.ndarray]:
-    """Of each worker its samples, in that order."""
+    """The samples of each worker, in that order."""
     ends = np.cumsum(np.bincount(owners, minlength=workers)).tolist()
     dealt = order[np.argsort(owners, kind="stable")]
     return [dealt[start:end] for start, end in itertools.pairwise([0, *ends])]
 
 
 def _token_s(instance: Instance, share: int, context_tokens: float) -> float:
-    """Of one of its samples' tokens, with as many beside it as it can run of its share."""
+    """Seconds a token of the worker takes, with as many samples beside it as it can run of its share."""
     fit = instance.kv_tokens / max(1, instance.reserve_tokens)
     batch = max(1.0, min(share, instance.places, fit))
     return instance.pace.step_s(batch, context_tokens) / batch

@@ -22,7 +22,7 @@ import numpy as np
 
 
 class StepTime(Protocol):
-    """What a measured latency table and a cost model have in common."""
+    """A measured latency table and a cost model have this in common."""
 
     def step_s(self, batch: float, context_tokens: float) -> float:
         """Seconds of a step that gives one token to each of ``batch`` sequences of this mean context."""
@@ -31,7 +31,7 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One engine as far as its pace goes."""
+    """It is one engine as far as its pace goes."""
 
     pace: StepTime
     places: int
@@ -39,10 +39,10 @@ class Instance:
     kv_tokens: float = float("inf")
     """Tokens that its KV cache holds."""
     reserve_tokens: int = 0
-    """Kept free for the response of each admitted sample, whatever it turns out to need."""
+    """Tokens that are kept free for the response of each admitted sample, whatever it turns out to need."""
     prefill_token_s: float = 0.0
     held_tokens: tuple[int, ...] = ()
-    """What is left of each sample that it decodes already."""
+    """Tokens that are left of each sample that it decodes already."""
 
 
 def finish_times_s(instance: Instance, prompt_tokens: Sequence[int], output_tokens: Sequence[int]) -> np.ndarray:

@@ -30,53 +30,53 @@ from typing import NamedTuple
 from actors.policies.generation_time import StepTime
 
 MARGIN = 3.0
-"""A dry trainer goes back for what takes as long as so many changes there and back."""
+"""Factor by which a wait has to be longer than changing over and back, for a trainer to switch back."""
 OUTLIVED = 0.1
-"""Who has more tokens than were expected needs that part of them again."""
+"""Part of its tokens that a sample is taken to need again once it has more of them than were expected."""
 
 
 class Left(NamedTuple):
-    """One unfinished sample."""
+    """It is one unfinished sample."""
 
     tokens: float
-    """That it still needs, as expected."""
+    """Tokens that it still needs, as expected."""
     group: int
-    """A negative one: of another step."""
+    """Group of the step; a negative one: of another step."""
     cache_tokens: float
-    """That it takes of a worker's cache meanwhile, on average."""
+    """Tokens that it takes of a worker's cache meanwhile, on average."""
     early_s: float = 0.0
-    """Of its training, what need not wait for its group."""
+    """Seconds of its training that need not wait for its group."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverView:
-    """What is left of the step that is trained next."""
+    """It shows what is left of the step that is trained next."""
 
     ready_s: float
-    """Training that has arrived, and what can be done of samples that wait for their group."""
+    """Seconds of training that has arrived, and of what can be done of samples that wait for their group."""
     running: Sequence[Left]
     """Samples that other workers run, those of other steps too: they take room all the same."""
     queued: Sequence[Left]
-    """All others of the step in the order in which they would begin: the trainer's own go first."""
+    """Other samples of the step in the order in which they would begin: the trainer's own go first."""
     train_s: dict[int, float]
-    """Group → its training, of the groups that are not complete, beyond what is done or can be done without them."""
+    """Seconds of training of each incomplete group, beyond what is done or can be done without it."""
     workers: float
-    """Other ones; a fraction where a part of a large fleet stands for all of it."""
+    """Number of other workers; a fraction where a part of a large fleet stands for all of it."""
     places: float
-    """Of one of them, on average."""
+    """Samples that one of them runs at once, on average."""
     cache_tokens: float
-    """Of one of them."""
+    """Tokens that the cache of one of them holds."""
     pace: StepTime
     begin_s: float = 0.0
-    """Until the other workers, or the first of them, begin."""
+    """Seconds until the first of the other workers begins."""
     more_waits: bool = False
-    """Samples of later steps wait for a place."""
+    """Whether samples of later steps wait for a place."""
     helpers: float = 0.0
     """Workers that there would be beside them if the trainer's own engines generated."""
 
 
 def left_tokens(expected: float, has: float, longest: float) -> float:
-    """That a sample with ``has`` tokens still needs, as far as anybody knows; none becomes longer than ``longest``."""
+    """Tokens that a sample with ``has`` of them still needs, as expected; none becomes longer than ``longest``."""
     return max(min(max(expected - has, OUTLIVED * max(expected, has)), longest - has), 1.0)
 
 
@@ -93,7 +93,7 @@ def wait_s(view: HandOverView) -> float:
 
 
 def waited_s(ready_s: float, comes: Iterable[tuple[float, float]]) -> float:
-    """The same of (when it comes, training), in seconds since it began; ``ready_s`` was there then."""
+    """The same for pairs of (when it comes, training), in seconds since it began; ``ready_s`` was there then."""
     waited_s, trained_s = -math.inf, ready_s
     for at_s, train_s in sorted(comes):
         waited_s = max(waited_s, at_s - trained_s)

@@ -31,38 +31,38 @@ CONTEXTS: Final = 9
 """Columns: up to 256, 512 … 32768 tokens, and all above."""
 _FIRST_CONTEXT: Final = 256
 _WEIGHT: Final = 0.05
-"""Of the newest step in a cell that has seen many."""
+"""Weight of the newest step in a cell that has seen many."""
 _SURPRISE: Final = 4.0
-"""A step counts as at most this many times as slow, or as fast, as its cell."""
+"""Factor by which a step counts as slower, or faster, than its cell at most."""
 
 
 class Cell(NamedTuple):
-    """Steps of about that batch and context."""
+    """It sums up steps of about one batch and context."""
 
     seconds: float
-    """Of one of them."""
+    """Seconds of one of these steps."""
     steps: int
     sequences: float
     """Mean number of them in these steps."""
 
 
 class Column(NamedTuple):
-    """What was measured at one context, by batch, ascending."""
+    """It holds what was measured at one context, by batch, ascending."""
 
     rows: Sequence[int]
     """Logarithms of the batches, to base 2."""
     seconds: Sequence[float]
-    """Of one decode step."""
+    """Seconds of one decode step."""
     batches: Sequence[float]
     """Mean number of sequences in these steps; a row's power of two is only near it."""
 
 
 @dataclass(frozen=True)
 class LatencyTable:
-    """Seconds of one decode step. Plain Python: a thousand workers have one in each round, and few are asked."""
+    """It tells the seconds of one decode step. Plain Python: of a thousand in each round, few are asked."""
 
     cells: Mapping[tuple[int, int], Cell]
-    """Row and column → what was measured there."""
+    """Measured cells by row and column."""
 
     @property
     def empty(self) -> bool:
@@ -70,7 +70,7 @@ class LatencyTable:
 
     @cached_property
     def columns(self) -> dict[int, Column]:
-        """Those of the ``CONTEXTS`` in which something was measured, ascending."""
+        """The columns in which something was measured, ascending."""
         found: dict[int, list[tuple[int, float, float]]] = {}
         for (row, column), cell in sorted(self.cells.items()):
             found.setdefault(column, []).append((row, cell.seconds, cell.sequences))
@@ -103,26 +103,26 @@ class LatencyTable:
         return {round(batch): batch / step_s for batch, step_s in zip(batches, seconds, strict=True)}
 
     def _nearest(self, context_tokens: float) -> Column:
-        """Of a table that is not empty; of two, the shorter context."""
+        """The column that is nearest, of a table that is not empty; of two, the shorter context."""
         wanted = _column(context_tokens)
         found = self.columns.get(wanted)
         return found or self.columns[min(self.columns, key=lambda column: abs(column - wanted))]
 
 
 class StepShape(NamedTuple):
-    """What one engine step was about."""
+    """It says what one engine step was about."""
 
     sequences: int
-    """That gained tokens."""
+    """Sequences that gained tokens."""
     tokens: int
     generated: int
     """Tokens that these sequences had before, all together."""
     prefilled: bool
-    """A sequence got its first token: its prompt was prefilled in this step."""
+    """Whether a sequence got its first token: its prompt was prefilled in this step."""
 
 
 def step_shapes(offsets: np.ndarray, counts: np.ndarray, row_counts: np.ndarray) -> list[StepShape]:
-    """Of deltas end to end: int32[n] first positions and token counts of rows; how many rows each delta has, > 0."""
+    """Shapes of deltas end to end: int32[n] first positions and token counts of rows; rows of each delta, > 0."""
     starts = np.cumsum(row_counts) - row_counts
     moved = counts > 0
     columns = (
@@ -135,7 +135,7 @@ def step_shapes(offsets: np.ndarray, counts: np.ndarray, row_counts: np.ndarray)
 
 
 class LatencyMeter:
-    """Adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
+    """It adds up one worker's steps. ``table`` is a snapshot, made anew only after a step was added."""
 
     def __init__(self) -> None:
         self._cells: dict[tuple[int, int], Cell] = {}

@@ -17,7 +17,7 @@ ALPHA = 0.5
 
 
 class LengthHistory:
-    """At most ``prompts_max`` prompts; beyond that the one that was seen longest ago is forgotten."""
+    """It knows ``prompts_max`` prompts; beyond that the one that was seen longest ago is forgotten."""
 
     probes = 0
 

@@ -14,7 +14,7 @@ from actors.policies.length_predictor import PromptsView
 
 
 class LearnedLengths:
-    """The newest ``prompts_max`` scores."""
+    """It keeps the newest ``prompts_max`` scores."""
 
     probes = 0
 

@@ -27,7 +27,7 @@ import xxhash
 
 @dataclass(frozen=True, slots=True)
 class PromptsView:
-    """Some prompts of one batch, and what their samples have come to. p prompts, g siblings each."""
+    """It shows some prompts of one batch, and what their samples have come to. p prompts, g siblings each."""
 
     keys: np.ndarray  # uint64[p]: equal prompts have equal keys, in every epoch
     lengths: np.ndarray  # int32[p, g] response tokens so far
@@ -35,7 +35,7 @@ class PromptsView:
 
 
 class LengthPredictor(Protocol):
-    """See the module's docstring. Contract: ``tests/contracts/test_length_predictor_contract.py``."""
+    """It predicts as the module's docstring says. ``test_length_predictor_contract.py`` is its contract."""
 
     probes: int
     """Siblings of each prompt that go before everybody else, because what they come to is what the predictor learns
@@ -46,7 +46,7 @@ class LengthPredictor(Protocol):
         ...
 
     def observe(self, view: PromptsView) -> None:
-        """All samples of these prompts have come to an end."""
+        """Learn from these prompts, all samples of which have come to an end."""
         ...
 
 

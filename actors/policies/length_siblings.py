@@ -19,7 +19,7 @@ from actors.policies.length_predictor import PromptsView
 
 
 class LengthOfSiblings:
-    """Keeps nothing: all that it knows stands in the view."""
+    """It keeps nothing: all that it knows stands in the view."""
 
     probes = 1
 

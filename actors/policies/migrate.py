@@ -20,28 +20,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HeldSample:
-    """One sample of the worker that leaves."""
+    """The worker that leaves has this sample."""
 
     sample: int
     tokens: int
-    """Generated so far."""
+    """Tokens that were generated so far."""
     running: bool
-    max_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Migrate:
-    """Queue ``sample`` again, in this order, before all that has not begun."""
+def decide(held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0) -> list[HeldSample]:
+    """The samples that leave now, in the order in which they are queued again, before all that has not begun.
 
-    sample: int
-    keep: int
-    """Tokens it goes on from."""
-    budget: int
-    """Tokens it may still generate."""
-
-
-def decide(held: Iterable[HeldSample], left_s: float, *, margin_s: float = 0.0) -> list[Migrate]:
-    """Who leaves now, of a worker that ends in ``left_s``; 0: it has ended, or must."""
+    ``left_s``: when the worker ends; 0: it has ended, or must.
+    """
     ends = left_s <= margin_s
-    leaving = sorted((s for s in held if ends or not s.running), key=lambda s: (-s.tokens, s.sample))
-    return [Migrate(sample.sample, sample.tokens, sample.max_tokens - sample.tokens) for sample in leaving]
+    return sorted((s for s in held if ends or not s.running), key=lambda s: (-s.tokens, s.sample))

@@ -28,55 +28,55 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class OffloadRules:
-    """What does not change from step to step. The paper prints none of the numbers; these are its code's."""
+    """These do not change from step to step. The paper prints none of the numbers; these are its code's."""
 
     local_engines: int
     """N_resv: rollout engines on the trainer's machines."""
     first_s: float = 150.0
     """T_init: the window of the first step."""
     damping: float = 3.0
-    """eta: the window changes by this part of the imbalance. Below 1 it would overshoot."""
+    """eta: the window changes by the imbalance divided by this. Below 1 it would overshoot."""
     floor_s: float = 5.0
-    """Shorter windows cost more in waking engines than they give."""
+    """Seconds of the shortest window: shorter ones cost more in waking engines than they give."""
     overlapping: bool = False
-    """Samples of the next step are generated beside those of this one."""
+    """Whether samples of the next step are generated beside those of this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step has measured. Times are of one clock; a worker's are means over the workers."""
+    """A step has measured this. Times are of one clock; a worker's are means over the workers."""
 
     remote_mean: float
     """n: remote workers, averaged over the step."""
     remote_next: int
-    """n̂: of them alive just before the next step."""
+    """n̂: remote workers alive just before the next step."""
     train_idle_s: float
-    """w_train: in which the trainer waited to fill a micro-batch, summed."""
+    """w_train: time in which the trainer waited to fill a micro-batch, summed."""
     remote_idle_s: float
-    """w_remote: from a remote worker's last response to the end of the step."""
+    """w_remote: time from a remote worker's last response to the end of the step."""
     train_s: float
-    """t_train: in which the trainer computed."""
+    """t_train: time in which the trainer computed."""
     remote_s: float
-    """t_remote: in which a remote worker computed."""
+    """t_remote: time in which a remote worker computed."""
     seed_s: float | None = None
     """T_seed that the step was given (``window_s``), if that is not what was decided before it."""
     lasted_s: float | None = None
-    """For which local engines generated, if the window was over before that."""
+    """Time for which local engines generated, if the window was over before ``seed_s``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What is decided for the next step, and what is known."""
+    """It is decided for the next step, with what is known."""
 
     seed_s: float
     target: int
-    """N_prem: take remote workers while there are fewer."""
+    """N_prem: remote workers are taken while there are fewer."""
     memory: Mapping[int, float] = field(default_factory=dict[int, float])
-    """Remote workers → window."""
+    """Windows by number of remote workers."""
 
 
 def first(rules: OffloadRules) -> Offload:
-    """Before the first step."""
+    """What holds before the first step."""
     return Offload(rules.first_s, rules.local_engines)
 
 
@@ -104,11 +104,6 @@ def window_s(rules: OffloadRules, now: Offload, remote: int) -> float:
     Who has come or gone since the last step was reported counts: the memory is asked for the number that is there.
     """
     return max(rules.floor_s, _recalled(now, remote, now.seed_s)) if remote else math.inf
-
-
-def to_start(now: Offload, *, available: int, running: int) -> int:
-    """How many of the ``available`` machines to take: while there are fewer than the target, never above it."""
-    return max(0, min(available, now.target - running))
 
 
 def engine_s(rules: OffloadRules, now: Offload, report: StepReport) -> float:

@@ -26,32 +26,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actors.policies.stage_balance import resize
-
 _TURNS_MAX = 5
-"""Patience doubles no further than this often."""
+"""Number of times that patience doubles at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolRules:
-    """What does not change from step to step."""
+    """These do not change from step to step."""
 
     least: int
     most: int
     patience: int = 3
     """Steps that are looked at together."""
     margin: float = 0.15
-    """Generation must be faster than training by this part, with a worker fewer, for one to go."""
+    """Part by which generation must be faster than training, with a worker fewer, for one to go."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What a step has measured."""
+    """A step has measured this."""
 
     gen_s: float
-    """In which a worker generated, as a mean over the workers."""
+    """Time in which a worker generated, as a mean over the workers."""
     train_s: float
-    """In which the trainer trained."""
+    """Time in which the trainer trained."""
     workers: int
     """Rollout workers at its end."""
     price_share: float | None = None
@@ -60,25 +58,25 @@ class StageReport:
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What is wanted, and why no other number is."""
+    """It says how many workers are wanted, and why no other number is."""
 
     wanted: int
     workers: int = 0
-    """At the end of the step before; 0: there was none."""
+    """Workers at the end of the step before; 0: there was none."""
     seen: tuple[StageReport, ...] = ()
     """Steps since the last change, the newest last, no more than are looked at."""
     went: int = 0
-    """Up (1) or down (-1), the last time that anything changed."""
+    """Direction of the last change, up (1) or down (-1)."""
     turns: int = 0
-    """How often that was another way than the time before."""
+    """Number of changes that went another way than the one before."""
     grown_from: StageReport | None = None
-    """The mean before the newest worker, until it is known whether that one pays."""
+    """Mean before the newest worker, until it is known whether that one pays."""
     futile_s: float = 0.0
-    """The last worker did not pay, at this T_gen."""
+    """T_gen at which the last worker did not pay."""
 
 
 def decide(rules: PoolRules, now: PoolSize, report: StageReport) -> PoolSize:
-    """After a step."""
+    """What is wanted after a step."""
     n, inside = report.workers, min(max(now.wanted, rules.least), rules.most)
     if inside != now.wanted or n != now.workers or not rules.least <= n <= rules.most:
         return replace(now, wanted=inside, workers=n, seen=())  # a step of two sizes tells of neither
@@ -88,15 +86,21 @@ def decide(rules: PoolRules, now: PoolSize, report: StageReport) -> PoolSize:
         return now
     mean = _mean(now.seen)
     now = _judged(now, mean)
-    gen_s = mean.gen_s
-    asked = resize(
-        gen_s, mean.train_s, rollout=n, unit=1, gen_s=lambda k: gen_s * n / k, most=rules.most, margin=rules.margin
-    )
-    if asked > n and gen_s < now.futile_s * (n + 1) / n:
+    asked = _asked(rules, mean)
+    if asked > n and mean.gen_s < now.futile_s * (n + 1) / n:
         asked = n
     if n < asked < now.wanted:
         asked = now.wanted  # they are on their way
     return _changed(now, max(asked, rules.least), mean)
+
+
+def _asked(rules: PoolRules, mean: StageReport) -> int:
+    """One more worker if the gap is at least what it takes off, one fewer if training stays the slower stage."""
+    n, gen_s, train_s = mean.workers, mean.gen_s, mean.train_s
+    gain_s = gen_s - gen_s * n / (n + 1)
+    if n < rules.most and 0 < gain_s <= gen_s - train_s:
+        return n + 1
+    return n - 1 if n > 1 and gen_s * n / (n - 1) <= train_s * (1 - rules.margin) else n
 
 
 def _judged(now: PoolSize, mean: StageReport) -> PoolSize:

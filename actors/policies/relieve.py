@@ -31,14 +31,14 @@ GAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Samples that workers with the version in force run, a column each: they may be tens of thousands."""
+    """Workers with the version in force run these, a column each: they may be tens of thousands."""
 
     steps: np.ndarray
-    """int[n] that they are of."""
+    """Step of each, int[n]."""
     tokens: np.ndarray
-    """float or int[n] that they have."""
+    """Tokens that each has, float or int[n]."""
     sources: np.ndarray
-    """int[n] who runs each, numbered from 0."""
+    """Worker that runs each, int[n], numbered from 0."""
 
     def __len__(self) -> int:
         return len(self.steps)

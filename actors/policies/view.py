@@ -14,24 +14,24 @@ from actors.policies.latency_table import EMPTY, LatencyTable
 
 
 class WorkerView(NamedTuple):
-    """One live worker that may get work; one that rests or leaves is not shown."""
+    """It is one live worker that may get work; one that rests or leaves is not shown."""
 
     name: str
     policy_version: int
-    """The version that it serves; -1 before its first."""
+    """Version that it serves; -1 before its first."""
     slots: int
-    """How many samples it holds at once."""
+    """Samples that it holds at once."""
     in_flight: int
-    """How many it holds now."""
+    """Samples that it holds now."""
     pulling_version: int = -1
-    """The newer version that it is loading, -1 if none."""
+    """Newer version that it is loading, -1 if none."""
     pulling_since_s: float = 0.0
     has_suspect: bool = False
-    """It holds samples of a prompt that may be what kills engines."""
+    """Whether it holds samples of a prompt that may be what kills engines."""
     latency: LatencyTable = EMPTY
-    """How long a token takes there, as measured."""
+    """Measured time of a token there."""
     runs: int | None = None
-    """How many its engine has been seen to run at once, where that is known and of interest; the rest is pending."""
+    """Samples that its engine has been seen to run at once, where that is of interest; the rest is pending."""
 
     def pending(self, held: int) -> int:
         """How many of ``held`` samples its engine could not begin yet."""
@@ -39,19 +39,19 @@ class WorkerView(NamedTuple):
 
 
 class GroupView(NamedTuple):
-    """The queued samples of one prompt."""
+    """These are the queued samples of one prompt."""
 
     step: int
     prompt: int
     rows: np.ndarray  # int32[n], rows of the step's batch
     moved: bool = False
-    """Some have been with a worker before, and hold tokens that others wait for."""
+    """Whether some have been with a worker before, and hold tokens that others wait for."""
     suspect: bool = False
-    """An engine crashed while it held some of them."""
+    """Whether an engine crashed while it held some of them."""
     version: int = -1
-    """The newest that any of their tokens is of; they go on with it or with a newer one. -1: they hold none."""
+    """Newest version of any of their tokens; they go on with it or with a newer one. -1: they hold none."""
     expected_tokens: float = float("nan")
-    """Of one response, as predicted; NaN: nobody knows, which counts as the median of those that are known."""
+    """Predicted tokens of one response; NaN: nobody knows, which counts as the median of the known."""
     kept_for: frozenset[str] = frozenset()
     """Workers that are dedicated to groups such as this one; empty: any."""
     not_for: frozenset[str] = frozenset()
@@ -67,9 +67,9 @@ class GroupView(NamedTuple):
 class AssignView:
     workers: list[WorkerView]
     groups: list[GroupView]
-    """In order of (step, prompt)."""
+    """Groups in order of (step, prompt)."""
     max_staleness: int
     pull_patience_s: float
-    """Work is kept for a worker that is loading the version it needs for at most this long."""
+    """Time for which work is kept for a worker that is loading the version it needs."""
     message_samples: int
     """Samples in one Assign message."""

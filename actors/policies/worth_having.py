@@ -21,21 +21,21 @@ from dataclasses import dataclass
 from typing import Final
 
 STEPS: Final = 3
-"""So many steps in a row must do with fewer machines before there are fewer."""
+"""Steps in a row that must do with fewer machines before there are fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step has measured, and prices in one unit for the same time."""
+    """A step has measured this; prices are in one unit for the same time."""
 
     generate_s: float
     """Engine seconds, of all engines together."""
     train_s: float
     local_engines: int
     reserved_price: float
-    """All machines that stay."""
+    """Price of all machines that stay."""
     machine_price: float
-    """One more."""
+    """Price of one more."""
 
     def seconds(self, machines: int) -> float:
         engines = self.local_engines + machines
@@ -44,11 +44,11 @@ class StepCost:
         return max(self.train_s, (self.generate_s + self.local_engines * self.train_s) / engines)
 
     def useful(self) -> int:
-        """With more machines a step that trains is no shorter."""
+        """Machines beyond which a step that trains is no shorter."""
         return math.ceil(self.generate_s / self.train_s)
 
     def price(self, machines: int) -> float:
-        """Of a step; one that never ends has none, even if machines cost nothing."""
+        """Price of a step; one that never ends has none, even if machines cost nothing."""
         seconds = self.seconds(machines)
         if math.isinf(seconds):
             return seconds

@@ -1,4 +1,7 @@
-"""What a job and its scheduler say to each other: prompts of a step, progress, pause, checkpoint, the end of the data.
+"""What a job tells and asks its scheduler; the other direction is ``job_news.py``.
+
+    job ──IssueBatch──▶ scheduler ──BatchIssued──▶ job          job ──QueryProgress──▶ scheduler ──Progress──▶ job
+    job ──DataEnded, SetPaused, RequestCheckpoint──▶ scheduler ──Acknowledged──▶ job
 
 A sample is ``(job, step, prompt, sibling)``. ``step`` is the training step that will consume it, fixed when its
 batch is issued; ``prompt`` is the ordinal in the job's prompt stream; ``sibling`` counts within the group.
@@ -15,7 +18,7 @@ from actors.protocol.work import SamplingParams
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One prompt, tokenised. ``context`` is opaque to all but the reward worker (a MessagePack map)."""
+    """It is one prompt, tokenised. ``context`` is a MessagePack map, opaque to all but the reward worker."""
 
     prompt: int
     token_ids: np.ndarray  # int32[n]
@@ -24,7 +27,7 @@ class Prompt(msgspec.Struct, frozen=True):
 
 @message("scheduler.issue_batch")
 class IssueBatch(Message):
-    """The prompts of one training step; each becomes ``group_size`` samples. Idempotent by (job, step)."""
+    """The job issues the prompts of a step; each becomes ``group_size`` samples. Idempotent by (job, step)."""
 
     job: str
     step: int
@@ -41,7 +44,7 @@ class BatchIssued(Message):
 
 @message("scheduler.set_paused")
 class SetPaused(Message):
-    """Stop or restart assigning work; what runs goes on."""
+    """The job stops or restarts assigning work; what runs goes on."""
 
     job: str
     paused: bool
@@ -49,7 +52,7 @@ class SetPaused(Message):
 
 @message("scheduler.request_checkpoint")
 class RequestCheckpoint(Message):
-    """Ask the trainer, through its next ``Committed``, for a checkpoint. ``stop``: and then no further step."""
+    """The job asks the trainer, through its next ``Committed``, for a checkpoint; ``stop``: and for no more steps."""
 
     job: str
     stop: bool
@@ -70,7 +73,7 @@ class QueryProgress(Message):
 
 @message("scheduler.progress")
 class Progress(Message):
-    """``states`` counts samples by ledger state."""
+    """The scheduler says how far it is. ``states`` counts samples by ledger state."""
 
     job: str
     committed_steps: int
@@ -82,9 +85,9 @@ class Progress(Message):
     samples_trained_twice: int
     samples_migrated: int
     waiting_for: str
-    """One sentence: what the job waits for now, empty when it moves."""
+    """Sentence that says what the job waits for now, empty when it moves."""
     paused: bool = False
     stopping: bool = False
-    """The operator wants the step under way to be the last."""
+    """Whether the operator wants the step under way to be the last."""
     quiet_s: float = 0.0
-    """How long no sample has moved."""
+    """Seconds for which no sample has moved."""

@@ -1,4 +1,4 @@
-"""How a failure is typed, whoever sees it, and the plain acknowledgement that several conversations use."""
+"""What several conversations use: how a failure is typed, whoever sees it, and the plain acknowledgement."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from actors.core.message import Message, message
 
 
 class FailureKind(enum.StrEnum):
-    """The four typed failures of DESIGN.md 3."""
+    """A failure has one of four kinds, which say whose fault it is."""
 
     INFRASTRUCTURE = "infrastructure"
     """A machine, process or link failed; retry elsewhere."""

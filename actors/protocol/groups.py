@@ -1,8 +1,9 @@
 """What the scheduler sends the trainer of a step: finished samples, many in one message, end to end in columns.
 
-LeaseGroups      whole groups, to be trained. Each once for each opening of the step.
-EarlySamples     samples whose siblings are not settled yet, for what can be computed without an advantage. Advice:
-                 whoever does not get them, or forgets them, computes the same later.
+    scheduler ──LeaseGroups───▶ trainer     whole groups, to be trained; each once for each opening of the step
+    scheduler ──EarlySamples──▶ trainer     samples whose siblings are not settled yet, for what needs no advantage
+
+EarlySamples are advice: a trainer that does not get them, or forgets them, computes the same later.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from actors.core.message import Message, message
 
 
 class LeaseGroup(msgspec.Struct):
-    """One finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
+    """It is one finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
 
     job: str
     step: int
@@ -34,7 +35,7 @@ class LeaseGroup(msgspec.Struct):
 
 @message("trainer.lease_groups")
 class LeaseGroups(Message):
-    """Finished, scored groups for the trainer, end to end in columns: one message each would cost more than it holds.
+    """The scheduler sends groups end to end in columns: one message for each would cost more than it holds.
 
     Group i owns ``prompt_lengths[i]`` of the ``prompt_ids`` and ``sizes[i]`` rows; row j owns ``lengths[j]`` tokens.
     """
@@ -90,7 +91,7 @@ class LeaseGroups(Message):
 
 @message("trainer.early_samples")
 class EarlySamples(Message):
-    """Scored samples of groups that are not whole yet. Columns as in ``LeaseGroups``, as far as there are."""
+    """Scored samples of incomplete groups go ahead, in columns as those of ``LeaseGroups``, as far as there are."""
 
     job: str
     step: int

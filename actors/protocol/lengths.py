@@ -15,7 +15,7 @@ from actors.core.message import Message, message
 
 @message("ranker.score_prompts")
 class ScorePrompts(Message):
-    """How long will the responses to these be? ``keys`` name prompts by their tokens."""
+    """The scheduler asks how long the responses to these will be. ``keys`` name prompts by their tokens."""
 
     job: str
     step: int
@@ -26,7 +26,7 @@ class ScorePrompts(Message):
 
 @message("ranker.observe_lengths")
 class ObserveLengths(Message):
-    """This long have the responses been: the mean over each prompt's samples."""
+    """The responses have been this long: the mean over each prompt's samples."""
 
     job: str
     step: int
@@ -38,7 +38,7 @@ class ObserveLengths(Message):
 
 @message("scheduler.length_scores")
 class LengthScores(Message):
-    """Expected response tokens by prompt, as of the ranker's ``refresh``-th fine-tuning."""
+    """The ranker expects these tokens of each prompt, as of its ``refresh``-th fine-tuning."""
 
     job: str
     refresh: int

@@ -1,4 +1,8 @@
-"""What the metrics actor hears. It owns metrics.jsonl, events.jsonl, trace.json and the TensorBoard files."""
+"""What the metrics actor hears. It owns metrics.jsonl, events.jsonl, trace.json and the TensorBoard files.
+
+job ──StepRow, Flush──▶ metrics ──Flushed──▶ job          workers, trainer ──Spans──▶ metrics
+every actor of the job ──Event──▶ metrics                 every process ──ProcessHealth──▶ metrics
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,10 @@ from actors.core.message import Message, message
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """One coloured bar on a track of the trace. Wall-clock seconds, for people only."""
+    """It is one coloured bar on a track of the trace. Wall-clock seconds, for people only."""
 
     name: str
-    """generate, idle, pull, train, publish, wait, score, checkpoint."""
+    """One of generate, idle, pull, train, publish, wait, score, checkpoint."""
     start_s: float
     end_s: float
     args: dict[str, float | int | str] = {}
@@ -22,13 +26,13 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Spans(Message):
     job: str
     track: str
-    """The worker's or trainer's name."""
+    """Name of the worker or the trainer."""
     spans: list[Span]
 
 
 @message("metrics.step_row")
 class StepRow(Message):
-    """One line of metrics.jsonl."""
+    """The job adds a line to metrics.jsonl."""
 
     job: str
     row: dict[str, float | int | str]
@@ -36,7 +40,7 @@ class StepRow(Message):
 
 @message("metrics.event")
 class Event(Message):
-    """One line of events.jsonl: something that a person or a checker may ask about later."""
+    """Somebody adds a line to events.jsonl, about which a person or a checker may ask later."""
 
     job: str
     name: str
@@ -45,7 +49,7 @@ class Event(Message):
 
 @message("metrics.process_health")
 class ProcessHealth(Message):
-    """A process of the job, every ``health_interval_s``: how late its event loop is, and what went astray in it."""
+    """A process says every ``health_interval_s`` how late its event loop is, and what went astray in it."""
 
     job: str
     process: str
@@ -53,9 +57,9 @@ class ProcessHealth(Message):
     loop_lag_p99_s: float
     loop_lag_max_s: float
     dead_letters: int
-    """Since the process began."""
+    """Number since the process began."""
     oldest_wait_s: float
-    """Of those that have lasted longer than ``stall_report_s``; 0 if none has."""
+    """Longest wait of those that have lasted longer than ``stall_report_s``; 0 if none has."""
 
     @classmethod
     def of(cls, job: str, sight: Sight) -> ProcessHealth:
@@ -73,7 +77,7 @@ class ProcessHealth(Message):
 
     @property
     def gauges(self) -> dict[str, float]:
-        """By name, without the process."""
+        """Gauges by name, without the process."""
         return {
             "loop_lag_p50_s": self.loop_lag_p50_s,
             "loop_lag_p99_s": self.loop_lag_p99_s,
@@ -85,7 +89,7 @@ class ProcessHealth(Message):
 
 @message("metrics.flush")
 class Flush(Message):
-    """Reply: Flushed, once everything that the asker has told before is in the files."""
+    """Somebody asks for Flushed, which comes once everything that it has told before is in the files."""
 
     job: str
 

@@ -1,4 +1,7 @@
-"""What the reward worker hears: prompts to read and responses to score. Stateless; both are idempotent asks."""
+"""Prompts to read and responses to score. Whoever answers keeps no state; both are idempotent asks.
+
+scheduler ──Score──▶ rewards ──Scored──▶ scheduler          job ──ReadPrompts──▶ prompts ──PromptsRead──▶ job
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from actors.core.message import Message, message
 
 
 class Response(msgspec.Struct, frozen=True):
-    """One finished response to score. ``finish`` is a scheduler FinishReason code."""
+    """It is one finished response to score. ``finish`` is a FinishReason."""
 
     sibling: int
     token_ids: np.ndarray  # int32[n]
@@ -19,13 +22,13 @@ class Response(msgspec.Struct, frozen=True):
 class PromptResponses(msgspec.Struct, frozen=True):
     prompt: int
     context: bytes
-    """As the prompt source wrote it."""
+    """Context as the prompt source wrote it."""
     responses: list[Response]
 
 
 @message("rewards.score")
 class Score(Message):
-    """Reply: Scored. ``step`` is only for logs."""
+    """The scheduler has responses scored. Reply: Scored. ``step`` is only for logs."""
 
     job: str
     step: int
@@ -33,13 +36,13 @@ class Score(Message):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """Either a reward or a failure, never both; a failure is never a reward of 0."""
+    """It is either a reward or a failure, never both; a failure is never a reward of 0."""
 
     prompt: int
     sibling: int
     reward: float | None
     failure_kind: str = ""
-    """A scheduler FailureKind, empty on success."""
+    """FailureKind, empty on success."""
     failure_message: str = ""
 
 
@@ -50,7 +53,7 @@ class Scored(Message):
 
 @message("prompts.read")
 class ReadPrompts(Message):
-    """Reply: PromptsRead. The stream is a function of (data config, seed, ordinal), so any restart repeats it."""
+    """The job reads prompts. Reply: PromptsRead, a function of (data config, seed, ordinal): a restart repeats it."""
 
     job: str
     start: int
@@ -68,4 +71,4 @@ class SourcedPrompt(msgspec.Struct, frozen=True):
 class PromptsRead(Message):
     prompts: list[SourcedPrompt]
     exhausted: bool
-    """A finite data set with ``data.epochs`` set has ended."""
+    """Whether a finite data set with ``data.epochs`` set has ended."""

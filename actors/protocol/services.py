@@ -25,7 +25,7 @@ class RegisterService(Message):
 
 @message("scheduler.lookup_service")
 class LookupService(Message):
-    """Reply: ServiceFound."""
+    """Somebody asks who serves in this role. Reply: ServiceFound."""
 
     job: str
     role: str
@@ -38,7 +38,7 @@ class ServiceFound(Message):
 
 @message("scheduler.service_changed")
 class ServiceChanged(Message):
-    """Sent to the trainer: after a new ``weights`` address it publishes its current version again."""
+    """The scheduler tells the trainer of a new ``weights``, to which it publishes its current version again."""
 
     job: str
     role: str

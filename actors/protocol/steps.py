@@ -14,10 +14,10 @@ from transport.address import ActorAddress
 
 @message("scheduler.open_step")
 class OpenStep(Message):
-    """The trainer is ready to consume step ``step``. A step at or below the committed frontier is a replay:
+    """The trainer is ready to consume ``step``. Reply: Acknowledged.
 
-    the same samples are leased again, bit for bit, because the trainer restarted from an older checkpoint.
-    Opening a step implies that every lease of an earlier incarnation of the trainer is void. Reply: Acknowledged.
+    A step at or below the committed frontier is a replay: the same samples are leased again, bit for bit, because the
+    trainer restarted from an older checkpoint. Every lease of an earlier incarnation of the trainer is void.
     """
 
     job: str
@@ -35,12 +35,12 @@ class StepLeased(Message):
     samples: int
     dropped: int
     never: bool = False
-    """There is no such step, and none after it: the data has ended, or the operator wants the job to."""
+    """Whether there is no such step, and none after it: the data has ended, or the operator has the job end."""
 
 
 @message("scheduler.commit_step")
 class CommitStep(Message):
-    """The optimizer has stepped on exactly ``samples`` samples; durable before the reply. Idempotent by (job, step)."""
+    """The optimizer has stepped on exactly these samples; durable before the reply. Idempotent by (job, step)."""
 
     job: str
     step: int
@@ -48,7 +48,7 @@ class CommitStep(Message):
     prompts: np.ndarray  # int64[n]
     siblings: np.ndarray  # int32[n]
     policy_version: int
-    """The version that this step produced: step + 1."""
+    """Version that this step produced: step + 1."""
     metrics: dict[str, float]
 
 
@@ -56,9 +56,9 @@ class CommitStep(Message):
 class Committed(Message):
     step: int
     stop: bool
-    """No further step will be issued: finish, checkpoint, and say so."""
+    """Whether no further step will be issued: finish, take a checkpoint, and say so."""
     checkpoint: bool
-    """Take a checkpoint now."""
+    """Whether to take a checkpoint now."""
 
 
 @message("scheduler.checkpoint_taken")
@@ -69,4 +69,4 @@ class CheckpointTaken(Message):
     step: int
     path: str
     final: bool = False
-    """The trainer has been told to stop, by this scheduler or a former one, and trains no more."""
+    """Whether the trainer has been told to stop, by this scheduler or a former one, and trains no more."""

@@ -1,4 +1,7 @@
-"""Tokens on their way from a rollout worker to the ledger: one message an engine step, all samples in two arrays."""
+"""Tokens on their way from a rollout worker to the ledger: one message an engine step, all samples in two arrays.
+
+worker ──TokenDelta──▶ scheduler ──DeltasTaken (``work.py``), of what asked to be confirmed──▶ worker
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from actors.protocol.work import EngineStats
 
 
 class FinishReason(enum.IntEnum):
-    """Per-sample code in ``TokenDelta.finished``."""
+    """It is the code of a sample in ``TokenDelta.finished``."""
 
     RUNNING = 0
     STOP = 1
@@ -22,7 +25,7 @@ class FinishReason(enum.IntEnum):
 
 
 ROW: Final = np.dtype([("assignment", "<i8"), ("offset", "<i4"), ("count", "<i4"), ("finished", "u1")])
-"""A sample that moved, and how: it owns the next ``count`` tokens of its delta; ``finished`` is a FinishReason.
+"""Record of a sample that moved: it owns the next ``count`` tokens of its delta; ``finished`` is a FinishReason.
 
 ``offset`` is the position of its first token in the response, so a repeat or a gap is seen by the ledger.
 """
@@ -33,31 +36,31 @@ TOKEN: Final = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 
 @message("scheduler.token_delta")
 class TokenDelta(Message):
-    """All tokens of an engine step, or of several that went on with the same samples, as two arrays of records.
+    """It holds all tokens of an engine step, or of several that went on with the same samples, as two arrays of
+    records.
 
-    One record for each sample that moved, one for each token.
-
-    They travel as bytes, so that a collector makes one delta of many by joining bytes, and looks at none of them alone.
+    One record for each sample that moved, one for each token. They travel as bytes, so that a collector makes one delta
+    of many by joining bytes, and looks at none of them alone.
     """
 
     job: str
     worker: str
     epoch: int
     sequence: int
-    """Counts this worker's engine steps from 0."""
+    """Number of this worker's engine step, from 0."""
     policy_version: int
     row_bytes: bytes  # ROW[n]
     token_bytes: bytes  # TOKEN[sum(counts)]
     stats: EngineStats
     confirm: bool = False
-    """Its worker is to be told when it has been taken."""
+    """Whether its worker is to be told when it has been taken."""
 
     @classmethod
     def of(
         cls, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray, finished: np.ndarray,
         tokens: np.ndarray, logprobs: np.ndarray, **rest: Any,
     ) -> TokenDelta:  # fmt: skip
-        """From columns: [n] for rows, [sum(counts)] for tokens."""
+        """A delta made of columns: [n] for rows, [sum(counts)] for tokens."""
         rows, ids = np.empty(len(assignments), ROW), np.empty(len(tokens), TOKEN)
         rows["assignment"], rows["offset"], rows["count"], rows["finished"] = assignments, offsets, counts, finished
         ids["id"], ids["logprob"] = tokens, logprobs

@@ -14,7 +14,7 @@ from transport.address import ActorAddress
 
 
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
-    """Where one parameter lies in the version's byte range. ``dtype`` is torch's name (``float32``, ``bfloat16``)."""
+    """It says where a parameter lies in the version's bytes. ``dtype`` is torch's name (``float32``, ``bfloat16``)."""
 
     name: str
     dtype: str
@@ -24,7 +24,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All there is to know about a version before its bytes. ``chunk_hashes`` are xxh3-128 of each chunk."""
+    """It says all there is to know about a version before its bytes. ``chunk_hashes`` are xxh3-128 of each chunk."""
 
     job: str
     policy_version: int
@@ -55,39 +55,39 @@ class Published(Message):
 
 @message("weights.get_manifest")
 class GetManifest(Message):
-    """Reply: ManifestReply. ``policy_version`` -1 asks for the newest."""
+    """A puller asks about a version, -1 for the newest. Reply: ManifestReply."""
 
     job: str
     policy_version: int
     puller: ActorAddress | None = None
-    """Serves, on ``host``, what it has of this version; None: it passes nothing on."""
+    """Address that serves, on ``host``, what it has of this version; None: it passes nothing on."""
     host: str = ""
     site: str = ""
-    """Of ``host``; see ``segments.own_site``."""
+    """Site of ``host``; see ``segments.own_site``."""
     avoid: ActorAddress | None = None
-    """The feed that it was given before, and that has failed it."""
+    """Feed that it was given before, and that has failed it."""
 
 
 @message("weights.manifest_reply")
 class ManifestReply(Message):
-    """``path`` can be mapped by a puller on ``host``; others ask for chunks. None: that version is not held."""
+    """A puller on ``host`` can map ``path``; others ask for chunks. Without a manifest that version is not held."""
 
     manifest: Manifest | None
     host: str
     path: str
     feed: ActorAddress | None = None
-    """Where to get the chunks; None: here."""
+    """Address to get the chunks from; None: here."""
     feed_maps: bool = False
-    """``feed`` is on the puller's machine: wait for it with GetSegment, and map its file."""
+    """Whether ``feed`` is on the puller's machine: wait for it with GetSegment, and map its file."""
     relay: bool = False
-    """Say who you are, and pass on what you have."""
+    """Whether the puller may say who it is, and pass on what it has."""
     delta: bool = False
-    """Name the version that you hold in GetChunks."""
+    """Whether the puller may name the version that it holds in GetChunks."""
 
 
 @message("weights.get_segment")
 class GetSegment(Message):
-    """Puller to puller on one machine. Reply: SegmentReady, once the version is whole there."""
+    """A puller asks one on its machine. Reply: SegmentReady, once the version is whole there."""
 
     job: str
     policy_version: int
@@ -100,7 +100,7 @@ class SegmentReady(Message):
 
 @message("weights.segment_damaged")
 class SegmentDamaged(Message):
-    """Tell, puller to server: chunks of this version do not fit their hashes, however often they are fetched."""
+    """A puller tells the server: chunks of this version do not fit their hashes, however often they are fetched."""
 
     job: str
     policy_version: int
@@ -108,13 +108,13 @@ class SegmentDamaged(Message):
 
 @message("weights.get_chunks")
 class GetChunks(Message):
-    """Opens a credit stream of Chunk on the bulk lane, in the order asked. Asked of the server, or of a puller."""
+    """It opens a credit stream of Chunk on the bulk lane, in the order asked, from the server or from a puller."""
 
     job: str
     policy_version: int
     chunks: np.ndarray  # int32[n]
     base: int = -1
-    """A version that the asker holds: chunks may come as deltas against it."""
+    """Version that the asker holds: chunks may come as deltas against it."""
 
 
 @message("weights.chunk")
@@ -123,12 +123,12 @@ class Chunk(Message):
     index: int
     data: np.ndarray  # uint8[m]
     base: int = -1
-    """-1: ``data`` is the chunk itself; else its delta against that version (``actors/weights/delta.py``)."""
+    """Version against which ``data`` is a delta (``actors/weights/delta.py``); -1: it is the chunk itself."""
 
 
 @message("weights.query_versions")
 class QueryVersions(Message):
-    """Reply: Versions. A server that has just started holds none; the trainer publishes again."""
+    """Somebody asks for Versions. A server that has just started holds none; the trainer publishes again."""
 
     job: str
 
@@ -137,4 +137,13 @@ class QueryVersions(Message):
 class Versions(Message):
     held: tuple[int, ...]
     sent_bytes: int = 0
-    """Of chunks, since the server started."""
+    """Bytes of chunks that were sent since the server started."""
+
+
+@message("scheduler.version_available")
+class VersionAvailable(Message):
+    """The weight server tells the scheduler: all of a version is published and can be pulled from ``weights``."""
+
+    job: str
+    policy_version: int
+    weights: ActorAddress

@@ -1,4 +1,7 @@
-"""What a rollout worker hears, and the plain data that engines and the wire share."""
+"""What a rollout worker hears, and the plain data that engines and the wire share.
+
+scheduler ──Assign, Revoke, PullVersion, SetAsleep, DeltasTaken, Drain──▶ worker      supervisor ──Drain──▶ worker
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from transport.address import ActorAddress
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How tokens are drawn. The noise of a token is a function of (seed, prompt, sibling, position) alone."""
+    """They say how tokens are drawn. A token's noise is a function of (seed, prompt, sibling, position) alone."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -19,11 +22,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
     """0: no limit."""
     stop_token_ids: tuple[int, ...] = ()
     seed: int = 0
-    """The job's seed."""
+    """Seed of the job."""
 
 
 class EngineStats(msgspec.Struct, frozen=True):
-    """An engine's gauges after a step; ``*_total`` only grow within one incarnation."""
+    """An engine reports these gauges after a step; ``*_total`` only grow within one incarnation."""
 
     running: int = 0
     queued: int = 0
@@ -35,16 +38,16 @@ class EngineStats(msgspec.Struct, frozen=True):
 
 
 class SampleWork(msgspec.Struct, frozen=True):
-    """One sample to go on with. ``generated`` holds the response tokens that the ledger already has."""
+    """It is one sample to go on with. ``generated`` holds the response tokens that the ledger already has."""
 
     assignment: int
-    """Unique per hand-out; a sample that moves gets a new one."""
+    """Number of this hand-out; a sample that moves gets a new one."""
     sibling: int
     generated: np.ndarray  # int32[k]
 
 
 class PromptWork(msgspec.Struct, frozen=True):
-    """One prompt and those of its siblings that this worker gets; the prompt's prefix is computed once."""
+    """It is one prompt with those of its siblings that this worker gets; the prompt is prefilled once."""
 
     step: int
     prompt: int
@@ -57,14 +60,14 @@ class Assign(Message):
     job: str
     epoch: int
     min_policy_version: int
-    """Refused by a worker that holds an older version."""
+    """Version below which a worker refuses it."""
     sampling: SamplingParams
     work: list[PromptWork]
 
 
 @message("rollout.revoke")
 class Revoke(Message):
-    """Stop these; tokens already produced are delivered, then each ends with FinishReason.ABORTED."""
+    """The worker is to stop these; what they have is delivered, then each ends with FinishReason.ABORTED."""
 
     job: str
     epoch: int
@@ -83,7 +86,7 @@ class PullVersion(Message):
 
 @message("rollout.set_asleep")
 class SetAsleep(Message):
-    """Let the engine sleep, as soon as it has nothing to do, or wake it. Told with WorkerAsleep once it is so."""
+    """The engine is to sleep, as soon as it has nothing to do, or to wake. WorkerAsleep says once it is so."""
 
     job: str
     epoch: int
@@ -101,10 +104,10 @@ class DeltasTaken(Message):
 
 @message("rollout.drain")
 class Drain(Message):
-    """Take no more work, hand back what runs, say Leaving, stop; all within ``deadline_s``."""
+    """The worker takes no more work, hands back what runs, says Leaving and stops, all within ``deadline_s``."""
 
     job: str
     deadline_s: float
     reason: str
     notice: bool = False
-    """What runs goes on meanwhile, until the scheduler takes it back or the deadline is near; False: no token more."""
+    """Whether what runs goes on until the scheduler takes it back or the deadline is near; False: no token more."""

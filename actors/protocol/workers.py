@@ -23,34 +23,34 @@ class RegisterWorker(Message):
     node: str
     engine: str
     slots: int
-    """Credit: how many samples it will hold at once."""
+    """Credit: samples that it will hold at once."""
     policy_version: int
-    """-1 before the first pull."""
+    """Version that it serves, -1 before the first pull."""
     again: bool = False
-    """This life has been registered before: it was cut off and is back, and may have been replaced meanwhile."""
+    """Whether this life has been registered before: it was cut off, and may have been replaced meanwhile."""
     engine_start_s: float = 0.0
-    """How long its engine took to start."""
+    """Seconds that its engine took to start."""
     beside_trainer: bool = False
-    """It is on the trainer's machine."""
+    """Whether it is on the trainer's machine."""
     holds: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """Assignments of which it has something to tell: those that it generates, and those that have ended lately."""
+    """Assignments of which it has something to tell: it generates them, or they have ended lately."""
 
 
 @message("scheduler.registered")
 class Registered(Message):
     epoch: int
     lease_s: float
-    """The term of its lease: see actors/core/tenure.py."""
+    """Term of its lease: see actors/core/tenure.py."""
     lease: int
-    """The lease's own epoch; RenewLease names it."""
+    """Epoch of the lease; RenewLease names it."""
     policy_version: int
-    """The newest published version, -1 if none yet."""
+    """Newest published version, -1 if none yet."""
     weights: ActorAddress | None
-    """Who serves it."""
+    """Address of the weight server that has it."""
     kept: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """Those of ``RegisterWorker.holds`` with which it is to go on; all others are void."""
+    """Assignments of ``RegisterWorker.holds`` with which it is to go on; all others are void."""
     numbers: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int64))  # int64[n]
-    """What they are called from now on."""
+    """Numbers under which they go on."""
     lengths: np.ndarray = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # int32[n]
     """Response tokens that the ledger has of each: the first that it lacks is to come next."""
 
@@ -63,18 +63,18 @@ class WorkerVersion(Message):
     worker: str
     policy_version: int
     pull_s: float
-    """Beside generation."""
+    """Seconds of pulling, beside generation."""
     pull_bytes: int
-    """Of the version."""
+    """Bytes of the version."""
     load_s: float = 0.0
-    """For which generation stood still."""
+    """Seconds for which generation stood still."""
     wire_bytes: int = 0
-    """What came over the network: nothing if the version was mapped, less than its bytes if as deltas."""
+    """Bytes that came over the network: none if the version was mapped, fewer if as deltas."""
 
 
 @message("scheduler.worker_asleep")
 class WorkerAsleep(Message):
-    """The answer to SetAsleep, when the engine is as it was told to be."""
+    """The worker answers SetAsleep, when the engine is as it was told to be."""
 
     job: str
     worker: str
@@ -112,12 +112,12 @@ class Leaving(Message):
 
 @message("scheduler.worker_ended")
 class WorkerEnded(Message):
-    """How the process of a worker ended, from its machine: a link that is lost does not tell a crash from a cut."""
+    """A worker's machine says how its process ended: a link that is lost does not tell a crash from a cut."""
 
     job: str
     worker: str
     incarnation: int
-    """Of its peer."""
+    """Incarnation of its peer."""
     crashed: bool
-    """By its own doing: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
+    """Whether by its own doing: an exception, a fatal signal. SIGKILL and SIGTERM come from outside."""
     detail: str

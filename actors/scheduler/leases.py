@@ -30,11 +30,11 @@ from transport.transport import SendOutcome
 S = SampleState
 _MIN_GROUP = 2
 MESSAGE_TOKENS = 1 << 18
-"""About 3 MiB of columns: large enough to be cheap for each group, small enough not to hold up what comes behind it."""
+"""Tokens in a message, about 3 MiB: cheap for each group, and what comes behind it is not held up."""
 
 
 class Leases:
-    """The one step that the trainer consumes now."""
+    """It sends the trainer the groups of the one step that it consumes now."""
 
     def __init__(self, scope: JobScope, fleet: Fleet) -> None:
         self._scope = scope
@@ -62,7 +62,7 @@ class Leases:
         self._fleet.trainer_opened(step)
 
     def close(self) -> None:
-        """The step is committed, or the trainer is gone."""
+        """Forget the trainer: the step is committed, or the trainer is gone."""
         self.trainer = None
         self.all_sent = False
         self._fleet.trainer_opened(-1)
@@ -80,7 +80,7 @@ class Leases:
         if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
             return
         if not len(self._sent):
-            if not self._fleet.may_begin(batch):
+            if not self._fleet.versions.may_begin(batch):
                 return
             self._sent = np.zeros(len(batch.prompts), np.bool_)
             self._told_early = np.zeros(len(batch.state), np.bool_)

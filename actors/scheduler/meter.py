@@ -13,10 +13,10 @@ FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 
 
 class StepMeter:
-    """Differences between one step and the next.
+    """It takes the differences between one step and the next.
 
-    Generation is cut where the step's last sample has been leased, since workers begin the next step before this one
-    is committed; ``seconds`` runs from commit to commit.
+    Generation is cut where the step's last sample has been leased, since workers begin the next step before this one is
+    committed; ``seconds`` runs from commit to commit.
     """
 
     def __init__(self, ledger: Ledger, workers: WorkerTable, now: float) -> None:
@@ -28,15 +28,16 @@ class StepMeter:
         self._measuring = False
 
     def begin(self, now: float) -> None:
-        """The trainer has opened its first step, or the first prompts are there: start-up is not part of a step.
+        """Start the clock: the trainer has opened its first step, or the first prompts are there.
 
-        Whoever comes last counts; once a step is measured from commit to commit, neither does.
+        Start-up is not part of a step, so whoever comes last counts. Once a step is measured from commit to commit,
+        neither does.
         """
         if not self._measuring:
             self._since_s = now
 
     def cut(self) -> None:
-        """The step is generated: what comes now belongs to the next one. Only the first call of a step counts."""
+        """Count what is generated from now on for the next step. Only the first call of a step counts."""
         if self._cut is None:
             tokens = self._ledger.counters.tokens
             self._cut = (tokens - self._tokens, self._workers.take_idle_fraction())

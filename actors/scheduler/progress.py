@@ -11,7 +11,7 @@ from actors.scheduler.steps import Steps
 
 
 class ProgressReport:
-    """``look`` now and then, so that it is known since when the ledger has not changed."""
+    """It says how far a job is. ``look`` now and then, so that it is known since when the ledger has not changed."""
 
     def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, steps: Steps) -> None:
         self._scope = scope

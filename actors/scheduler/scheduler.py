@@ -59,7 +59,7 @@ from actors.protocol.lengths import LengthScores
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
 from actors.protocol.tokens import TokenDelta
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import VersionAvailable
 from actors.protocol.workers import (
     AssignmentsFailed,
     Draining,
@@ -82,11 +82,11 @@ from transport.address import ActorAddress, PeerId
 
 @message("scheduler.tick")
 class Tick(Message):
-    """To oneself: look for what no message will tell."""
+    """The scheduler tells itself to look for what no message will tell."""
 
 
 class Scheduler(Actor):
-    """``journal``: a ready-made one (tests, simulations) instead of ``run_dir/journal.db``."""
+    """It runs one job. ``journal``: a ready-made one (tests, simulations) instead of ``run_dir/journal.db``."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Scheduler(Actor):
         self._ledger = Ledger()
         self._services: dict[str, ActorAddress] = {}
         self.begun = False
-        """What it has begun with is durable."""
+        """Whether what it has begun with is durable."""
 
     # ------------------------------------------------------------ life
 
@@ -137,7 +137,7 @@ class Scheduler(Actor):
         ctx, job, books = self.ctx, self._job, self._books
         self._scope = scope = JobScope(ctx, job, books, self._workers, self._services, self._metrics, self.assign)
         self._meter = StepMeter(self._ledger, self._workers, ctx.now())
-        self._scoring = Scoring(ctx, job, books, self._on_settled)
+        self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
         self._leases = Leases(scope, fleet)
         self._steps = Steps(scope, fleet, self._leases, self._meter)
@@ -337,5 +337,5 @@ class Scheduler(Actor):
 
     @property
     def counters(self) -> Counters:
-        """The ledger's."""
+        """The counters of the ledger."""
         return self._ledger.counters

@@ -13,32 +13,28 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from actors.core.errors import AskError, RemoteError
+from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.books import Books
 from actors.ledger.errors import IllegalTransition
 from actors.protocol.failures import FailureKind
 from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
-from configs.schema import JobConfig
 from transport.address import ActorAddress
-
-if TYPE_CHECKING:
-    from actors.core.context import Context
 
 
 class Scoring:
-    """``settled(step)`` is called after samples of that step were scored or dropped."""
+    """It has samples scored. ``settled(step)`` is called after samples of that step were scored or dropped."""
 
-    def __init__(self, ctx: Context, job: JobConfig, books: Books, settled: Callable[[int], None]) -> None:
-        self._ctx = ctx
-        self._job = job
-        self._limits = job.limits
-        self._books = books
+    def __init__(self, scope: JobScope, settled: Callable[[int], None]) -> None:
+        self._ctx = scope.ctx
+        self._job = scope.job
+        self._limits = scope.limits
+        self._books = scope.books
         self._settled = settled
         self._pending: dict[int, np.ndarray] = {}
         self._tries: dict[tuple[int, int], int] = {}
@@ -117,7 +113,7 @@ class Scoring:
         self.pump_soon()
 
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
-        """The reward worker raised: it is its bug or this input's, so tries are counted."""
+        """Count a try: the reward worker raised, so it is its bug or this input's."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
         await self._ctx.sleep(self._limits.backoff_first_s)
         self._retry_or_drop(self._books.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
@@ -184,7 +180,7 @@ class Scoring:
         self._enter(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
 
     def _enter(self, event: ev.Scored | ev.Dropped) -> None:
-        """These samples are not asked about again: how often they were is of no use any more."""
+        """Apply the event; these samples are not asked about again, so their tries are forgotten."""
         self._books.apply(event)
         if self._tries:
             for row in event.rows.tolist():

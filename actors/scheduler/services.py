@@ -20,7 +20,7 @@ from transport.address import ActorAddress
 
 
 class Services:
-    """``scope.services`` is its table; others read it."""
+    """It keeps ``scope.services``, the table that others read."""
 
     def __init__(self, scope: JobScope, fleet: Fleet, scoring: Scoring, leases: Leases, steps: Steps) -> None:
         self._scope = scope
@@ -68,5 +68,5 @@ class Services:
 
 
 def _same_life(one: ActorAddress, other: ActorAddress) -> bool:
-    """The endpoint is only a way to get there: a sender's may be empty."""
+    """Whether both are one life of one actor. The endpoint is only a way to get there: a sender's may be empty."""
     return (one.name, one.peer) == (other.name, other.peer)

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class StallView:
-    """The facts. Counts are of samples, all steps together, unless said otherwise."""
+    """These are the facts. Counts are of samples, all steps together, unless said otherwise."""
 
     quiet_s: float
-    """Since when the ledger has not changed."""
+    """Seconds since the ledger has last changed."""
     quiet_limit_s: float
     paused: bool
     step: int
-    """The step that the trainer commits next."""
+    """Step that the trainer commits next."""
     steps: int
     issued: bool
-    """The step's batch is here."""
+    """Whether the step's batch is here."""
     queued: int
     in_flight: dict[str, int]
-    """By worker."""
+    """Samples by worker."""
     finished: int
     has_rewards: bool
     has_prompts: bool
     has_trainer: bool
     workers: dict[str, int]
-    """Worker → the policy version that it serves."""
+    """Policy version that each worker serves."""
     needed_version: int
     newest_version: int
 

@@ -29,7 +29,7 @@ from actors.scheduler.meter import StepMeter
 
 
 class Steps:
-    """How far the job is. It lasts as long as one life of the scheduler."""
+    """It takes a job from step to step."""
 
     def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, meter: StepMeter) -> None:
         self._scope = scope
@@ -38,17 +38,17 @@ class Steps:
         self._leases = leases
         self._meter = meter
         self.count = scope.job.steps
-        """Fewer than the job says once its data has ended."""
+        """Number of steps; fewer than the job says once its data has ended."""
         self._checkpoint_requested = -1
-        """The steps that were committed when a checkpoint was last asked for; -1: none is wanted."""
+        """Number of committed steps when a checkpoint was last asked for; -1: none is wanted."""
         self._committing = asyncio.Lock()
         self._next_known = asyncio.Event()
-        """Set when a batch is issued, or when it is known that none will be."""
+        """Event that is set when a batch is issued, or when it is known that none will be."""
         self._asked_batch = (-1, 0.0)
         self._told_step = -1
-        """The newest committed step whose row this life has told the job."""
+        """Newest committed step whose row this life has told the job."""
         self._untold: list[StepCommitted] = []
-        """What the job is told as soon as it has registered."""
+        """News that the job is told as soon as it has registered."""
 
     # ------------------------------------------------------------ batches
 
@@ -95,13 +95,13 @@ class Steps:
         self._end_if_never()
 
     def request_checkpoint(self) -> None:
-        """With the next commit, which is the last one if the job is stopping."""
+        """Have a checkpoint taken with the next commit, which is the last one if the job is stopping."""
         self._checkpoint_requested = self._scope.ledger.committed_steps
         self._next_known.set()
         self._end_if_never()
 
     def _end_if_never(self) -> None:
-        """The trainer may have opened a step before it was known that there is none: it must not wait for it."""
+        """Tell a trainer that has opened a step which will never come: it must not wait for it."""
         ledger, step = self._scope.ledger, self._leases.step
         if step >= self.count or (ledger.stopping and step not in ledger.batches):
             self._leases.end()
@@ -116,7 +116,7 @@ class Steps:
         self.ask_again()
 
     def ask_again(self) -> None:
-        """For the next batch: the job, or the source of its prompts, has begun to serve."""
+        """Ask for the next batch anew: the job, or the source of its prompts, has begun to serve."""
         self._asked_batch = (-1, 0.0)
         self.need_batch()
 
@@ -170,7 +170,7 @@ class Steps:
         return self._verdict(commit.step)
 
     async def _until_next_is_known(self, step: int) -> None:
-        """The trainer must not open a step that will never come, because the data has just ended."""
+        """Wait: the trainer must not open a step that will never come because the data has just ended."""
         ledger = self._scope.ledger
         try:
             async with asyncio.timeout(self._scope.limits.next_batch_s):
@@ -232,7 +232,7 @@ class Steps:
         self._tell_stored()
 
     def _tell_stored(self) -> None:
-        """The job, of the newest checkpoint."""
+        """Tell the job of the newest checkpoint."""
         scope, ledger = self._scope, self._scope.ledger
         if (job := scope.services.get("job")) is not None:
             (step, path), final = ledger.checkpoints[-1], ledger.ended

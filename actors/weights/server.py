@@ -39,9 +39,9 @@ from actors.protocol.weights import (
     Published,
     QueryVersions,
     SegmentDamaged,
+    VersionAvailable,
     Versions,
 )
-from actors.protocol.weights_news import VersionAvailable
 from actors.roles import RoleArgs
 from actors.weights.delta_source import DeltaSource
 from actors.weights.errors import MalformedManifest

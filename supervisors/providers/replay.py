@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 
-from actors.policies.offload import Offload, to_start
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import SpotConfig
 from supervisors.providers.base import log
@@ -136,7 +135,7 @@ class Replay:
         if self._target is None:
             return available
         staying = sum(node not in self._leaving for node in self._provider.running)
-        return to_start(Offload(0.0, self._target), available=available, running=staying)
+        return max(0, min(available, self._target - staying))  # never above it
 
     def _ended(self, node: str, how: How) -> None:
         self._leaving.discard(node)

@@ -25,7 +25,7 @@ from actors.protocol.rewards import PromptsRead, ReadPrompts, Score, Scored, Sou
 from actors.protocol.services import RegisterService
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
 from actors.protocol.tokens import FinishReason, TokenDelta
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import VersionAvailable
 from actors.protocol.work import Assign, DeltasTaken, EngineStats, PullVersion, Revoke
 from actors.protocol.workers import Registered, RegisterWorker, WorkerVersion
 from actors.scheduler.scheduler import Scheduler

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from actors.policies.dispatch_long import as_lengths
+from actors.policies.longest_first import longest_first
 from benchmarks.papers.cluster.moving_engine import Sample
 from benchmarks.papers.setups.streamrl import LengthHistogram, Ranker
 
@@ -29,6 +29,14 @@ def even_lengths(histogram: LengthHistogram, count: int) -> np.ndarray:
     tokens = histogram.first_tokens + histogram.bin_tokens * np.arange(len(edges))
     quantiles = (np.arange(count) + 0.5) / count
     return np.maximum(1, np.rint(np.interp(quantiles, edges, tokens) * histogram.scale)).astype(np.int64)
+
+
+def as_lengths(estimates: np.ndarray, recent_lengths: np.ndarray) -> np.ndarray:
+    """Lengths for estimates that only rank: the quantile of recent lengths at each one's rank, float64."""
+    lengths = np.empty(len(estimates))
+    quantiles = (np.arange(len(estimates)) + 0.5) / max(1, len(estimates))
+    lengths[longest_first(estimates)] = np.quantile(recent_lengths, quantiles)[::-1]
+    return lengths
 
 
 def estimate_lengths(lengths: np.ndarray, ranker: Ranker, rng: np.random.Generator) -> np.ndarray:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from actors.policies.stage_balance import should_grow
 from benchmarks.papers.cluster.costs import MACHINE_DEVICES, decode_pace
+from benchmarks.papers.cluster.splits import should_grow
 from benchmarks.papers.setups.streamrl import (
     H800,
     MODELS,

@@ -13,7 +13,7 @@ from actors.ledger import events as ev
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
 from actors.ledger.whole_steps import newest_whole_step
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import VersionAvailable
 
 InWorld = Callable[..., None]
 

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.policies import dispatch_long
-from actors.policies.dispatch_long import Dispatch, Past, as_lengths, decide
+from actors.policies.dispatch_long import Dispatch, Past, decide
 from actors.policies.generation_time import Instance, finish_times_s
+from benchmarks.papers.cluster.lengths import as_lengths
 
 
 @dataclass(frozen=True)

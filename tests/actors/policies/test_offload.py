@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.policies.offload import Offload, OffloadRules, StepReport, after_step, first, to_start, window_s
+from actors.policies.offload import Offload, OffloadRules, StepReport, after_step, first, window_s
 
 RULES = OffloadRules(local_engines=4)
 OVERLAPPING = OffloadRules(local_engines=4, overlapping=True)
@@ -82,14 +82,6 @@ def test_the_target_is_what_generates_everything_while_the_trainer_trains_rounde
     now = Offload(seed_s=212, target=4)
     done = after_step(RULES, now, report(2, train_s=411, remote_s=(2150 - 4 * 212) / 2))
     assert done.target == 6, "2150 / 411 is 5.23"
-
-
-def test_workers_are_taken_up_to_the_target_and_never_above_it() -> None:
-    now = Offload(seed_s=100, target=3)
-    assert to_start(now, available=9, running=1) == 2
-    assert to_start(now, available=1, running=0) == 1
-    assert to_start(now, available=9, running=3) == 0
-    assert to_start(now, available=9, running=5) == 0
 
 
 def test_without_remote_workers_the_window_has_no_end_and_nothing_is_learned() -> None:

@@ -14,8 +14,15 @@ from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from actors.protocol.failures import Acknowledged
 from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
-from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, SegmentDamaged, Versions
-from actors.protocol.weights_news import VersionAvailable
+from actors.protocol.weights import (
+    Manifest,
+    Publish,
+    Published,
+    QueryVersions,
+    SegmentDamaged,
+    VersionAvailable,
+    Versions,
+)
 from actors.roles import RoleArgs
 from actors.weights import client as client_module
 from actors.weights import memory, segments

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.papers.cluster.splits import one_centre
+from benchmarks.papers.cluster.splits import one_centre, should_grow
 
 work = st.floats(1.0, 1e4)
 
@@ -36,3 +36,17 @@ def test_equal_splits_leave_more_to_training() -> None:
 def test_too_few_devices_for_two_stages_are_refused() -> None:
     with pytest.raises(ValueError, match="two stages of at least 8 devices each; found 8 devices"):
         one_centre(8, lambda x: 1.0, lambda y: 1.0, unit=8)
+
+
+def test_the_pool_grows_when_the_gap_is_what_a_unit_gains_and_not_before() -> None:
+    """100 s on 32 devices, work that shares out: 8 more gain 20 s."""
+
+    def gen_s(x: int) -> float:
+        return 3200.0 / x
+
+    assert not should_grow(119.0, 100.0, rollout=32, unit=8, gen_s=gen_s)
+    assert should_grow(120.0, 100.0, rollout=32, unit=8, gen_s=gen_s)
+
+
+def test_a_unit_that_gains_nothing_is_never_added() -> None:
+    assert not should_grow(500.0, 100.0, rollout=32, unit=8, gen_s=lambda x: 100.0)

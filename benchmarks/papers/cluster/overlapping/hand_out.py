@@ -74,12 +74,12 @@ def take_back(steps: Steps, one: Engine, now_s: float, *, keep_tokens: bool = Tr
     engine.advance(now_s)
     held = {s.number: s for s in engine.held()}
     views = [
-        migrate.HeldSample(n, engine.tokens(s) if n in engine.running else int(s.kept), n in engine.running, s.length)
+        migrate.HeldSample(n, engine.tokens(s) if n in engine.running else int(s.kept), n in engine.running)
         for n, s in held.items()
     ]
     for move in reversed(migrate.decide(views, 0.0)):
         sample = engine.take(held[move.sample])
-        sample.kept = move.keep if keep_tokens else 0
+        sample.kept = move.tokens if keep_tokens else 0
         step = steps.of(sample)
         step.version[sample.number] = one.version
         step.queue.appendleft(sample)
