@@ -236,7 +236,7 @@ class Reports:
         return WentOn(void, len(kept), sum(len(delta.tokens) for delta in deltas), unheard)
 
     def _lost(self, kept: dict[int, Kept], deltas: list[TokenDelta]) -> dict[int, int]:
-        """Numbers, each with its length, that have ended here without that anybody remembers how."""
+        """Numbers, each with its length, that have ended here, and nothing records how."""
         open_ = {has.number: has.length for has in kept.values()}
         for delta in deltas:
             columns = (delta.assignments.tolist(), (delta.offsets + delta.counts).tolist(), delta.finished.tolist())

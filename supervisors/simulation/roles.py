@@ -171,7 +171,7 @@ class SimulatedPool:
             for response, prompt, _, index, _ in items:
                 await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
                 if self._draw() < self._no_result:
-                    verdicts.append(PoolVerdict(None, "the verifier gave no verdict", timed_out=True))
+                    verdicts.append(PoolVerdict(None, "the verifier gave no verdict"))
                 else:
                     verdict = PoolVerdict(_reward(f"{prompt}/{response}"))
                     self._given.add((index, tokens_hash(response), verdict.reward))

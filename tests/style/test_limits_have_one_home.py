@@ -30,35 +30,35 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("transport/zmq/handshake.py", "FRAMES_MAX"),
         ("transport/zmq/handshake.py", "SOCKETS_MAX"),
         ("transport/zmq/packing.py", "FRAMES_MAX"),
-        ("transport/zmq/socket.py", "_NEVER_RECONNECT_MS"),
+        ("transport/zmq/socket.py", "NEVER_RECONNECT_MS"),
         ("supervisors/jobs/cost_meter.py", "HOUR_S"),
-        ("supervisors/providers/trace_files.py", "_NODES_MAX"),
+        ("supervisors/providers/trace_files.py", "NODES_MAX"),
     ],
     "the pace, in milliseconds, of looks at what does not tell when it has changed": [
-        ("actors/core/", "_RETRY_S"),
-        ("actors/core/", "_FULL_RETRY_FIRST_S"),
-        ("actors/core/", "_FULL_RETRY_MAX_S"),
-        ("actors/core/", "_PROBE_S"),
-        ("actors/core/", "_PROBES_KEPT"),
-        ("actors/host/fate.py", "_POLL_S"),
-        ("transport/zmq/doorkeeper.py", "_LOOK_S"),
-        ("transport/zmq/socket.py", "_FULL_S"),
-        ("transport/zmq/timers.py", "_PROBES_S"),
-        ("transport/zmq/transport.py", "_SETTLE_S"),
-        ("transport/zmq/transport.py", "_SETTLE_LOOK_S"),
-        ("supervisors/testing/run_under_test.py", "_POLL_S"),
+        ("actors/core/", "RETRY_S"),
+        ("actors/core/", "FULL_RETRY_FIRST_S"),
+        ("actors/core/", "FULL_RETRY_MAX_S"),
+        ("actors/core/", "PROBE_S"),
+        ("actors/core/", "PROBES_KEPT"),
+        ("actors/host/fate.py", "POLL_S"),
+        ("transport/zmq/doorkeeper.py", "LOOK_S"),
+        ("transport/zmq/socket.py", "FULL_S"),
+        ("transport/zmq/timers.py", "PROBES_S"),
+        ("transport/zmq/", "SETTLE_S"),
+        ("transport/zmq/", "SETTLE_LOOK_S"),
+        ("supervisors/testing/run_under_test.py", "POLL_S"),
     ],
     "numbers of an algorithm or of a rule; what may be chosen of them is a key of the job file": [
         ("actors/policies/offload.py", "first_s"),
         ("actors/policies/offload.py", "floor_s"),
-        ("actors/policies/pool_size.py", "_TURNS_MAX"),
-        ("actors/ranker/readers.py", "_VOCABULARY_MAX"),
+        ("actors/policies/pool_size.py", "TURNS_MAX"),
+        ("actors/ranker/readers.py", "VOCABULARY_MAX"),
         ("actors/trainer/backends/torch/packing.py", "ROW_TOKENS_MAX"),
         ("actors/trainer/backends/torch/replicas.py", "UNEVEN_MAX"),
         ("actors/trainer/losses.py", "LOG_RATIO_MAX"),
         ("actors/trainer/setup.py", "REPLICAS_MAX"),
-        ("actors/weights/delta.py", "_CHANGED_MAX"),
-        ("actors/weights/memory.py", "_THREADS_MAX"),
+        ("actors/weights/delta.py", "CHANGED_MAX"),
+        ("actors/weights/memory.py", "THREADS_MAX"),
         ("actors/roles.py", "lru_cache.maxsize"),
         ("supervisors/machine/process_spec.py", "lru_cache.maxsize"),
         ("supervisors/providers/trace_generator.py", "life_mean_s"),
@@ -68,38 +68,38 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/providers/trace_generator.py", "notice_s"),
     ],
     "what an injected fault looks like": [
-        ("transport/faults.py", "_POLL_S"),
-        ("transport/link_faults.py", "_POLL_S"),
-        ("supervisors/faults/", "_PERIOD_S"),
-        ("supervisors/faults/", "_ANSWER_S"),
-        ("supervisors/nemesis/", "_POLL_S"),
+        ("transport/faults.py", "POLL_S"),
+        ("transport/link_faults.py", "POLL_S"),
+        ("supervisors/faults/", "PERIOD_S"),
+        ("supervisors/faults/", "ANSWER_S"),
+        ("supervisors/nemesis/", "POLL_S"),
     ],
     "time and sizes of a simulated world": [
-        ("actors/ranker/simulated.py", "__init__.score_s"),
-        ("actors/ranker/simulated.py", "__init__.fit_s"),
-        ("transport/sim/loop.py", "_PLACES_MAX"),
-        ("transport/sim/loop.py", "_CANCELLED_MAX"),
+        ("actors/ranker/simulated.py", "init.score_s"),
+        ("actors/ranker/simulated.py", "init.fit_s"),
+        ("transport/sim/loop.py", "PLACES_MAX"),
+        ("transport/sim/loop.py", "CANCELLED_MAX"),
         ("transport/sim/network.py", "latency_s"),
         ("transport/sim/network.py", "jitter_s"),
         ("transport/sim/network.py", "bandwidth_bytes_s"),
-        ("supervisors/simulation/", "_FENCE_S"),
-        ("supervisors/simulation/", "_LOOK_S"),
-        ("supervisors/simulation/", "_SETTLED_S"),
-        ("supervisors/simulation/", "_SHORTEST_S"),
-        ("supervisors/simulation/", "_STALLS_MAX"),
-        ("supervisors/simulation/", "_UNKNOWN_S"),
+        ("supervisors/simulation/", "FENCE_S"),
+        ("supervisors/simulation/", "LOOK_S"),
+        ("supervisors/simulation/", "SETTLED_S"),
+        ("supervisors/simulation/", "SHORTEST_S"),
+        ("supervisors/simulation/", "STALLS_MAX"),
+        ("supervisors/simulation/", "UNKNOWN_S"),
         ("supervisors/simulation/", "SEEDS_MAX"),
     ],
     "how a finished run is read and shown": [
         ("actors/control/protocol.py", "longer_than_s"),
-        ("supervisors/checkers/restarts.py", "_CLOCK_SLACK_S"),
+        ("supervisors/checkers/restarts.py", "CLOCK_SLACK_S"),
         ("supervisors/cli/", "stalls.longer_than_s"),
-        ("supervisors/cli/", "_SHOWN_MAX"),
-        ("supervisors/cli/", "_SILENCE_S"),
+        ("supervisors/cli/", "SHOWN_MAX"),
+        ("supervisors/cli/", "SILENCE_S"),
     ],
     "installing runs before configs/limits.py can be imported": [("supervisors/cli/vllm_install.py", "TIMEOUT_S")],
 }
-"""Reason → file or room, and what is named there."""
+"""Reason → file or room, and what is named there, without a leading underscore."""
 
 
 def is_number(node: ast.expr | None) -> bool:
@@ -124,7 +124,7 @@ def numbers(tree: ast.AST) -> Iterator[str]:
             defaults = [*zip(placed, arguments.defaults[::-1], strict=False)]
             for argument, default in [*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
                 if ARGUMENT.search(argument.arg) and is_number(default):
-                    yield f"{node.name}.{argument.arg}"
+                    yield f"{node.name.strip('_')}.{argument.arg}"
         elif isinstance(node, ast.Call):
             function = ast.unparse(node.func).rpartition(".")[2]
             at = WAITS.get(function, len(node.args))
@@ -139,7 +139,7 @@ def found() -> Iterator[tuple[str, str]]:
     for package in PACKAGES:
         for path in sorted((ROOT / package).rglob("*.py")):
             for name in numbers(ast.parse(path.read_text(encoding="utf-8"))):
-                yield path.relative_to(ROOT).as_posix(), name
+                yield path.relative_to(ROOT).as_posix(), name.removeprefix("_")
 
 
 def test_every_limit_is_a_field_of_limits_or_has_a_reason_not_to_be() -> None:
