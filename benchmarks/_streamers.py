@@ -29,7 +29,7 @@ from actors.rollout.outbox import Outbox
 from benchmarks import _curve
 from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop
-from supervisors.head.head import CLUSTER
+from supervisors.machine.machine import CLUSTER
 from transport.address import ActorAddress, PeerId
 from transport.zmq.context import new_context
 from transport.zmq.socket import Context

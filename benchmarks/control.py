@@ -43,8 +43,9 @@ from benchmarks.tokens import go, said, until
 from benchmarks.weights import make_model
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.head.head import CLUSTER, Head
+from supervisors.head.head import Head
 from supervisors.machine.failure_detector import Health
+from supervisors.machine.machine import CLUSTER
 from supervisors.tree.messages import ListProcesses, ProcessList
 from transport.address import ActorAddress
 

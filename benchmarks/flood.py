@@ -36,7 +36,7 @@ from benchmarks._processes import beside, on_uvloop
 from benchmarks._samples import MIB
 from benchmarks.tokens import said
 from configs.limits import DEFAULT_LIMITS
-from supervisors.head.head import CLUSTER
+from supervisors.machine.machine import CLUSTER
 from transport.address import ActorAddress, new_peer
 from transport.endpoints import split_key
 from transport.zmq.security import NodeKeys, generate_keys, write_keys

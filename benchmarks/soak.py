@@ -32,7 +32,7 @@ from benchmarks._jobs import BenchmarkFailed, hardware, job_text, prepare_job, u
 from benchmarks._processes import ROOT, beside
 from benchmarks._samples import Growth, Sampler, growth
 from configs.loader import load_job
-from supervisors.head.head import CLUSTER
+from supervisors.machine.machine import CLUSTER
 
 DRIFT_GOAL: Final = 0.05
 """Of resident memory, either way."""

@@ -40,12 +40,12 @@ from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.head.head import OnProgress
 from supervisors.head.head_messages import HeadOrder, HeadReady
 from supervisors.head.head_process import interruptible
 from supervisors.head.job_register import JobRegister
 from supervisors.head.machine_process import MachineProcess, failed_summary
-from supervisors.machine.logs import configure_head_logging
+from supervisors.jobs.job_news import OnProgress
+from supervisors.machine.logs import log_to_file
 from supervisors.machine.node import NodeProcess
 from supervisors.providers.job_provider import JobProvider
 from supervisors.tree.errors import HeadGaveUp
@@ -72,7 +72,7 @@ async def run_job(
     """
     run_dir = run_dir.resolve()
     listen = job.cluster.listen if job.cluster.nodes else None
-    configure_head_logging(run_dir / "logs" / "machine.log")
+    log_to_file(run_dir / "logs" / "machine.log")
 
     def on_ready(head: HeadReady) -> None:
         if head.life > 1:
@@ -108,7 +108,7 @@ async def run_head(
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
     run_root = run_root.resolve()
-    configure_head_logging(run_root / "machine.log")
+    log_to_file(run_root / "machine.log")
 
     def on_ready(head: HeadReady) -> None:
         print(f"nodes join    headrace node --join {head.endpoint}", flush=True)

@@ -55,8 +55,10 @@ def finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
     The first Ctrl-C cancels the main task, which is to take its checkpoint and return; a second one ends the process.
     """
+    from supervisors.machine.logs import new_loop
+
     try:
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(start())
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
@@ -64,14 +66,6 @@ def finish(start: Callable[[], Coroutine[Any, Any, T]]) -> T:
         fail("interrupted", EXIT_INTERRUPTED)
     except (HeadraceError, OSError) as error:
         fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str | None, at: str | None) -> None:

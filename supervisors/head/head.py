@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,9 @@ from supervisors.faults.process_faults import faults_of
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
+from supervisors.jobs.job_news import OnProgress
 from supervisors.jobs.job_run import FormerLife, JobRun
-from supervisors.machine.machine import LOCAL, Machine, slowed_by
+from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
 from supervisors.nemesis.fault_schedule import FaultSchedule
@@ -37,12 +38,7 @@ from supervisors.nemesis.nemesis import Nemesis
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
-OnProgress = Callable[[Mapping[str, Any]], None]
-
 log = structlog.get_logger("headrace.head")
-
-CLUSTER = "headrace"
-"""Peers of another cluster name are refused at the handshake."""
 
 
 class Head:

@@ -35,7 +35,7 @@ from configs.schema import JobConfig
 from supervisors.head.head import Head
 from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.jobs.job_run import FormerLife
-from supervisors.machine.logs import configure_head_logging
+from supervisors.machine.logs import log_to_file, new_loop
 from supervisors.machine.machine import JOURNAL
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
 from transport.errors import HeadraceError
@@ -50,8 +50,8 @@ def run_head_process() -> None:
     code = EXIT_CRASHED
     try:
         order = HeadOrder.decode(sys.stdin.buffer.read())
-        configure_head_logging(Path(order.log))
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        log_to_file(Path(order.log))
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             code = runner.run(_main(order))
     except asyncio.CancelledError:
         log.warning("interrupted twice")
@@ -62,14 +62,6 @@ def run_head_process() -> None:
         logging.shutdown()
         sys.stderr.flush()
         os._exit(code)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 async def _main(order: HeadOrder) -> int:

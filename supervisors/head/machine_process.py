@@ -35,7 +35,6 @@ from configs.limits import Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
-from supervisors.head.head import CLUSTER, OnProgress
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.head_messages import (
     Former,
@@ -46,8 +45,9 @@ from supervisors.head.head_messages import (
     HeadProgress,
     HeadReady,
 )
+from supervisors.jobs.job_news import OnProgress
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.machine.machine import LOCAL, Machine, slowed_by
+from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
 from supervisors.machine.process_log import last_lines, trim

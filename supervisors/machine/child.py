@@ -28,6 +28,7 @@ import structlog
 from actors.host.fate import die_with_parent
 from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine.envoy import Envoy
+from supervisors.machine.logs import log_to_stderr, new_loop
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
 from supervisors.machine.process_spec import ProcessSpec
 
@@ -49,8 +50,8 @@ def run_child() -> None:
     code = EXIT_START_FAILED
     try:
         spec = ProcessSpec.decode(sys.stdin.buffer.read())
-        configure_logging(spec.name)
-        with asyncio.Runner(loop_factory=_new_loop) as runner:
+        log_to_stderr(spec.name)
+        with asyncio.Runner(loop_factory=new_loop) as runner:
             code = runner.run(_main(spec))
     except BaseException:
         log.exception("the process failed")
@@ -59,32 +60,6 @@ def run_child() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-def configure_logging(process: str) -> None:
-    """JSON lines on stderr, one per event, with wall time and the process's name."""
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )
-    structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
-
-
-def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
 
 
 async def _main(spec: ProcessSpec) -> int:

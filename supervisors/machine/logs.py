@@ -1,16 +1,40 @@
-"""Logs of the head: JSON lines in a file, so that the terminal stays free for progress."""
+"""What each of our processes begins with: an event loop, and logs as JSON lines, one object an event."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 
-def configure_head_logging(path: Path) -> None:
-    """Send structlog's events of this process to ``path``, appended, as one JSON object a line."""
+def new_loop() -> asyncio.AbstractEventLoop:
+    """uvloop's where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+def log_to_file(path: Path) -> None:
+    """Append to ``path``, so that the terminal stays free for progress."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    _configure(structlog.WriteLoggerFactory(file=path.open("a", encoding="utf-8", buffering=1)), cache=False)
+
+
+def log_to_stderr(process: str) -> None:
+    """Each event with the process's name; whoever started it keeps the file."""
+    _configure(structlog.PrintLoggerFactory(sys.stderr), cache=True)
+    structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+
+
+def _configure(factory: Any, *, cache: bool) -> None:
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -20,6 +44,6 @@ def configure_head_logging(path: Path) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=path.open("a", encoding="utf-8", buffering=1)),
-        cache_logger_on_first_use=False,
+        logger_factory=factory,
+        cache_logger_on_first_use=cache,
     )

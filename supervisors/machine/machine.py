@@ -24,6 +24,8 @@ from transport.transport import Transport
 from transport.zmq.security import NodeKeys
 from transport.zmq.transport import ZmqTransport
 
+CLUSTER = "headrace"
+"""Peers of another cluster name are refused at the handshake."""
 JOURNAL = "journal.db"
 """In the run directory."""
 

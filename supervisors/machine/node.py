@@ -20,7 +20,7 @@ from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
-from supervisors.machine.machine import LOCAL, Machine, slowed_by
+from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster
 from supervisors.tree.errors import HeadLost
@@ -28,8 +28,6 @@ from transport.address import ActorAddress
 from transport.endpoints import check_dialed, is_loopback
 from transport.errors import InsecureBind, LinkTimeout
 from transport.zmq.security import load_keys
-
-CLUSTER = "headrace"
 
 
 class Membership(RegisteredActor):
