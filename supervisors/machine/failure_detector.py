@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 
 class Health(enum.StrEnum):
-    """What is believed of a process."""
+    """Health is what is believed of a process."""
 
     STARTING = "starting"
     ALIVE = "alive"
@@ -34,20 +34,20 @@ class Health(enum.StrEnum):
 
 @dataclass(frozen=True)
 class DetectorLimits:
-    """Seconds that each kind of silence may last."""
+    """These limits say how many seconds each kind of silence may last."""
 
     ready_s: float
-    """From start to ready."""
+    """Time from start to ready."""
     link_grace_s: float
-    """From the loss of the link (heartbeats have already been missing then) to the verdict."""
+    """Time from the loss of the link (heartbeats have already been missing then) to the verdict."""
     stopped_grace_s: float = 0.8
-    """How long the operating system may show it stopped; a debugger's or job control's short stop is forgiven."""
+    """Time for which the operating system may show it stopped; the short stop of a debugger or a shell is forgiven."""
     beacon_budget_s: float = 120.0
-    """From the last beacon to the verdict while the link lives. Longer than the role's longest blocking step."""
+    """Time from the last beacon to the verdict while the link lives; longer than the role's longest blocking step."""
 
 
 class FailureDetector:
-    """Evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
+    """A failure detector weighs evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
 
     def __init__(self, limits: DetectorLimits, now_s: float) -> None:
         self._limits = limits

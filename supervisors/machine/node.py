@@ -37,7 +37,7 @@ class Membership(Actor):
         self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
         self._first = head
         self._joined = False
-        """There is a head that knows us."""
+        """True while there is a head that knows us."""
         self._leaving = False
 
     async def on_start(self) -> None:
@@ -80,7 +80,7 @@ class Membership(Actor):
 
 
 class NodeProcess:
-    """One node: ``start``, then ``wait`` until it is stopped or its head is lost."""
+    """A node process lends its machine: ``start`` it, then ``wait`` until it is stopped or its head is lost."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class NodeProcess:
             raise LinkTimeout(
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
             ) from error
-        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
+        options = NodeOptions(keys=str(self._keys_directory or ""), machine=self._machine)
         self._agent = NodeAgent(self.name, options)
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))

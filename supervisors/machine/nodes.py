@@ -24,7 +24,7 @@ from supervisors.tree.errors import NoNode
 from transport.address import ActorAddress
 
 _CUT_OFF_MAX: Final = 256
-"""Machines that are taken away look the same as those that come back."""
+"""Number of cut-off nodes kept aside: machines that are taken away look the same as those that come back."""
 
 
 @message("nodes.join")
@@ -34,9 +34,9 @@ class JoinCluster(Message):
     node: str
     agent: ActorAddress
     slots: int
-    """Rollout workers that it takes at most."""
+    """Number of rollout workers that it takes at most."""
     kind: str = "reserved"
-    """What it is priced as: a key of ``cluster.prices``."""
+    """Kind that it is priced as: a key of ``cluster.prices``."""
 
 
 @message("nodes.joined")
@@ -50,12 +50,12 @@ class LeaveCluster(Message):
 
     node: str
     left_s: float = 0.0
-    """What runs on it may go on for so long; then the machine is gone."""
+    """Time for which what runs on it may go on; then the machine is gone."""
 
 
 @dataclass
 class Node:
-    """One machine. ``placed`` holds the names of the processes that were placed on it and have not been released."""
+    """A node is one machine. ``placed`` names the processes that were placed on it and have not been released."""
 
     name: str
     agent: ActorAddress
@@ -65,11 +65,11 @@ class Node:
     placed: set[str] = field(default_factory=set[str])
     draining: bool = False
     leaves_s: float = 0.0
-    """Of a draining one: loop time at which it is gone; in the past: its processes are to end at once."""
+    """Loop time at which a draining node is gone; in the past: its processes are to end at once."""
 
 
 class Nodes(Actor):
-    """The register of nodes. ``choose`` is called by code of the same process."""
+    """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
     def __init__(self, head: str) -> None:
         self._head = head

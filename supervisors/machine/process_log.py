@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 LOG_TRIM_S: Final = 5.0
-"""How often that is."""
+"""Time from one trimming to the next."""
 _TAIL_BYTES: Final = 32 << 10
 
 

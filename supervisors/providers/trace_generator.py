@@ -18,19 +18,19 @@ from supervisors.providers.traces import SPOT, Trace, TraceEvent, in_order
 
 @dataclass(frozen=True)
 class Market:
-    """What traces are drawn from. The defaults give lives like those of the Bamboo project's traces: about an hour."""
+    """Traces are drawn from a market. By default lives are like those of the Bamboo project's traces: about an hour."""
 
     nodes_max: int = 8
-    """There are never more at once."""
+    """Most nodes at once."""
     life_mean_s: float = 5400.0
     absent_mean_s: float = 1800.0
-    """From the end of one machine of a slot until there is capacity for the next."""
+    """Time from the end of one machine of a slot until there is capacity for the next."""
     crunch_every_s: float = 10800.0
-    """``math.inf``: never."""
+    """Time between crunches; ``math.inf``: there are none."""
     crunch_part: float = 0.6
     crunch_mean_s: float = 900.0
     notice_s: float = 30.0
-    """Before each end; 0: none is given."""
+    """Length of the notice before each end; 0: none is given."""
     kind: str = SPOT
 
     def __post_init__(self) -> None:

@@ -24,13 +24,13 @@ _ORDER: Final = {"notice": 0, "kill": 1, "up": 2}
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One thing that happens to one machine."""
+    """An event is one thing that happens to one machine."""
 
     at_s: float
     node: str
     what: What
     kind: str = SPOT
-    """What it is priced as: a key of the price table."""
+    """Kind that it is priced as: a key of the price table."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Trace:
     source: str
     events: tuple[TraceEvent, ...]
     length_s: float
-    """The trace says nothing of what comes later."""
+    """Length of the trace, which says nothing of what comes later."""
 
     # ------------------------------------------------------------ figures
 
@@ -80,7 +80,7 @@ class Trace:
     # ------------------------------------------------------------ other traces made of this one
 
     def between(self, start_s: float, end_s: float) -> Trace:
-        """That part, counted from its own start; who is there at its start comes up with it."""
+        """The part between, counted from its own start; who is there at its start comes up with it."""
         alive: dict[str, TraceEvent] = {}
         inside: list[TraceEvent] = []
         for event in self.events:

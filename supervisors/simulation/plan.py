@@ -22,21 +22,21 @@ MOMENTS: Final = (
 )  # fmt: skip
 """Messages at whose delivery something may strike."""
 _WHOLE_MACHINE: Final = 0.2
-"""How often the head is not killed alone, but with its machine: then its operator resumes the run."""
+"""Part of the kills of the head that hit its whole machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
 
 
 @dataclass(frozen=True)
 class DrawnFault:
-    """A fault, and perhaps the message at whose delivery it strikes: moments that matter are rarer than others."""
+    """A drawn fault may wait for a message at whose delivery it strikes: moments that matter are rarer than others."""
 
     fault: FaultBase
     tag: str = ""
-    """After ``at_s`` it waits for the next delivery of such a message; empty: it waits for nothing."""
+    """Tag of the message for whose delivery it waits after ``at_s``; empty: it waits for nothing."""
     after_s: float = 0.0
-    """From that delivery."""
+    """Time from that delivery to the strike."""
     hits_an_end: bool = False
-    """Whom the message comes from or goes to is hit, not whom the fault names."""
+    """True if sender or receiver of the message is hit, not whom the fault names."""
 
 
 def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[DrawnFault]:

@@ -73,7 +73,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
-        ("supervisors/tree/children.py", "_choose", "chosen"),
         ("supervisors/jobs/model_preparation.py", "Preparation.run", "self._task"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
