@@ -49,7 +49,6 @@ from supervisors.machine.logs import log_to_file
 from supervisors.machine.node import NodeProcess
 from supervisors.providers.job_provider import JobProvider
 from supervisors.tree.errors import HeadGaveUp
-from transport.address import ActorAddress, PeerId
 
 
 async def run_job(
@@ -131,17 +130,11 @@ async def run_head(
 
 
 def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_keys: Path | None) -> HeadOrder:
-    """Of the first life; the machine process fills in what it knows."""
-    nobody = ActorAddress("", PeerId("", 0))
+    """The order for the first life; the machine process fills in what it knows."""
     return HeadOrder(
-        life=1,
         run_root=str(run_root),
-        listen="",
         control=control,
         log=str(log),
-        agent=nobody,
-        desk=nobody,
-        limits="",
         keys=str(keys.resolve()) if keys is not None else "",
         control_keys=str(control_keys.resolve()) if control_keys is not None else "",
     )

@@ -46,15 +46,15 @@ _CHECKERS: Final[dict[str, Checker]] = {
 
 @dataclass
 class Report:
-    """What the checkers say of a run."""
+    """A report holds what the checkers say of a run."""
 
     job: str
     state: RunState
     steps: int
-    """Committed."""
+    """Number of committed steps."""
     steps_wanted: int
     counted: dict[str, int]
-    """How much was looked at: samples, tokens, …"""
+    """Numbers of what was looked at: samples, tokens, …"""
     violations: list[Violation]
     notes: list[str] = field(default_factory=list[str])
 

@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 class RunState(enum.StrEnum):
-    """How far a run is. Only ``finished`` promises that every step is done."""
+    """A run state says how far a run is. Only ``finished`` promises that every step is done."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -40,21 +40,21 @@ class RunState(enum.StrEnum):
 
 @dataclass(kw_only=True)
 class History:
-    """Everything that checkers may look at."""
+    """A history holds everything that checkers may look at."""
 
     job: JobConfig
     state: RunState
     ledger: list[ev.Event] = field(default_factory=list[ev.Event])
-    """The journal."""
+    """Events of the journal."""
     pruned_below: int = 0
     samples: list[CommittedSample] = field(default_factory=list[CommittedSample])
-    """How each sample of a committed step ended, as the ledger put it down at the commit."""
+    """Samples of committed steps, as the ledger put them down at the commit."""
     events: list[Row] = field(default_factory=list[Row])
     """Lines of events.jsonl: at least ``time_s`` and ``event`` each."""
     rows: list[Row] = field(default_factory=list[Row])
     """Lines of metrics.jsonl."""
     notes: list[str] = field(default_factory=list[str])
-    """What could not be read, for people."""
+    """Notes for people on what could not be read."""
 
     def named(self, *names: str) -> list[Row]:
         """Events of these names, in order."""
@@ -63,7 +63,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Violation:
-    """One promise that was not kept. ``what`` is a whole sentence; the other fields say where, as far as they apply."""
+    """A violation is a promise that was not kept: ``what`` in a sentence, and where, as far as that applies."""
 
     checker: str
     what: str

@@ -26,7 +26,7 @@ SETTLED = (COMMITTED, DROPPED)
 
 
 class Name(NamedTuple):
-    """A sample. Prompts are ordinals of the job's prompt stream."""
+    """A name identifies a sample. Prompts are ordinals of the job's prompt stream."""
 
     step: int
     prompt: int
@@ -37,7 +37,7 @@ class Name(NamedTuple):
 
 
 class Topic:
-    """What a complaint is about; each checker reports its own."""
+    """A topic says what a complaint is about; each checker reports its own."""
 
     SAMPLE = "sample"
     TOKENS = "tokens"
@@ -47,7 +47,7 @@ class Topic:
 
 @dataclass(frozen=True)
 class Complaint:
-    """An event that does not fit. ``event`` counts the recorded events from 0."""
+    """A complaint names an event that does not fit. ``event`` counts the recorded events from 0."""
 
     topic: str
     event: int
@@ -60,7 +60,7 @@ class Complaint:
 
 @dataclass(slots=True)
 class Sample:
-    """One sample as far as the journal tells."""
+    """A sample is followed here as far as the journal tells of it."""
 
     name: Name
     state: str = QUEUED
@@ -68,7 +68,7 @@ class Sample:
     versions: list[int] = field(default_factory=list[int])
     """The policy version of each token."""
     workers: list[str] = field(default_factory=list[str])
-    """Who had it, in order; one entry a hand-out."""
+    """Workers that had it, in order; one entry for each hand-out."""
     assignment: int = -1
     reward: float | None = None
     reason: str = ""
@@ -76,7 +76,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Batch:
-    """One step's samples, in the order of their rows."""
+    """A batch holds the samples of one step, in the order of their rows."""
 
     step: int
     group_size: int
@@ -88,12 +88,12 @@ class Batch:
 
 @dataclass(slots=True)
 class Held:
-    """One worker's hand-outs."""
+    """This counts the samples that one worker holds."""
 
     now: int = 0
     most: int = 0
     most_at: int = 0
-    """The event with which it first held ``most``."""
+    """Number of the event with which it first held ``most``."""
 
 
 Named = frozenset[tuple[int, int]]
@@ -101,7 +101,7 @@ Named = frozenset[tuple[int, int]]
 
 
 class Replay:
-    """Made by ``replay``; read it, do not change it."""
+    """A replay is the fold of a journal. ``replay`` makes it; others only read it."""
 
     def __init__(self, pruned_below: int = 0) -> None:
         self.pruned_below = pruned_below

@@ -12,7 +12,7 @@ from supervisors.tree.restart_budget import ExitCause, counts
 
 RESTARTS: Final = "restarts"
 _CLOCK_SLACK_S: Final = 1.0
-"""Of events without the supervisor's own time: between its decision and the line in the file."""
+"""Seconds between a supervisor's decision and its line in the file, where only the latter has a time."""
 
 
 def check_restarts(history: History, replay: Replay) -> Iterator[Violation]:

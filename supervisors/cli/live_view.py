@@ -26,7 +26,7 @@ _BARS: Final = "▁▂▃▄▅▆▇█"
 
 
 class ProgressView:
-    """A context manager that shows progress on ``console`` while it is open."""
+    """A progress view is a context manager that shows progress on ``console`` while it is open."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

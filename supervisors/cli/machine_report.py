@@ -32,13 +32,13 @@ State = Literal["ok", "missing", "problem"]
 
 PYTHON_MIN = (3, 11)
 SHARED_MEMORY_MIN_BYTES = 1 << 30
-"""A weight version lies there whole; a few are held at a time."""
+"""Free bytes that a run needs: a weight version lies there whole, and a few are held at a time."""
 OPEN_FILES_MIN = 1024
 _COLOURS = {"ok": "green", "missing": "yellow", "problem": "red"}
 
 
 class Check(TypedDict):
-    """One line. ``advice`` is empty when there is nothing to do."""
+    """A check is one line of the report. ``advice`` is empty when there is nothing to do."""
 
     name: str
     state: State
@@ -47,7 +47,7 @@ class Check(TypedDict):
 
 
 class Report(list[Check]):
-    """The checks in reading order; rich prints them as a table."""
+    """A report holds the checks in reading order; rich prints it as a table."""
 
     @property
     def healthy(self) -> bool:

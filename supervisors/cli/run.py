@@ -32,7 +32,7 @@ from supervisors.cli.command import (
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
 
 RESUME_MAY_SET: Final = ("steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.")
-"""What may differ after a resume; anything else would make the run another one than its journal tells of."""
+"""Keys that may differ after a resume; any other would make it another run than the journal tells of."""
 
 Overrides = Annotated[
     list[str] | None,

@@ -42,7 +42,7 @@ log = structlog.get_logger("headrace.head")
 
 
 class Head:
-    """Create it, ``start``, ``run`` or ``launch`` jobs, ``stop``."""
+    """A head runs jobs: create it, ``start`` it, ``run`` or ``launch`` jobs, ``stop`` it."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Head:
         self.register = JobRegister(run_root)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
-        """By job, for as long as its processes are there."""
+        """Nemeses by job, for as long as its processes are there."""
         self._keys_directory = keys
         self._keys = load_head_keys(keys, control_keys)
         self._agent = agent
@@ -75,7 +75,7 @@ class Head:
         self.system: ActorSystem
         self._control: ControlServer | None = None
         self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
-        """By job, until its tree is down."""
+        """Tasks by job, until its tree is down."""
         self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
 
@@ -93,7 +93,6 @@ class Head:
 
     async def _start_agent(self) -> ActorAddress:
         options = NodeOptions(
-            cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if self._listen.startswith("ipc://") else "",
             keys=str(self._keys_directory or ""),
             machine=self.machine,
@@ -119,7 +118,6 @@ class Head:
         run_dir: Path,
         interrupted: asyncio.Event,
         *,
-        resume: bool = False,
         on_progress: OnProgress | None = None,
         faults: FaultPlan | None = None,
         former: FormerLife | None = None,
@@ -129,25 +127,12 @@ class Head:
         With ``former`` it goes on with what a head before this one has left running. With ``faults`` the summary says
         under that key how many strikes were injected, failed and skipped.
         """
-        run = JobRun(
-            self.system,
-            self.nodes,
-            job,
-            run_dir,
-            resume=resume,
-            on_progress=on_progress,
-            machine=self.machine,
-            former=former,
-        )
-        self._begin(run)
+        run = self._begin(job, run_dir, former, on_progress)
         return await self._follow(run, interrupted, faults)
 
     def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
         """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head."""
-        run = JobRun(
-            self.system, self.nodes, job, run_dir, resume=False, on_progress=None, machine=self.machine, former=former
-        )
-        self._begin(run)
+        run = self._begin(job, run_dir, former)
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
@@ -170,10 +155,16 @@ class Head:
                 await asyncio.gather(asyncio.shield(task), return_exceptions=True)  # how it ends is told elsewhere
         return task.done()
 
-    def _begin(self, run: JobRun) -> None:
-        self.jobs[run.job.name] = run
+    def _begin(
+        self, job: JobConfig, run_dir: Path, former: FormerLife | None, on_progress: OnProgress | None = None
+    ) -> JobRun:
+        run = self.jobs[job.name] = JobRun(
+            self.system, self.nodes, job, run_dir,
+            on_progress=on_progress, machine=self.machine, former=former,
+        )  # fmt: skip
         for listener in list(self._listeners):
             listener(run)
+        return run
 
     def subscribe(self, listener: Callable[[JobRun], None]) -> Callable[[], None]:
         """Hear of every job from now on, before it says anything; returns how to stop."""

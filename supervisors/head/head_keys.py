@@ -18,7 +18,7 @@ from transport.zmq.security import KeyFileError, NodeKeys, load_keys
 
 @dataclass(frozen=True)
 class HeadKeys:
-    """What ``--keys`` and ``--control-keys`` name; None: that side stays on this machine."""
+    """The keys that ``--keys`` and ``--control-keys`` name; None: that side stays on this machine."""
 
     nodes: NodeKeys | None = None
     control: ControlKeys | None = None

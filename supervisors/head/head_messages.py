@@ -11,36 +11,37 @@ from __future__ import annotations
 import msgspec
 
 from actors.core.message import Message, message
-from transport.address import ActorAddress
+from transport.address import ActorAddress, PeerId
 
+_NOBODY = ActorAddress("", PeerId("", 0))
 Plain = str | int | float | bool | None
 
 
 class Former(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine process knows of the head's lives before this one; see ``job_run.FormerLife``."""
+    """This is what the machine process knows of earlier lives of the head; see ``job_run.FormerLife``."""
 
     ended: str
     restarts: int
     workers: int
     begun: bool = False
-    """One of them has said that the core of the one job stands."""
+    """True if one of them has said that the core of the one job stands."""
 
 
 class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a life of the head is told, as JSON on its standard input."""
+    """An order is all that a life of the head is told, as JSON on its standard input."""
 
-    life: int
-    """1 for the first."""
+    life: int = 1
+    """Number of the life, from 1."""
     run_root: str
-    listen: str
-    """The same in every life, but for the port of the first, which may be a wildcard."""
-    control: str
+    listen: str = ""
+    """Endpoint, the same in every life; only in the first its port may be a wildcard."""
+    control: str = ""
     log: str
-    agent: ActorAddress
+    agent: ActorAddress = _NOBODY
     """This machine's node agent."""
-    desk: ActorAddress
-    """Who is told how it goes."""
-    limits: str
+    desk: ActorAddress = _NOBODY
+    """Actor that is told how it goes."""
+    limits: str = ""
     """``Limits`` as JSON."""
     keys: str = ""
     control_keys: str = ""

@@ -113,7 +113,6 @@ async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporte
         JobConfig.model_validate_json(order.job),
         Path(order.run_dir),
         interrupted,
-        resume=order.resume or order.former is not None,
         on_progress=reporter.progress,
         faults=FaultPlan.model_validate_json(order.faults) if order.faults else None,
         former=_former(order, Path(order.run_dir)),

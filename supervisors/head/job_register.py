@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Final
 
 FILE: Final = "head.jobs.json"
-"""In the directory that holds the run directories."""
+"""File name, in the directory that holds the run directories."""
 
 
 class JobRegister:
-    """Run directories, in order of submission."""
+    """A job register keeps run directories, in order of submission."""
 
     def __init__(self, run_root: Path) -> None:
         self._path = run_root / FILE

@@ -34,7 +34,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Silent:
-    """A process that has not answered."""
+    """A silent process is one that has not answered."""
 
     process: str
     waited_s: float

@@ -57,12 +57,12 @@ from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, R
 log = structlog.get_logger("headrace.machine")
 
 OnReady = Callable[[HeadReady], None]
-"""Told of each life's endpoints."""
+"""Callback that is told of the endpoints of each life."""
 
 PEER: Final = "machine"
-"""Of this process; ``head`` is the head's."""
+"""Peer name of this process; the head's is ``head``."""
 _PORTS: Final = 3
-"""Lanes of an endpoint."""
+"""Number of lanes of an endpoint, each with a port."""
 
 
 class HeadDesk(Actor):
@@ -75,10 +75,10 @@ class HeadDesk(Actor):
         self.detector: FailureDetector
         self.ready: HeadReady | None = None
         self.summary: dict[str, Any] | None = None
-        """What the head has said at its end."""
+        """Summary that the head has sent at its end."""
         self.step = self.restarts = self.workers = 0
         self.begun = False
-        """Some life has said that the core of its job stands."""
+        """True once some life has said that the core of its job stands."""
         self.became_ready = asyncio.Event()
 
     def expect(self, life: int) -> FailureDetector:
@@ -124,7 +124,7 @@ class HeadDesk(Actor):
 
 
 class MachineProcess:
-    """``start`` it, ``lead`` a head to the end of its work, ``stop`` it in any case."""
+    """It keeps a head alive: ``start`` it, ``lead`` a head to the end of its work, ``stop`` it in any case."""
 
     def __init__(
         self,
@@ -156,7 +156,6 @@ class MachineProcess:
         self._system = system = ActorSystem(transport, limits=self._limits)
         await system.start()
         options = NodeOptions(
-            cluster=CLUSTER,
             listen=f"ipc://{self._runtime}/{{name}}" if local else "",
             keys=str(self._keys_directory or ""),
             machine=self._machine,

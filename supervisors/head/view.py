@@ -18,7 +18,7 @@ from supervisors.nemesis.nemesis import Nemesis
 
 
 class HeadView(Protocol):
-    """What ``Head`` offers to ``Operations`` and ``Lookout``."""
+    """A head view is what ``Head`` offers to ``Operations`` and ``Lookout``."""
 
     run_root: Path
     limits: Limits

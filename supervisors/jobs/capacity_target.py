@@ -20,12 +20,12 @@ from supervisors.machine.nodes import Node
 
 
 class Prices(NamedTuple):
-    """For the same time, in the unit of ``cluster.prices``."""
+    """Prices are for the same time, in the unit of ``cluster.prices``."""
 
     reserved: float
-    """Of the machines that stay."""
+    """Price of the machines that stay."""
     worker: float
-    """Of one more worker on a machine that comes and goes; the dearest of those that are there."""
+    """Price of one more worker on a machine that comes and goes; the dearest of those that are there."""
 
 
 def prices_of(present: Iterable[Node], prices: Mapping[str, float]) -> Prices | None:
@@ -38,7 +38,7 @@ def prices_of(present: Iterable[Node], prices: Mapping[str, float]) -> Prices | 
 
 
 class CapacityTarget:
-    """Of one job with ``scheduling.seeding`` on machines that come and go.
+    """It follows the steps of one job with ``scheduling.seeding`` on machines that come and go.
 
     Args:
         aim: at most so many remote workers.
@@ -58,7 +58,7 @@ class CapacityTarget:
         self._local_engines = local_engines
         self._prices = prices
         self._known_prices: Prices | None = None
-        """Machines that have gone cost the same when they come back."""
+        """Prices known last: machines that have gone cost the same when they come back."""
         self._targets: deque[int] = deque(maxlen=worth_having.STEPS)
         self._most: int | None = None
 

@@ -13,7 +13,7 @@ HOUR_S = 3600.0
 
 
 class CostMeter:
-    """Create it at the job's start; ``see`` who is there whenever that changes.
+    """A cost meter counts from the job's start; let it ``see`` who is there whenever that changes.
 
     Args:
         prices: kind → price an hour, in whatever currency. A kind without a price costs nothing, and ``see`` says so.

@@ -29,7 +29,7 @@ Record = Callable[..., None]
 
 
 class ElasticPool:
-    """Of one job. ``start`` it when the supervisor runs, ``stop`` it before the supervisor is stopped.
+    """A pool belongs to one job. ``start`` it when the supervisor runs, ``stop`` it before the supervisor is stopped.
 
     Args:
         make: a worker's name and its node's name, to a spec that starts it there and nowhere else.
@@ -180,5 +180,5 @@ class ElasticPool:
 
 
 def worker_names(node: Node) -> list[str]:
-    """Of the workers that ``node`` takes."""
+    """Names of the workers that ``node`` takes."""
     return [f"rollout-{node.name}" + (f".{slot}" if slot else "") for slot in range(node.slots)]

@@ -30,7 +30,7 @@ from supervisors.jobs.hub_files import lacking_files, lacking_kinds, needed_file
 
 @dataclass(frozen=True)
 class Order:
-    """What to fetch. ``revision`` is a branch, a tag or a commit; None: the default branch."""
+    """An order says what to fetch. ``revision`` is a branch, a tag or a commit; None: the default branch."""
 
     name: str
     revision: str | None
@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Report:
-    """How far it is. ``stage`` is ``asking``, ``downloading``, ``done`` or ``failed``."""
+    """A report says how far it is. ``stage`` is ``asking``, ``downloading``, ``done`` or ``failed``."""
 
     stage: str
     bytes_done: int = 0
@@ -47,10 +47,10 @@ class Report:
     directory: str = ""
     commit: str = ""
     note: str = ""
-    """With ``done``: something worth saying, such as that the hub was away and the cache was used."""
+    """Remark with ``done``, such as that the hub was away and the cache was used."""
     field: str = "model.path"
     wrong: str = ""
-    """With ``failed``: what was tried and what came of it; a phrase that goes on after the value."""
+    """Phrase with ``failed``, which goes on after the value: what was tried and what came of it."""
     fix: str = ""
 
 

@@ -18,11 +18,11 @@ _BIN_INDEX: Final = "pytorch_model.bin.index.json"
 _SHARD: Final = re.compile(r"model-\d+-of-\d+\.safetensors")
 _BIN: Final = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 _SMALL: Final = (".json", ".txt", ".model", ".jinja", ".tiktoken")
-"""Configurations, tokenizers, chat templates."""
+"""Endings of configurations, tokenizers and chat templates."""
 
 
 def needed_files(names: Collection[str]) -> list[str]:
-    """Of a repository's files those that an engine, the trainer or the tokenizer reads; weights in one format only."""
+    """The files that an engine, the trainer or the tokenizer reads; weights in one format only."""
     top = sorted(name for name in names if "/" not in name)
     weights = _weights(top)
     with_bin = any(_BIN.fullmatch(name) for name in weights)

@@ -40,18 +40,18 @@ log = structlog.get_logger("headrace.job")
 
 @dataclass(frozen=True)
 class FormerLife:
-    """What is known of the head that ran this job before this one, and whose processes may still run."""
+    """This is what is known of the head that ran this job before this one, and whose processes may still run."""
 
     ended: str
-    """How it ended, for people."""
+    """Words for people on how it ended."""
     restarts: int = 0
-    """Restarts up to then, its own among them."""
+    """Number of restarts up to then, its own among them."""
     workers: int = 0
-    """Rollout workers that were wanted last; 0: as the job file says."""
+    """Number of rollout workers that was wanted last; 0: as the job file says."""
 
 
 class JobRun:
-    """A submitted job. ``start`` it, ``wait`` for its end, ``stop`` it in any case."""
+    """A job run is a submitted job: ``start`` it, ``wait`` for its end, ``stop`` it in any case."""
 
     def __init__(
         self,
@@ -60,13 +60,12 @@ class JobRun:
         job: JobConfig,
         run_dir: Path,
         *,
-        resume: bool,
         on_progress: OnProgress | None,
         machine: Machine = LOCAL,
         former: FormerLife | None = None,
     ) -> None:
         self.job, self.run_dir = job, run_dir
-        self._system, self._nodes, self._resume = system, nodes, resume
+        self._system, self._nodes = system, nodes
         self._former = former
         self._news = JobNews(system, job.name, on_progress)
         workers = former.workers if former is not None and former.workers else job.rollout.workers
@@ -79,10 +78,10 @@ class JobRun:
         self._stop_counting: Callable[[], None] = lambda: None
         self._state = JobState.SUBMITTED
         self._told: dict[str, Any] = {}
-        """The job's result as its actor has told it last."""
+        """Result of the job as its actor has told it last."""
         self._told_s = 0.0
         self._ended = asyncio.Event()
-        """The job is over, and its record complete."""
+        """Set once the job is over and its record complete."""
         self._error = ""
         self._stopped = False
 
@@ -269,7 +268,7 @@ class JobRun:
         return (self._former.restarts if self._former is not None else 0) + self.tree.restarts()
 
     def address(self, part: str) -> ActorAddress:
-        """Of ``scheduler``, ``job`` or ``metrics``."""
+        """Address of ``scheduler``, ``job``, ``metrics`` or ``news``."""
         return self.tree.address(part)
 
     # ------------------------------------------------------------ telling

@@ -45,7 +45,7 @@ MakeJob = Callable[[], Job]
 
 
 class JobTree:
-    """Of one job. ``workers``: how many rollout workers are wanted; ``adopting``: processes may run already."""
+    """A job tree is built for one job. ``workers``: rollout workers wanted; ``adopting``: processes may run already."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class JobTree:
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
         self._resumed = not adopting
-        """Until a scheduler has begun here: later ones go on with what this run's operator wants."""
+        """True until a scheduler has begun here: later ones go on with what this run's operator wants."""
         self._looked_for: set[str] = set()
         self._leaving: dict[str, asyncio.Event] = {}
-        """Workers that are about to go by themselves → that they have."""
+        """Workers that are about to go by themselves → set when they have gone."""
         self._model_path = Path()
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
@@ -84,11 +84,11 @@ class JobTree:
         return [info for supervisor in self._supervisors.values() for info in supervisor.snapshot()]
 
     def restarts(self) -> int:
-        """Of all actors and processes, since this head took them over."""
+        """Restarts of all actors and processes, since this head took them over."""
         return sum(supervisor.restarts for supervisor in self._supervisors.values())
 
     def address(self, part: str) -> ActorAddress:
-        """Of ``scheduler``, ``job``, ``metrics`` or ``news``, who hears the job."""
+        """Address of ``scheduler``, ``job``, ``metrics``, or ``news``, which hears the job."""
         return self._system.address(f"{part}.{self._job.name}")
 
     # ------------------------------------------------------------ start
@@ -151,7 +151,7 @@ class JobTree:
         return prices_of(self._nodes.present, self._job.cluster.prices)
 
     def _price_share(self) -> float | None:
-        """Of one more worker on a machine that comes and goes, as part of the price of everything with it."""
+        """Price of one more worker on a machine that comes and goes, as part of the price of everything with it."""
         kinds, present, prices = self._job.cluster.prices, self._nodes.present, self._prices()
         if self._pool is None or prices is None:
             return None

@@ -27,10 +27,10 @@ from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ModelNotFetched, ModelNotMade
 
 RECORD: Final = "model.json"
-"""In the run directory: which commit of which hub name the run uses."""
+"""File of the run directory that says which commit of which hub name the run uses."""
 
 Say = Callable[[str], None]
-"""Tells a person how far it is."""
+"""Callback that tells a person how far it is."""
 
 
 async def prepare_model(job: JobConfig, run_dir: Path, say: Say | None = None) -> Path:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class StageBalancer:
-    """Of one job with ``scheduling.workers_max``.
+    """A stage balancer belongs to one job with ``scheduling.workers_max``.
 
     Args:
         rollout: supervises the rollout workers.

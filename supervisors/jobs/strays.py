@@ -29,7 +29,7 @@ log = structlog.get_logger("headrace.strays")
 
 
 class Strays:
-    """Of one job, from ``start`` to ``stop``. ``children``: what its supervisors have."""
+    """It looks for those of one job, from ``start`` to ``stop``. ``children``: what its supervisors have."""
 
     def __init__(self, system: ActorSystem, nodes: Nodes, job: str, children: Callable[[], list[ChildInfo]]) -> None:
         self._system = system

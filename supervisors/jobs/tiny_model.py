@@ -29,7 +29,7 @@ PAD, END = "<pad>", "<end>"
 _ROWS_FOR_VOCABULARY = 200
 _BATCH = 64
 _HEAD_SIZE = 32
-"""The smallest for which vLLM's attention on a CPU has a kernel."""
+"""The smallest head for which vLLM's attention on a CPU has a kernel."""
 _PEAK_LEARNING_RATE = 3e-3
 _CLEAN = 0.8
 """The first part of the warm start shows right answers only: the task is learned before doubt is."""

@@ -26,7 +26,7 @@ from transport.address import ActorAddress
 
 
 class Envoy(Actor):
-    """Spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
+    """It is spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
 
     def __init__(
         self, spec: ProcessSpec, addresses: dict[str, ActorAddress], faults: ProcessFaults, pid: int | None = None

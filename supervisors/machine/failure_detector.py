@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 
 class Health(enum.StrEnum):
-    """What is believed of a process."""
+    """Health is what is believed of a process."""
 
     STARTING = "starting"
     ALIVE = "alive"
@@ -34,10 +34,10 @@ class Health(enum.StrEnum):
 
 @dataclass(frozen=True)
 class DetectorLimits:
-    """Seconds that each kind of silence may last."""
+    """These limits say how many seconds each kind of silence may last."""
 
     ready_s: float
-    """From start to ready."""
+    """Time from start to ready."""
     link_grace_s: float
     """From the loss of the link (heartbeats have already been missing then) to the verdict."""
     stopped_grace_s: float
@@ -47,7 +47,7 @@ class DetectorLimits:
 
 
 class FailureDetector:
-    """Evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
+    """A failure detector weighs evidence about one process. Every method takes ``now_s`` of one monotonic clock."""
 
     def __init__(self, limits: DetectorLimits, now_s: float) -> None:
         self._limits = limits

@@ -18,7 +18,7 @@ from actors.weights.segments import remove_held_by
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Left:
-    """What one process may have left."""
+    """This is what one process may have left."""
 
     run_dir: Path
     holders: tuple[str, ...]
@@ -32,7 +32,7 @@ class Left:
 
 
 class Leavings:
-    """By run and name of the process. Times are the caller's."""
+    """Leavings are kept by run and name of the process. Times are the caller's."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[str, str], Left] = {}

@@ -27,7 +27,7 @@ from transport.zmq.transport import ZmqTransport
 CLUSTER = "headrace"
 """Peers of another cluster name are refused at the handshake."""
 JOURNAL = "journal.db"
-"""In the run directory."""
+"""File name of a journal, in the run directory."""
 
 
 class Machine(Protocol):
@@ -66,7 +66,7 @@ class Machine(Protocol):
 
 
 class LocalMachine:
-    """This machine: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
+    """The local machine is this one: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
 
     def __init__(self) -> None:
         self.slowed: set[int] = set()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from supervisors.machine.failure_detector import FailureDetector
-from supervisors.machine.machine import LOCAL, Machine
+from supervisors.machine.machine import CLUSTER, LOCAL, Machine
 from supervisors.machine.process import Child, ProcessExit, role_command
 from supervisors.tree.messages import ProcessInfo, ProcessReady, SpawnProcess
 from transport.address import ActorAddress
@@ -15,7 +15,7 @@ from transport.address import ActorAddress
 
 @dataclass
 class Managed:
-    """A process and all that is known of it."""
+    """A managed process is kept with all that is known of it."""
 
     order: SpawnProcess
     owner: ActorAddress
@@ -24,13 +24,13 @@ class Managed:
     log_path: Path
     started_s: float
     ready: asyncio.Future[ProcessReady | None]
-    """None: it ended first."""
+    """Report of the process once it is ready; None: it ended first."""
     contact: ActorAddress | None = None
     """The actor in it that speaks for it, once it is ready."""
     report: ProcessReady | None = None
     verdict: str = ""
     orphan: bool = False
-    """It is being stopped, because its owner stayed away; who asks for one of its name need not wait for that."""
+    """True while it is stopped because its owner stayed away; nobody who wants one of its name has to wait for that."""
     end: ProcessExit | None = None
     loop_lag_s: float = 0.0
     link_lost: bool = False
@@ -50,9 +50,9 @@ class Managed:
 
 @dataclass
 class NodeOptions:
-    """What a node agent is given by its process."""
+    """These options are what a node agent is given by its process."""
 
-    cluster: str
+    cluster: str = CLUSTER
     listen: str = ""
     """Endpoint of role processes, ``{name}`` filled in; empty: derived from the agent's own endpoint."""
     command: list[str] = field(default_factory=role_command)

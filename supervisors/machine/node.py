@@ -70,7 +70,7 @@ class Membership(RegisteredActor):
 
 
 class NodeProcess:
-    """One node: ``start``, then ``wait`` until it is stopped or its head is lost."""
+    """A node process lends its machine: ``start`` it, then ``wait`` until it is stopped or its head is lost."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class NodeProcess:
             raise LinkTimeout(
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
             ) from error
-        options = NodeOptions(cluster=CLUSTER, keys=str(self._keys_directory or ""), machine=self._machine)
+        options = NodeOptions(keys=str(self._keys_directory or ""), machine=self._machine)
         self._agent = NodeAgent(self.name, options)
         agent = await system.spawn("agent", self._agent)
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))

@@ -30,9 +30,9 @@ class JoinCluster(Message):
     node: str
     agent: ActorAddress
     slots: int
-    """Rollout workers that it takes at most."""
+    """Number of rollout workers that it takes at most."""
     kind: str = "reserved"
-    """What it is priced as: a key of ``cluster.prices``."""
+    """Kind that it is priced as: a key of ``cluster.prices``."""
 
 
 @message("nodes.joined")
@@ -46,12 +46,12 @@ class LeaveCluster(Message):
 
     node: str
     left_s: float = 0.0
-    """What runs on it may go on for so long; then the machine is gone."""
+    """Time for which what runs on it may go on; then the machine is gone."""
 
 
 @dataclass
 class Node:
-    """One machine. ``placed`` holds the names of the processes that were placed on it and have not been released."""
+    """A node is one machine. ``placed`` names the processes that were placed on it and have not been released."""
 
     name: str
     agent: ActorAddress
@@ -61,11 +61,11 @@ class Node:
     placed: set[str] = field(default_factory=set[str])
     draining: bool = False
     leaves_s: float = 0.0
-    """Of a draining one: loop time at which it is gone; in the past: its processes are to end at once."""
+    """Loop time at which a draining node is gone; in the past: its processes are to end at once."""
 
 
 class Nodes(Actor):
-    """The register of nodes. ``choose`` is called by code of the same process."""
+    """This actor is the register of nodes. ``choose`` is called by code of the same process."""
 
     def __init__(self, head: str) -> None:
         self._head = head

@@ -65,19 +65,19 @@ def head_command() -> list[str]:
 
 @dataclass(frozen=True)
 class Launch:
-    """What to execute."""
+    """A launch says what to execute."""
 
     command: Sequence[str]
     log_path: Path
-    """Receives stdout and stderr."""
+    """File that receives stdout and stderr."""
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Added to our own environment."""
+    """Variables that are added to our own environment."""
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a process ended. ``code`` is -n when signal n ended it."""
+    """An exit says how a process ended. ``code`` is -n when signal n ended it."""
 
     pid: int
     code: int
@@ -108,7 +108,7 @@ def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
 
 
 class Child(ABC):
-    """A process that we have started, real or simulated. ``exited`` is set once, when it is gone for good."""
+    """A child is a process that we have started, real or simulated. ``exited`` is set once, when it is gone."""
 
     def __init__(self, pid: int, loop: asyncio.AbstractEventLoop) -> None:
         self.pid = pid
@@ -167,7 +167,7 @@ class Child(ABC):
 
 
 class ChildProcess(Child):
-    """A process of the operating system. Create it with ``launch`` on the loop's thread."""
+    """This child is a process of the operating system. Create it with ``launch`` on the loop's thread."""
 
     def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(popen.pid, loop)

@@ -12,22 +12,22 @@ from transport.address import ActorAddress
 
 
 class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Enough to become a peer of the cluster and to host a role's actors."""
+    """A spec is enough to become a peer of the cluster and to host a role's actors."""
 
     name: str
-    """At the node agent: ``<job>.<actor>``."""
+    """Name at the node agent: ``<job>.<actor>``."""
     peer: str
-    """This process's peer name: ``<node>.<job>.<actor>``."""
+    """Peer name of this process: ``<node>.<job>.<actor>``."""
     args: RoleArgs
     agent: ActorAddress
-    """Who started it, and is told of readiness and progress."""
+    """Agent that started it, and is told of readiness and progress."""
     cluster: str
     listen: str
     """Endpoint to listen at; a port of 0 or ``*`` takes a free one."""
     limits: str
     """``Limits`` as JSON."""
     seed: int
-    """Of the actor system's random streams."""
+    """Seed of the actor system's random streams."""
     keys: str = ""
     """Directory of this node's keys; empty: none, loopback only."""
 

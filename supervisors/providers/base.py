@@ -28,7 +28,7 @@ class _Booked:
 
 
 class BookedProvider(ABC):
-    """Base of the kinds. ``on_end`` may be replaced at any time."""
+    """It is the base of the kinds. ``on_end`` may be replaced at any time."""
 
     def __init__(self) -> None:
         self.on_end: OnEnd = lambda node, how: None

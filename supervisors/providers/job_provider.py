@@ -20,7 +20,7 @@ Say = Callable[[Mapping[str, Any]], None]
 
 
 class JobProvider:
-    """Let it ``hear`` the job's progress, and keep it open with ``providing`` while the run lasts."""
+    """It serves one run: let it ``hear`` the job's progress, and keep it open with ``providing`` while that lasts."""
 
     def __init__(self, job: JobConfig, run_dir: Path, say: Say, *, keys: Path | None) -> None:
         self._job = job

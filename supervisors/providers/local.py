@@ -22,7 +22,7 @@ from supervisors.tree.errors import ProviderError
 
 
 class LocalProvider(BookedProvider):
-    """Create it on the running loop.
+    """This provider starts node processes here. Create it on the running loop.
 
     Args:
         join: the head's endpoint.

@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 
 How = Literal["notice", "kill", "failed"]
 OnEnd = Callable[[str, How], None]
-"""Told the node and how it ended."""
+"""Callback that is told a node and how it ended."""
 
 
 class Provider(Protocol):

@@ -37,7 +37,7 @@ def planned(spot: SpotConfig) -> Trace:
 
 
 class Replay:
-    """One pass over ``trace``, from the call of ``run``.
+    """A replay is one pass over ``trace``, from the call of ``run``.
 
     Args:
         target: machines wanted at most; None: all that are offered.
@@ -130,7 +130,7 @@ class Replay:
             self._on_event(TraceEvent(at_s, node, "up", kind))
 
     def _wanted(self) -> int:
-        """Of those that are offered."""
+        """Number of machines to start now, of those that are offered."""
         available = len(self._offered)
         if self._target is None:
             return available

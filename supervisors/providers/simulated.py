@@ -11,7 +11,7 @@ from supervisors.providers.base import BookedProvider
 
 
 class Grid(Protocol):
-    """What it needs of a simulated world."""
+    """A grid is what the provider needs of a simulated world."""
 
     def switch_on(self, node: str, kind: str, on_end: SwitchedOff) -> None: ...
     def tell_to_go(self, node: str) -> None: ...
@@ -23,7 +23,7 @@ class SwitchedOff(Protocol):
 
 
 class SimulatedProvider(BookedProvider):
-    """Create it on the simulated loop."""
+    """This provider switches simulated machines. Create it on the simulated loop."""
 
     def __init__(self, grid: Grid, *, close_window_s: float) -> None:
         super().__init__()

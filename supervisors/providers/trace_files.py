@@ -21,7 +21,7 @@ from supervisors.providers.traces import Trace, TraceEvent, What, in_order
 
 HEADER: Final = ("at_s", "node", "event", "kind")
 _NODES_MAX: Final = 100_000
-"""Alive at once, of a SkyPilot file: a number beyond it is no count of machines."""
+"""Most nodes alive at once in a SkyPilot file: a number beyond it is no count of machines."""
 
 
 def read_trace(path: str | Path) -> Trace:

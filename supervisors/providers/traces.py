@@ -20,13 +20,13 @@ _ORDER: Final = {"notice": 0, "kill": 1, "up": 2}
 
 @dataclass(frozen=True, slots=True)
 class TraceEvent:
-    """One thing that happens to one machine."""
+    """An event is one thing that happens to one machine."""
 
     at_s: float
     node: str
     what: What
     kind: str = SPOT
-    """What it is priced as: a key of the price table."""
+    """Kind that it is priced as: a key of the price table."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Trace:
     source: str
     events: tuple[TraceEvent, ...]
     length_s: float
-    """The trace says nothing of what comes later."""
+    """Length of the trace, which says nothing of what comes later."""
 
     def kinds(self) -> dict[str, str]:
         """Node → its price kind."""

@@ -27,7 +27,7 @@ from transport.errors import HeadraceError
 
 
 class SimulatedChild(Child):
-    """Made by ``SimulatedMachine.launch``. What the process does is its ``main``."""
+    """A simulated child is made by ``SimulatedMachine.launch``. What the process does is its ``main``."""
 
     OBEYS: tuple[int, ...] = (signal.SIGTERM,)
     """Signals that end it in good order; before it is ready for them they kill it, but for SIGINT."""
@@ -105,7 +105,7 @@ class SimulatedChild(Child):
 
 
 class SimulatedRole(SimulatedChild):
-    """A role process, owned by a node agent."""
+    """This child is a role process, owned by a node agent."""
 
     def __init__(self, machine: Place, pid: int, spec: ProcessSpec, start_s: float) -> None:
         self.spec = spec
@@ -137,7 +137,7 @@ class SimulatedRole(SimulatedChild):
 
 
 class SimulatedHead(SimulatedChild):
-    """A head, owned by a machine process; ``head`` is there once it has started."""
+    """This child is a head, owned by a machine process; ``head`` is there once it has started."""
 
     OBEYS = (signal.SIGTERM, signal.SIGINT)
 

@@ -27,7 +27,7 @@ from transport.sim.process import SimProcess
 
 
 class Ground(Protocol):
-    """What the world offers to the machines and processes in it."""
+    """The ground is what the world offers to the machines and processes in it."""
 
     scenario: Scenario
     seed: int
@@ -50,7 +50,7 @@ class Ground(Protocol):
 
 
 class Place(Machine, Protocol):
-    """What a machine offers to the processes on it."""
+    """A place is what a machine offers to the processes on it."""
 
     world: Ground
     host: Host
@@ -61,7 +61,7 @@ class Place(Machine, Protocol):
 
 
 class Body:
-    """One life of one process on ``host``: what runs, its link to the network, its actors; what signals do to it."""
+    """A body is one life of one process on ``host``: what runs, its link, its actors, and what signals do to it."""
 
     def __init__(self, name: str, host: Host, world: Ground) -> None:
         self.name = name

@@ -26,12 +26,12 @@ Item = ev.Event | StepBatch | int
 
 
 class JournalFile:
-    """One job's ``journal.db``, without SQLite. ``on_event``: told of each event as it is written."""
+    """This file is one job's ``journal.db``, without SQLite. ``on_event`` is told of each event as it is written."""
 
     def __init__(self, job: str, on_event: Callable[[str, bytes], None]) -> None:
         self.job = job
         self.full = False
-        """The disk takes nothing."""
+        """True while the disk takes nothing."""
         self.pruned_below = 0
         self.history: list[tuple[str, bytes]] = []
         """Kind and body of every event that was ever written and not lost, pruned ones too."""

@@ -23,14 +23,13 @@ from supervisors.machine.node import NodeProcess
 from supervisors.simulation.ground import Body, Ground
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.tree.errors import HeadGaveUp, HeadLost
-from transport.address import ActorAddress, PeerId
 from transport.errors import LinkTimeout
 
 HEAD_ENDPOINT = "memory://head"
 
 
 class MainProcess(ABC):
-    """One life of a machine's first process. ``on_end`` is called with its exit code, whatever ended it."""
+    """This is one life of a machine's first process. ``on_end`` is called with its exit code, whatever ended it."""
 
     def __init__(
         self, world: Ground, machine: SimulatedMachine, name: str, on_end: Callable[[MainProcess, int], None]
@@ -145,11 +144,8 @@ class MachineMain(MainProcess):
             await process.stop()
 
     def _order(self, job: JobConfig | None = None) -> HeadOrder:
-        root, nobody = self.world.root, ActorAddress("", PeerId("", 0))
-        order = HeadOrder(
-            life=1, run_root=str(root), listen="", control="", log=str(root / "head.log"), agent=nobody, desk=nobody,
-            limits="",
-        )  # fmt: skip
+        root = self.world.root
+        order = HeadOrder(run_root=str(root), log=str(root / "head.log"))
         if job is None:
             return order
         return msgspec.structs.replace(

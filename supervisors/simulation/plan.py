@@ -28,7 +28,7 @@ _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
 
 @dataclass(frozen=True)
 class DrawnFault:
-    """A fault, and perhaps the message at whose delivery it strikes: moments that matter are rarer than others."""
+    """A drawn fault may wait for a message at whose delivery it strikes: moments that matter are rarer than others."""
 
     fault: FaultBase
     tag: str = ""

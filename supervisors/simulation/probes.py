@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from supervisors.simulation.world import World
 
 _UNKNOWN_S: Final = 30.0
-"""How long a worker that runs may be unknown to its scheduler while no fault is in force."""
+"""Time for which a worker that runs may be unknown to its scheduler while no fault is in force."""
 _FENCE_S: Final = 1.0
-"""How long after the end of its lease a worker that runs may take to have let go of what it held."""
+"""Time that a worker that runs may take, after the end of its lease, to let go of what it held."""
 
 
 class Probes:
@@ -29,11 +29,11 @@ class Probes:
     def __init__(self, world: World) -> None:
         self._world = world
         self._unknown_s: dict[tuple[str, str], float] = {}
-        """Job and worker, since when."""
+        """Job and worker → since when the worker is unknown."""
         self._leases: dict[PeerId, float] = {}
-        """When the newest lease ends that each worker's process was granted."""
+        """Worker's process → when the newest lease ends that it was granted."""
         self._overdue: dict[PeerId, float] = {}
-        """Since when a process is seen to act without a lease."""
+        """Process → since when it is seen to act without a lease."""
 
     def look(self, *, disturbed: bool) -> Iterator[str]:
         """One sentence for each promise that is broken now."""

@@ -8,7 +8,7 @@ Tensors = Mapping[str, bytes]
 
 
 class PublishedWeights:
-    """One job's. ``finding`` is told of what must not be.
+    """This keeps the published weights of one job. ``finding`` is told of what must not be.
 
     Args:
         repeats_exactly: a version that is laid out again, by a trainer that replays, must be the same: so it is in

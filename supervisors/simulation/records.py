@@ -18,20 +18,20 @@ from configs.schema import JobConfig
 
 @dataclass
 class JobRecord:
-    """One job's, over all lives of its actors."""
+    """This is the record of one job, over all lives of its actors."""
 
     job: str
     rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     events: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    """As the lines of events.jsonl."""
+    """Events, as the lines of events.jsonl."""
     verdicts: set[tuple[int, str, float | None]] = field(default_factory=set[tuple[int, str, float | None]])
     """Prompt, hash of the response's tokens, reward: what the verifiers have said."""
     summary: dict[str, Any] = field(default_factory=dict[str, Any])
-    """The last one; empty while no life of the head has brought the job to an end."""
+    """Summary of the last end; empty while no life of the head has brought the job to one."""
 
 
 class RecordedMetrics(Metrics):
-    """The metrics actor without its files; of rows there is one, since a job's next life reads it."""
+    """This is the metrics actor without its files, but for that of rows, which a job's next life reads."""
 
     def __init__(self, record: JobRecord, job: JobConfig, run_dir: Path) -> None:
         super().__init__(job.name, run_dir, job.metrics)

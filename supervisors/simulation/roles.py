@@ -82,7 +82,7 @@ async def _slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
 
 
 class PacedEngine(SimulatedEngine):
-    """A simulated engine whose process may be slow. What it loads must be what was published."""
+    """This is a simulated engine whose process may be slow. What it loads must be what was published."""
 
     def __init__(self, life: SimProcess, published: PublishedWeights) -> None:
         super().__init__()
@@ -105,7 +105,7 @@ class PacedEngine(SimulatedEngine):
 
 
 class PacedBackend(SimulatedBackend):
-    """A simulated backend whose process may be slow. It keeps account of what it lays out."""
+    """This is a simulated backend whose process may be slow. It keeps account of what it lays out."""
 
     def __init__(self, cost: TrainCost, life: SimProcess, published: PublishedWeights) -> None:
         super().__init__(cost)
@@ -135,14 +135,14 @@ class PacedBackend(SimulatedBackend):
 
 
 class _Numbers:
-    """A tokenizer for tokens that stand for nothing."""
+    """This is a tokenizer for tokens that stand for nothing."""
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
         return " ".join(str(int(token)) for token in token_ids)
 
 
 class SimulatedPool:
-    """In place of ``ScorerPool``: rewards and prompts are functions of the job's seed, in the time that they cost."""
+    """It replaces ``ScorerPool``: rewards and prompts are functions of the job's seed, in the time that they cost."""
 
     def __init__(self, args: RoleArgs, world: Ground, life: SimProcess) -> None:
         job = args.job_config

@@ -35,12 +35,12 @@ from transport.sim.loop import SimulatedLoop, SimulationDeadlock
 Show = Callable[[str], None]
 _PREFIX: Final = "headrace-sim-"
 _SETTLED_S: Final = 60.0
-"""Older than this, a directory has been locked if anybody uses it."""
+"""Age from which a directory is locked if anybody uses it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one seed gave."""
+    """An outcome is what one seed gave."""
 
     seed: int
     hash: str
@@ -49,11 +49,11 @@ class Outcome:
     seconds: float
     events: int
     faults: list[str]
-    """What struck, in order, for people."""
+    """Faults that struck, in order, for people."""
     report: str = ""
-    """Who waited for whom, if the run was given up."""
+    """Report on who waited for whom, if the run was given up."""
     learned: dict[str, str] = field(default_factory=dict[str, str])
-    """By job: a hash of its newest weights and of the samples that it trained on. In sync mode no fault changes it."""
+    """Hash by job of its newest weights and of the samples that it trained on. In sync mode no fault changes it."""
 
 
 def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:

@@ -30,7 +30,7 @@ class SimulationFailed(HeadraceError):
 
 @dataclass
 class Tally:
-    """What many seeds gave."""
+    """A tally is what many seeds gave."""
 
     seeds: int = 0
     violations: int = 0

@@ -23,7 +23,7 @@ _MARK: Final = b"headrace-"
 
 
 class Trace:
-    """One run's. ``hide``: names that differ between equal runs; ``show``: is given each line for people."""
+    """A trace belongs to one run. ``hide``: names that differ between equal runs; ``show`` is given each line."""
 
     def __init__(self, hide: Sequence[str], show: Callable[[str], None] | None = None) -> None:
         self._hash = xxhash.xxh3_128()
@@ -34,11 +34,11 @@ class Trace:
         self.events = 0
         self.ledger_events = 0
         self.closed = False
-        """The run is over: what its remains still do is not part of it."""
+        """True once the run is over: what its remains still do is not part of it."""
 
     @property
     def hash(self) -> str:
-        """Of all that has been noted so far, in hex."""
+        """Hash of all that has been noted so far, in hex."""
         return self._hash.hexdigest()
 
     def message(self, source: str, target: str, lane: Lane, frames: list[Frame]) -> None:

@@ -33,7 +33,7 @@ class Watchman:
         self._world = world
         self._disturbed = disturbed
         self.report = ""
-        """Why the run was given up; empty if it was not."""
+        """Reason why the run was given up; empty if it was not."""
 
     async def watch(self) -> None:
         world = self._world

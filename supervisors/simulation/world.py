@@ -37,14 +37,14 @@ from transport.transport import Frame
 
 END_TOKEN: Final = 1
 DATA_FILE: Final = "prompts.jsonl"
-"""Nobody reads it: prompts are drawn. A job file has to name one."""
+"""Name of a file that nobody reads, since prompts are drawn; a job file has to name one."""
 _PARTS: Final = 3
-"""A job's supervisors: core, services, rollout."""
+"""Number of a job's supervisors: core, services, rollout."""
 _LOOK_S: Final = 0.05
 
 
 class World:
-    """One simulated run of ``scenario`` under ``seed``; its files lie in ``root``, which the caller removes."""
+    """A world is one simulated run of ``scenario`` under ``seed``. Its files lie in ``root``; the caller removes it."""
 
     def __init__(
         self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None
@@ -62,7 +62,7 @@ class World:
         self.network.heard = self.trace.message
         self.bodies: dict[SimProcess, Body] = {}
         self.findings: list[str] = []
-        """What is wrong with this run, in the order in which it was found."""
+        """Findings on what is wrong with this run, in the order in which they were made."""
         self._simulated: dict[str, SimulatedJob] = {}
         self.jobs = self._drawn_jobs()
         self.machines: dict[str, SimulatedMachine] = {}

@@ -13,7 +13,7 @@ from supervisors.tree.strategies import ChildView
 
 @dataclass(frozen=True, kw_only=True)
 class ChildInfo:
-    """One child of a supervisor, as ``ctl tree`` shows it."""
+    """This describes one child of a supervisor, as ``ctl tree`` shows it."""
 
     name: str
     role: str
@@ -26,10 +26,10 @@ class ChildInfo:
 
 @dataclass(frozen=True)
 class SupervisionEvent:
-    """Something that people and metrics want to know. ``at_s`` is the supervisor's clock."""
+    """An event is something that people and metrics want to know. ``at_s`` is the supervisor's clock."""
 
     kind: str
-    """started, adopted, start_failed, exited, restarting, stopped, ended, gave_up."""
+    """Kind: started, adopted, start_failed, exited, restarting, stopped, ended, gave_up."""
     supervisor: str
     child: str
     at_s: float
@@ -40,7 +40,7 @@ class SupervisionEvent:
 
 
 class Child:
-    """One child's record."""
+    """This is the supervisor's record of one child."""
 
     def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
         self.spec = spec
@@ -49,7 +49,7 @@ class Child:
         self.running: Running | None = None
         self.starting = False
         self.idle = asyncio.Event()
-        """No start is under way."""
+        """Set while no start is under way."""
         self.idle.set()
         self.restarts = 0
         self.failed_starts = 0
@@ -57,7 +57,7 @@ class Child:
         self.detail = ""
         self.start_scope: asyncio.Timeout | None = None
         self.settled = asyncio.Event()
-        """Running, or not to be started any more."""
+        """Set while it runs, or is not to be started any more."""
 
     def view(self) -> ChildView:
         up = self.running is not None or self.starting
@@ -79,7 +79,7 @@ class Child:
 
 @dataclass
 class Recovery:
-    """One round: stop these, wait, start those."""
+    """A recovery is one round: stop these, wait, start those."""
 
     stop: list[str]
     start: list[str]

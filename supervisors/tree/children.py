@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Running:
-    """A child that is ready."""
+    """A running child is ready."""
 
     address: ActorAddress
-    """Its main actor. Watched by the supervisor when ``agent`` is None."""
+    """Address of its main actor, which the supervisor watches when ``agent`` is None."""
     stop: Callable[[float, ExitCause], Awaitable[None]]
-    """Stops it within so many seconds; returns when it is gone, or when nobody can be asked any more."""
+    """Function that stops it within so many seconds; returns when it is gone, or nobody can be asked any more."""
     pid: int
     node: str
     incarnation: int
@@ -40,12 +40,12 @@ class Running:
     agent: ActorAddress | None = None
     """The node agent that will tell of its end; watched by the supervisor."""
     adopted: bool = False
-    """It ran before this start; its former owner is gone."""
+    """True if it ran before this start; its former owner is gone."""
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """How to start a child and what its end means. ``start`` returns when the child is ready, or raises."""
+    """A spec says how to start a child and what its end means. ``start`` returns when the child is ready, or raises."""
 
     name: str
     start: Callable[[Context], Awaitable[Running]]

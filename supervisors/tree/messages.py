@@ -17,21 +17,21 @@ from transport.address import ActorAddress
 
 
 class ProcessStarted(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that is ready for work."""
+    """This process is ready for work."""
 
     name: str
     node: str
     pid: int
     incarnation: int
-    """Of its peer; new with every start."""
+    """Incarnation of its peer; new with every start."""
     addresses: dict[str, ActorAddress]
-    """Its actors by name."""
+    """Addresses of its actors by name."""
     seconds: float
-    """From exec to ready."""
+    """Time from exec to ready."""
 
 
 class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a process did not become ready."""
+    """A failure says why a process did not become ready."""
 
     cause: ExitCause
     detail: str
@@ -45,12 +45,12 @@ class SpawnProcess(Message):
     """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner."""
 
     name: str
-    """Unique at this agent: ``<job>.<actor>``."""
+    """Name, unique at this agent: ``<job>.<actor>``."""
     args: RoleArgs
     """``node`` is filled in by the agent."""
     ready_timeout_s: float
     beacon_budget_s: float
-    """How long its event loop may be silent while its link lives, before it counts as hung."""
+    """Time for which its event loop may be silent while its link lives, before it counts as hung."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
     limits: str = ""
     """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
@@ -71,13 +71,13 @@ class StopProcess(Message):
     name: str
     deadline_s: float
     cause: ExitCause = ExitCause.STOPPED
-    """What its exit is to be reported as: stopped, preempted."""
+    """Cause that its exit is to be reported with: stopped, preempted."""
 
 
 @message("node.stop_reply")
 class StopReply(Message):
     exit_code: int | None = None
-    """None: there was no such process."""
+    """Exit code; None: there was no such process."""
 
 
 @message("node.adopt")
@@ -93,14 +93,14 @@ class ListProcesses(Message):
 
 
 class ProcessInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a node agent."""
+    """This describes one process of a node agent."""
 
     name: str
     role: str
     pid: int
     incarnation: int
     health: str
-    """As ``failure_detector.Health``."""
+    """Health, as in ``failure_detector.Health``."""
     addresses: dict[str, ActorAddress] = msgspec.field(default_factory=dict)
     loop_lag_s: float = 0.0
     """The worst lag of its event loop in its last beacon interval."""
@@ -141,6 +141,6 @@ class ProcessExited(Message):
     incarnation: int
     cause: ExitCause
     exit_code: int
-    """-n: ended by signal n."""
+    """Exit code; -n: ended by signal n."""
     detail: str
     log_tail: tuple[str, ...] = ()

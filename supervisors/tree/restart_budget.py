@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 
 class ExitCause(enum.StrEnum):
-    """Why a child is gone."""
+    """An exit cause says why a child is gone."""
 
     COMPLETED = "completed"
     """It ended by itself, its work done."""
@@ -44,7 +44,7 @@ class ExitCause(enum.StrEnum):
 
 
 class RestartPolicy(enum.StrEnum):
-    """When a child is started again."""
+    """A policy says when a child is started again."""
 
     PERMANENT = "permanent"
     TRANSIENT = "transient"
@@ -73,7 +73,7 @@ def restarts_at_once(cause: ExitCause) -> bool:
 
 
 class RestartBudget:
-    """At most ``restarts_max`` counted exits within ``window_s`` seconds."""
+    """A budget allows at most ``restarts_max`` counted exits within ``window_s`` seconds."""
 
     def __init__(self, *, restarts_max: int, window_s: float) -> None:
         if restarts_max < 0 or window_s <= 0:
@@ -106,7 +106,7 @@ class RestartBudget:
 
 @dataclass(frozen=True)
 class BackoffPolicy:
-    """Exponential delay: ``first_s``, doubled up to ``max_s``, spread by ``jitter`` (0.2: 20 % either way)."""
+    """The delay is ``first_s``, doubled up to ``max_s``, spread by ``jitter`` (0.2: 20 % either way)."""
 
     first_s: float
     max_s: float
@@ -122,7 +122,7 @@ class BackoffPolicy:
 
 
 class Backoff:
-    """One child's row of failures. Preemption neither adds to it nor ends it."""
+    """A backoff counts one child's failures in a row. Preemption neither adds to them nor ends them."""
 
     def __init__(self, policy: BackoffPolicy) -> None:
         self._policy = policy

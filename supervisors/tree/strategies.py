@@ -20,7 +20,7 @@ from supervisors.tree.restart_budget import ExitCause, RestartPolicy, is_restart
 
 
 class Strategy(enum.StrEnum):
-    """How far one child's end reaches."""
+    """A strategy says how far one child's end reaches."""
 
     ONE_FOR_ONE = "one_for_one"
     """Children are independent: a rollout fleet."""
@@ -32,17 +32,17 @@ class Strategy(enum.StrEnum):
 
 @dataclass(frozen=True)
 class ChildView:
-    """What a decision sees of one child."""
+    """A view is what a decision sees of one child."""
 
     name: str
     restart: RestartPolicy
     running: bool
-    """It runs or is being started, so it must be stopped before it is started again."""
+    """True if it runs or is being started, so that it must be stopped before it is started again."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What follows from an end. ``stop`` in the order of stopping, ``start`` in the order of starting."""
+    """A plan says what follows from an end. ``stop`` in the order of stopping, ``start`` in the order of starting."""
 
     stop: tuple[str, ...] = ()
     start: tuple[str, ...] = ()

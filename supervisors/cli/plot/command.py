@@ -18,7 +18,7 @@ from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail
 from transport.errors import HeadraceError
 
 STUDY: Final = "result.json"
-"""What ``simulate --out`` writes of a study, and no run has."""
+"""Name of the file that ``simulate --out`` writes of a study, and that no run has."""
 
 
 def plot(

@@ -22,11 +22,11 @@ BESIDE: Final = frozenset(["pull"])
 """Spans that run beside another one and keep nobody from working."""
 
 _SILENCE_S: Final = 2.0
-"""Spans come once a second; the trainer says nothing of its optimizer step."""
+"""Longest silence of a process that is there: spans come once a second, and none covers the optimizer step."""
 
 
 class Bar(NamedTuple):
-    """One activity of a lane, in seconds since the run's first."""
+    """A bar is one activity of a lane, in seconds since the first of the run."""
 
     name: str
     start_s: float
@@ -37,7 +37,7 @@ class Bar(NamedTuple):
 class RunData:
     name: str
     lanes: dict[str, list[Bar]] = field(default_factory=dict[str, list[Bar]])
-    """The trainer first, then workers in their order; bars by start."""
+    """Lanes of the trainer and then of the workers in their order; bars by start."""
     rows: list[Row] = field(default_factory=list[Row])
     lengths: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Step → response tokens of its samples, int32[n]."""

@@ -22,17 +22,15 @@ from supervisors.simulation import main_process
 from supervisors.simulation.runner import simulate
 from tests.smallest_job import smallest_job
 from tests.supervisors.simulation.scenarios import scenario
-from transport.address import ActorAddress, PeerId
+from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.sim.loop import run_simulated
-
-NOBODY = ActorAddress("", PeerId("", 0))
 
 
 def order(run_dir: Path, **more: Any) -> HeadOrder:
     return HeadOrder(
-        life=1, run_root=str(run_dir), listen="", control="", log=str(run_dir / "head.log"), agent=NOBODY, desk=NOBODY,
-        limits="", job=smallest_job().model_dump_json(), run_dir=str(run_dir), **more,
+        run_root=str(run_dir), log=str(run_dir / "head.log"), job=smallest_job().model_dump_json(),
+        run_dir=str(run_dir), **more,
     )  # fmt: skip
 
 
@@ -44,10 +42,9 @@ class PretendHead:
     def __init__(self, system: ActorSystem) -> None:
         self.system = system
         self.former: FormerLife | None = None
-        self.resume = False
 
-    async def run(self, *_: object, resume: bool, former: FormerLife | None, **__: object) -> dict[str, Any]:
-        self.resume, self.former = resume, former
+    async def run(self, *_: object, former: FormerLife | None, **__: object) -> dict[str, Any]:
+        self.former = former
         return {}
 
 
@@ -76,7 +73,6 @@ def test_a_journal_of_before_the_resume_is_no_sign_of_a_former_life(
         told = msgspec.structs.replace(order(tmp_path, resume=resume, former=former), life=2, desk=desk.address)
         await lead(cast(Head, head), told, "", asyncio.Event())
         assert head.former == (FormerLife("killed", 1, 3) if goes_on else None)
-        assert head.resume, "what there is in the run directory is gone on with in any case"
 
     run_simulated(lives())
 

@@ -54,7 +54,7 @@ async def _never() -> str:
 async def _interrupted(job: Job, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], float]:
     """The summary of a run of ``job`` whose operator interrupts at once, and how long it took."""
     system = SimpleNamespace(ref=lambda _: job, address=lambda name: name)
-    run = JobRun(cast(Any, system), Nodes("head"), smallest_job(limits=LIMITS), run_dir, resume=False, on_progress=None)
+    run = JobRun(cast(Any, system), Nodes("head"), smallest_job(limits=LIMITS), run_dir, on_progress=None)
     job.run = run
     job.tell("begun", JobState.RUNNING)
     monkeypatch.setattr(run.tree, "failed", _never)
