@@ -44,8 +44,8 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("transport/zmq/doorkeeper.py", "_LOOK_S"),
         ("transport/zmq/socket.py", "_FULL_S"),
         ("transport/zmq/timers.py", "_PROBES_S"),
-        ("transport/zmq/transport.py", "_SETTLE_S"),
-        ("transport/zmq/transport.py", "_SETTLE_LOOK_S"),
+        ("transport/zmq/links.py", "_SETTLE_S"),
+        ("transport/zmq/links.py", "_SETTLE_LOOK_S"),
         ("supervisors/testing/run_under_test.py", "_POLL_S"),
     ],
     "numbers of an algorithm or of a rule; what may be chosen of them is a key of the job file": [

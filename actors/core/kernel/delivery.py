@@ -26,7 +26,6 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
 
     method: str
     concurrent: bool
-    idempotent: bool
     streams: bool
     batched: bool = False
     occupies: bool = True

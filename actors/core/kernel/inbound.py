@@ -118,7 +118,7 @@ class Inbound:
         if kind is None:
             return Refusal(reason=RefusalReason.UNKNOWN_TAG, detail=f"{envelope.tag!r} is not known here")
         stream = envelope.kind is Kind.STREAM_OPEN
-        admitted = port.admit(envelope.target, kind, stream=stream, attempt=envelope.attempt)
+        admitted = port.admit(envelope.target, kind, stream=stream)
         if isinstance(admitted, Refusal):
             return admitted
         if envelope.deadline_ms == 0:
