@@ -135,8 +135,7 @@ class Inbound:
             deadline_at = port.now() + envelope.deadline_ms / 1000
         window = self._window(envelope) if stream else None
         cell, handler = admitted
-        tag, trace_id = envelope.tag, envelope.trace_id
-        port.put(cell, Delivery(message, tag, handler, sender, caller, deadline_at, lane, window, trace_id))
+        cell.mailbox.put(Delivery(message, envelope.tag, handler, sender, caller, deadline_at, lane, window))
         return None
 
     def _window(self, envelope: Envelope) -> Window:

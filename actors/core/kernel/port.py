@@ -120,7 +120,6 @@ class Port(Protocol):
 
     # in
     def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[RunningActor, Handler] | Refusal: ...
-    def put(self, cell: RunningActor, delivery: Delivery) -> None: ...
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
         deadline_at: float | None = None, *, window: Window | None = None,
