@@ -65,8 +65,6 @@ class Limits(BaseModel):
     concurrent_handlers: int = Field(default=1024, description="messages that one actor works on at once (@concurrent)")
     pending_asks: int = Field(default=65536, description="open questions per process")
     ask_timeout_s: float = Field(default=10.0, description="a question whose handler computes nothing long")
-    result_cache_entries: int = Field(default=4096, description="answers kept for repeats of idempotent asks")
-    result_cache_s: float = Field(default=60.0, description="and for how long")
     stream_credit_items: int = Field(default=64, description="default window of a stream")
     stream_credit_bytes: int = Field(default=64 << 20, description="the same in bytes")
     dead_letters_kept: int = Field(

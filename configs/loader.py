@@ -23,8 +23,13 @@ from configs.schema import JobConfig
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
 
-_FORMER: Final[dict[tuple[str, str], float]] = {("rollout", "top_p"): 1.0, ("rollout", "top_k"): 0}
-"""Keys of older job files, each with the one value that it could have."""
+_FORMER: Final[dict[tuple[str, str], float | None]] = {
+    ("rollout", "top_p"): 1.0,
+    ("rollout", "top_k"): 0,
+    ("limits", "result_cache_entries"): None,
+    ("limits", "result_cache_s"): None,
+}
+"""Keys of older job files, each with the one value that it could have; None: any, as nothing came of it."""
 
 
 def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
@@ -118,13 +123,13 @@ def _validate(values: dict[str, Any], where: Callable[[str], str]) -> JobConfig:
 
 
 def _without_former_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """``values`` without keys that had one legal value and went: job files in older run directories still name them."""
-    for section, key in _FORMER:
+    """``values`` without keys of one value, or of no effect, that went: the job files of older runs name them."""
+    for (section, key), only in _FORMER.items():
         given = values.get(section)
         if not isinstance(given, dict) or key not in given:
             continue
         value, field = cast("dict[str, Any]", given)[key], f"{section}.{key}"
-        if value != _FORMER[section, key]:
+        if only is not None and value != only:
             wrong = f"{value}, but there is no such key any more: the trainer computes with the whole distribution"
             raise ConfigError.of(where(field), field, wrong, "Remove it")
         values = values | {section: {name: item for name, item in given.items() if name != key}}

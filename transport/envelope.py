@@ -59,9 +59,8 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     request_id: Count = 0
     """Number that is unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
     attempt: Count = 0
-    """Number of repeats so far of an idempotent ask under the same ``request_id``."""
+    """Number that nobody sets any more, as ``epoch``, ``job`` and the two ids: they keep the places of the others."""
     epoch: Count = 0
-    """The ruling epoch of whoever commands; receivers refuse older ones."""
     deadline_ms: Annotated[int, msgspec.Meta(ge=-1)] = NO_DEADLINE
     """Time that remains until the deadline at the moment of sending; -1 means no deadline."""
     job: Name = ""

@@ -3,7 +3,7 @@
     class Counter(Actor):
         @handles(Add)
         async def add(self, message: Add) -> None: ...                  # tell, or ask without an answer
-        @handles(GetTotal) @idempotent
+        @handles(GetTotal)
         async def total(self, message: GetTotal) -> Total: ...          # ask: the return value is the reply
         @handles(Watch) @concurrent
         async def values(self, message: Watch) -> AsyncIterator[Value]: # async generator: a credit stream
@@ -28,13 +28,12 @@ from actors.core.errors import WrongHandler
 from actors.core.kernel.delivery import Delivery, Handler
 from actors.core.message import Message, tag_of
 
-__all__ = ["Actor", "Delivery", "batched", "concurrent", "handles", "idempotent"]
+__all__ = ["Actor", "Delivery", "batched", "concurrent", "handles"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _HANDLES = "__headrace_handles__"
 _CONCURRENT = "__headrace_concurrent__"
-_IDEMPOTENT = "__headrace_idempotent__"
 _BATCHED = "__headrace_batched__"
 
 
@@ -61,12 +60,6 @@ def concurrent(function: F) -> F:
     It is cancelled when whoever asked gives up: leaves, or reaches its deadline.
     """
     setattr(function, _CONCURRENT, True)
-    return function
-
-
-def idempotent(function: F) -> F:
-    """Say that an ask may be repeated: a repeat gets the answer of the first run and does not run again."""
-    setattr(function, _IDEMPOTENT, True)
     return function
 
 
@@ -111,7 +104,6 @@ def _handler(name: str, function: Callable[..., Any]) -> Handler:
     handler = Handler(
         method=name,
         concurrent=concurrent,
-        idempotent=bool(getattr(function, _IDEMPOTENT, False)),
         streams=streams,
         batched=bool(getattr(function, _BATCHED, False)),
         occupies=not (concurrent or streams),

@@ -16,7 +16,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 import structlog
 
 from actors.core.errors import RefusalReason, Refused, WrongHandler
-from actors.core.kernel.delivery import Delivery, current
+from actors.core.kernel.delivery import current
 from actors.core.kernel.port import Hosted, Port, RunningActor
 from actors.core.kernel.requests import AskCounts
 from actors.core.look import Look, Sight, sight
@@ -172,8 +172,3 @@ class Context:
     def asks(self) -> AskCounts:
         """What all actors of this process have asked so far, and what of it is overdue; for those who check."""
         return self._port.requests.counts(self._port.now())
-
-    @property
-    def delivery(self) -> Delivery | None:
-        """The message that is being handled, with its trace; for logs and traces."""
-        return current.get()

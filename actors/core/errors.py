@@ -4,10 +4,10 @@ HeadraceError
 └── ActorError
     ├── AskError               how an ask or a stream can fail; ``executed`` says what is known
     │   ├── NotSent            infrastructure; surely not executed, a retry is safe
-    │   ├── SentNoReply        infrastructure; may have been executed, retry only what is idempotent
+    │   ├── SentNoReply        infrastructure; may have been executed
     │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
     │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
-    │   ├── DeadlineExceeded   unknown whether executed; retry only what is idempotent
+    │   ├── DeadlineExceeded   unknown whether executed
     │   ├── WrongReply         a bug: the handler answered with another type
     │   └── StreamDown         the producer is gone; resume elsewhere from the last item
     ├── ReplyError             raise it in a handler to answer with an error without crashing

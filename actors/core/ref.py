@@ -48,12 +48,10 @@ class ActorRef:
         return self._port.tell(self.owner, self.address, message, lane)
 
     def ask(
-        self, message: Message, reply: type[R], timeout_s: float | None = None,
-        *, attempts: int = 1, lane: Lane = Lane.MESSAGE,
-    ) -> Coroutine[Any, Any, R]:  # fmt: skip
+        self, message: Message, reply: type[R], timeout_s: float | None = None, *, lane: Lane = Lane.MESSAGE
+    ) -> Coroutine[Any, Any, R]:
         """Ask and wait for the reply, at most ``timeout_s`` (default ``limits.ask_timeout_s``).
 
-        ``attempts`` > 1 repeats the question under the same id when the link fails; its handler must be idempotent.
         The answer comes on the ``lane`` of the question: on SIGNAL neither waits behind what others say.
 
         Raises:
@@ -64,7 +62,7 @@ class ActorRef:
             DeadlineExceeded: no answer in time.
             WrongReply: the answer is no ``reply``.
         """
-        return self._port.ask(self.owner, self.address, message, reply, timeout_s, attempts, lane)
+        return self._port.ask(self.owner, self.address, message, reply, timeout_s, lane)
 
     def stream(
         self,

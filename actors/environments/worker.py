@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgpack
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.registered import RegisteredActor
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
@@ -43,7 +43,6 @@ class RewardWorker(RegisteredActor):
 
     @handles(Score)
     @concurrent
-    @idempotent
     async def score(self, message: Score) -> Scored:
         assert self._codec is not None
         names: list[tuple[int, int]] = []

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actors.core.actor import Actor, Delivery, batched, concurrent, handles, idempotent
+from actors.core.actor import Actor, Delivery, batched, concurrent, handles
 from actors.core.message import Message, message
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.core.watch import Down
@@ -183,7 +183,6 @@ class Scheduler(Actor):
     # ------------------------------------------------------------ job
 
     @handles(IssueBatch)
-    @idempotent
     async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
             self._fleet.ask_ranker([self._ledger.batches[batch.step]])
@@ -309,7 +308,6 @@ class Scheduler(Actor):
 
     @handles(CommitStep)
     @concurrent
-    @idempotent
     async def commit_step(self, commit: CommitStep) -> Committed:
         self._scope.check_job(commit.job)
         return await self._steps.commit(commit)

@@ -24,7 +24,7 @@ from typing import Final
 
 import numpy as np
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import AskError, ReplyError
 from actors.core.registered import RegisteredActor
 from actors.protocol.failures import Acknowledged
@@ -95,7 +95,6 @@ class WeightServer(RegisteredActor):
         return max(self._held, default=-1)
 
     @handles(Publish)
-    @idempotent
     async def publish(self, message: Publish) -> Published:
         manifest, segment = message.manifest, Path(message.path)
         if manifest.policy_version not in self._held:
@@ -157,12 +156,10 @@ class WeightServer(RegisteredActor):
         self.ctx.ref(self.hub.address).tell(available)
 
     @handles(QueryVersions)
-    @idempotent
     async def query_versions(self, message: QueryVersions) -> Versions:
         return Versions(held=tuple(sorted(self._held)), sent_bytes=self._sent_bytes)
 
     @handles(GetManifest)
-    @idempotent
     async def get_manifest(self, message: GetManifest) -> ManifestReply:
         version = self.newest if message.policy_version < 0 else message.policy_version
         segment, manifest = self._held.get(version, (Path(), None))

@@ -80,6 +80,11 @@ def test_the_resolved_job_loads_to_itself(tmp_path: Path) -> None:
     assert load_job(tmp_path / "job.yaml") == job
 
 
+def test_keys_of_older_jobs_that_went_without_a_loss_are_passed_over() -> None:
+    former = ["limits.result_cache_entries=9", "limits.result_cache_s=1.5", "rollout.top_k=0"]
+    assert load_job(QUICKSTART, former) == load_job(QUICKSTART)
+
+
 def test_paths_are_taken_from_the_working_directory_or_from_beside_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

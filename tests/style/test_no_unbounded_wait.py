@@ -85,7 +85,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "self._free.get()"),
     ],
     "the request desk ends every question at its deadline, which was armed three lines before": [
-        ("actors/core/kernel/questions.py", "Questions._ask_once", "future"),
+        ("actors/core/kernel/questions.py", "Questions.ask", "future"),
     ],
     "a timer of the stream ends it when nothing has come for its window's time-out": [
         ("actors/core/kernel/streams.py", "Stream._wait", "self.future"),

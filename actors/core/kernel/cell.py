@@ -91,7 +91,6 @@ class Cell:
     def cancel_question(self, caller: Caller) -> None:
         """Whoever asked has lost interest: forget the question, or interrupt its ``@concurrent`` handler."""
         if self.mailbox.withdraw(caller):
-            self._port.results.abandon(caller)
             return
         for delivery, task in self.working.items():
             if delivery.caller == caller and task is not None:
@@ -236,8 +235,6 @@ class Cell:
         self._port.note_refused(refusal, delivery.tag, str(delivery.sender or ""), self.name)
 
     def _done_with(self, delivery: Delivery) -> None:
-        if delivery.abandoned and delivery.caller is not None:
-            self._port.results.abandon(delivery.caller)
         if delivery.answered or delivery.abandoned or delivery.caller is None:
             self.working.pop(delivery, None)
         # What stays is being cancelled because the actor ends: its exit will be the answer.

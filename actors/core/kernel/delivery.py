@@ -26,7 +26,6 @@ class Handler(msgspec.Struct, frozen=True, gc=False):
 
     method: str
     concurrent: bool
-    idempotent: bool
     streams: bool
     batched: bool = False
     occupies: bool = True
@@ -48,8 +47,6 @@ class Delivery(msgspec.Struct, eq=False):
     """The lane on which the answer goes."""
     window: Window | None = None
     """Window of the stream that was asked for, if any."""
-    trace_id: int = 0
-    span_id: int = 0
     watch_id: int = 0
     """Id of the watch that a Down ends, and without which it is void; 0 for every other message."""
     answered: bool = False
@@ -60,4 +57,4 @@ class Delivery(msgspec.Struct, eq=False):
 
 
 current: ContextVar[Delivery | None] = ContextVar("current_delivery", default=None)
-"""The delivery whose handler runs; tasks that a handler starts inherit it, so a trace goes on in them."""
+"""The delivery whose handler runs; tasks that a handler starts inherit it."""

@@ -118,7 +118,7 @@ class Inbound:
         if kind is None:
             return Refusal(reason=RefusalReason.UNKNOWN_TAG, detail=f"{envelope.tag!r} is not known here")
         stream = envelope.kind is Kind.STREAM_OPEN
-        admitted = port.admit(envelope.target, kind, stream=stream, attempt=envelope.attempt)
+        admitted = port.admit(envelope.target, kind, stream=stream)
         if isinstance(admitted, Refusal):
             return admitted
         if envelope.deadline_ms == 0:
@@ -135,8 +135,7 @@ class Inbound:
             deadline_at = port.now() + envelope.deadline_ms / 1000
         window = self._window(envelope) if stream else None
         cell, handler = admitted
-        tag, trace_id = envelope.tag, envelope.trace_id
-        port.put(cell, Delivery(message, tag, handler, sender, caller, deadline_at, lane, window, trace_id))
+        cell.mailbox.put(Delivery(message, envelope.tag, handler, sender, caller, deadline_at, lane, window))
         return None
 
     def _window(self, envelope: Envelope) -> Window:

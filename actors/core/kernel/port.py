@@ -6,7 +6,7 @@
 
 Invariants
 - A part holds a Port, never the router; so parts do not import each other in a circle.
-- Each table of open business (questions, results, watches, producers) is owned by the router and has one part that
+- Each table of open business (questions, watches, producers) is owned by the router and has one part that
   works on it.
 """
 
@@ -24,7 +24,7 @@ from actors.core.kernel.delivery import Delivery, Handler, Window
 from actors.core.kernel.links import Links
 from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.mailbox import Mailbox
-from actors.core.kernel.requests import Requests, ResultCache
+from actors.core.kernel.requests import Requests
 from actors.core.kernel.streams import Producer, Stream
 from actors.core.kernel.watches import Watches
 from actors.core.message import Message
@@ -78,7 +78,6 @@ class Port(Protocol):
     loop: asyncio.AbstractEventLoop
     links: Links
     requests: Requests
-    results: ResultCache
     watches: Watches
     producers: dict[Caller, Producer]
     dead_letters: DeadLetters
@@ -105,7 +104,7 @@ class Port(Protocol):
     def tell(self, owner: ActorAddress | None, address: ActorAddress, message: Message, lane: Lane) -> SendOutcome: ...
     def ask(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, attempts: int, lane: Lane,
+        timeout_s: float | None, lane: Lane,
     ) -> Coroutine[Any, Any, R]: ...  # fmt: skip
     def stream(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, item: type[R], lane: Lane,
@@ -114,19 +113,16 @@ class Port(Protocol):
     async def successor(self, address: ActorAddress) -> ActorAddress: ...
     def post(
         self, peer: PeerId, endpoint: str, lane: Lane, kind: Kind, message: Message | None,
-        *, source: str = "", target: str = "", request_id: int = 0, attempt: int = 0, number: int = 0,
-        number_bytes: int = 0, deadline_at: float | None = None, surely: bool = False,
+        *, source: str = "", target: str = "", request_id: int = 0, number: int = 0, number_bytes: int = 0,
+        deadline_at: float | None = None, surely: bool = False,
     ) -> SendOutcome: ...  # fmt: skip
     def cancel(self, target: str, caller: Caller) -> None: ...
 
     # in
-    def admit(
-        self, target: str, kind: type[Message], *, stream: bool = False, attempt: int = 0
-    ) -> tuple[RunningActor, Handler] | Refusal: ...
-    def put(self, cell: RunningActor, delivery: Delivery) -> None: ...
+    def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[RunningActor, Handler] | Refusal: ...
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
-        deadline_at: float | None = None, *, window: Window | None = None, attempt: int = 0,
+        deadline_at: float | None = None, *, window: Window | None = None,
     ) -> Refusal | None: ...  # fmt: skip
     def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None: ...
 

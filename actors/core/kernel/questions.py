@@ -1,12 +1,10 @@
-"""Asking: one question, its deadline, its repeats. The table of what is open is in ``requests.py``."""
+"""Asking: one question and its deadline. The table of what is open is in ``requests.py``."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
-from actors.core.errors import AskError, DeadlineExceeded, NotSent, SentNoReply
+from actors.core.errors import AskError, DeadlineExceeded, NotSent
 from actors.core.kernel.answers import Caller, error_of
 from actors.core.kernel.port import Port
 from actors.core.kernel.requests import Waiter
@@ -24,42 +22,15 @@ class Questions:
     def __init__(self, port: Port) -> None:
         self._port = port
 
-    def ask(
+    async def ask(
         self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, attempts: int, lane: Lane,
-    ) -> Coroutine[Any, Any, R]:  # fmt: skip
-        """See ``ActorRef.ask``."""
-        if attempts == 1:  # one coroutine a question: each more is awaited anew whenever the answer comes
-            return self._ask_once(owner, address, message, reply, timeout_s, lane)
-        return self._ask_repeatedly(owner, address, message, reply, timeout_s, lane, attempts)
-
-    async def _ask_repeatedly(
-        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, lane: Lane, attempts: int,
+        timeout_s: float | None, lane: Lane,
     ) -> R:  # fmt: skip
-        port = self._port
-        deadline_at = port.now() + (port.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        request_id, pause_s = port.next_id(), port.limits.backoff_first_s
-        for attempt in range(attempts):
-            left_s = deadline_at - port.now()
-            try:
-                return await self._ask_once(owner, address, message, reply, left_s, lane, request_id, attempt)
-            except (NotSent, SentNoReply):
-                if attempt + 1 == attempts or port.now() + pause_s >= deadline_at:
-                    raise
-            port.count("asks_repeated")
-            await asyncio.sleep(pause_s)
-            pause_s *= 2
-        raise ValueError(f"attempts is {attempts}, expected at least 1")
-
-    async def _ask_once(
-        self, owner: ActorAddress | None, address: ActorAddress, message: Message, reply: type[R],
-        timeout_s: float | None, lane: Lane, request_id: int = 0, attempt: int = 0,
-    ) -> R:  # fmt: skip
+        """See ``ActorRef.ask``. One coroutine a question: each more is awaited anew whenever the answer comes."""
         port = self._port
         now, asker = port.now(), "" if owner is None else owner.name
         deadline_at = now + (port.limits.ask_timeout_s if timeout_s is None else timeout_s)
-        waiter = Waiter(request_id or port.next_id(), asker, address, tag_of(type(message)), reply, now)
+        waiter = Waiter(port.next_id(), asker, address, tag_of(type(message)), reply, now)
         future = waiter.future = port.loop.create_future()
         port.requests.open(waiter)
         port.requests.arm(waiter, deadline_at)
@@ -67,11 +38,11 @@ class Questions:
             if address.peer == port.own:
                 waiter.sent = True
                 caller = Caller(port.own, waiter.request_id)
-                refusal = port.deliver_local(owner, address.name, message, caller, deadline_at, attempt=attempt)
+                refusal = port.deliver_local(owner, address.name, message, caller, deadline_at)
                 if refusal is not None:
                     raise error_of(refusal, address, waiter.question, stream=False)
             else:
-                self.send(waiter, Kind.ASK, message, lane, deadline_at, attempt=attempt)
+                self.send(waiter, Kind.ASK, message, lane, deadline_at)
             return cast(R, await future)  # whoever settled it has closed the waiter, and looked at the kind
         except BaseException as error:
             port.requests.close(waiter)
@@ -83,14 +54,13 @@ class Questions:
 
     def send(
         self, waiter: Waiter, kind: Kind, message: Message, lane: Lane, deadline_at: float,
-        *, attempt: int = 0, number: int = 0, number_bytes: int = 0,
+        *, number: int = 0, number_bytes: int = 0,
     ) -> None:  # fmt: skip
         """Send a question to another process; raises NotSent."""
         port, address = self._port, waiter.target
         outcome = port.post(
             address.peer, address.endpoint, lane, kind, message, source=waiter.asker, target=address.name,
-            request_id=waiter.request_id, attempt=attempt, number=number,
-            number_bytes=number_bytes, deadline_at=deadline_at,
+            request_id=waiter.request_id, number=number, number_bytes=number_bytes, deadline_at=deadline_at,
         )  # fmt: skip
         if outcome is not SendOutcome.QUEUED:
             why = "there is no link" if outcome is SendOutcome.NO_LINK else "its queue is full"

@@ -1,4 +1,4 @@
-"""Questions and their answers: who waits for what until when, and which answers are kept for repeats.
+"""Questions and their answers: who waits for what until when.
 
     ask ──open──▶ Waiter ◀──settle── reply, error, refusal, down, deadline: whichever comes first
 
@@ -6,7 +6,6 @@ Invariants
 - A waiter ends exactly once and leaves the table then; an answer that finds no waiter is counted and dropped.
 - Deadlines belong to this table, never to a socket. One timer of the loop serves them all: it is set for the earliest
   deadline that was ever nearest, so a question that is answered in time sets and cancels none.
-- An answer is kept under (asker's peer with its incarnation, request id); a repeat never runs the handler again.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from actors.core.errors import AskError, DeadlineExceeded, NotSent, RefusalReason, Refused, SentNoReply
-from actors.core.kernel.answers import Caller
 from actors.core.message import Message
 from transport.address import ActorAddress, PeerId
 
@@ -208,57 +205,3 @@ class Requests:
     def oldest(self) -> Waiter | None:
         """The question that has been open longest."""
         return min(self._open.values(), key=lambda waiter: waiter.since, default=None)
-
-
-class _Cached:
-    """An answer that is kept, or is still to come."""
-
-    __slots__ = ("answer", "expires_at")
-
-    def __init__(self) -> None:
-        self.answer: Callable[[], None] | None = None
-        self.expires_at = float("inf")
-
-
-class ResultCache:
-    """The cache keeps answers of idempotent handlers for repeats. It is bounded in entries and time."""
-
-    def __init__(self, entries: int, keep_s: float) -> None:
-        self._entries = entries
-        self._keep_s = keep_s
-        self._cache: OrderedDict[Caller, _Cached] = OrderedDict()
-        self.hits = 0
-
-    def __len__(self) -> int:
-        return len(self._cache)
-
-    def begin(self, caller: Caller, now: float) -> bool:
-        """True: run the handler. False: it is a repeat; a finished one is answered again here and now."""
-        self._forget(now)
-        cached = self._cache.get(caller)
-        if cached is None:
-            self._cache[caller] = _Cached()
-            return True
-        self.hits += 1
-        if cached.answer is not None:
-            cached.answer()
-        return False
-
-    def finish(self, caller: Caller, answer: Callable[[], None], now: float) -> None:
-        """The handler has answered; ``answer`` sends the same again."""
-        cached = self._cache.get(caller)
-        if cached is not None:
-            cached.answer = answer
-            cached.expires_at = now + self._keep_s
-            self._cache.move_to_end(caller)
-
-    def abandon(self, caller: Caller) -> None:
-        """The handler did not run to its end; a repeat may run it."""
-        self._cache.pop(caller, None)
-
-    def _forget(self, now: float) -> None:
-        while self._cache:
-            caller, cached = next(iter(self._cache.items()))
-            if cached.expires_at > now and len(self._cache) < self._entries:
-                return
-            del self._cache[caller]

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import TypeVar
 
 from actors.core.context import Context
 from actors.core.errors import (
@@ -24,16 +23,16 @@ from actors.core.errors import (
     StartFailed,
     WrongReply,
 )
-from actors.core.kernel.answers import Caller, Failure, NoReply, Refusal, TargetGone, error_of
+from actors.core.kernel.answers import Caller, NoReply, Refusal, TargetGone, error_of
 from actors.core.kernel.cell import Cell
 from actors.core.kernel.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
 from actors.core.kernel.death_watch import DeathWatch
-from actors.core.kernel.delivery import Delivery, Handler, Window, current
+from actors.core.kernel.delivery import Delivery, Handler, Window
 from actors.core.kernel.links import Links
 from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.port import Hosted, RunningActor
 from actors.core.kernel.questions import Questions
-from actors.core.kernel.requests import Requests, ResultCache
+from actors.core.kernel.requests import Requests
 from actors.core.kernel.stream_desk import StreamDesk
 from actors.core.kernel.streams import Producer, Stream
 from actors.core.kernel.watches import Watches
@@ -44,21 +43,9 @@ from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
 from transport.envelope import Envelope, Kind
 from transport.errors import TransportError
-from transport.transport import Frame, Lane, SendOutcome, Transport
+from transport.transport import Lane, SendOutcome, Transport
 
 R = TypeVar("R", bound=Message)
-
-_ID_MASK: Final = (1 << 63) - 1
-_labels: dict[type[Message], tuple[str, bool, bool]] = {}
-
-
-def label(kind: type[Message]) -> tuple[str, bool, bool]:
-    """Tag, whether it names a job, whether it names an epoch."""
-    label = _labels.get(kind)
-    if label is None:
-        fields = kind.__struct_fields__
-        label = _labels[kind] = (tag_of(kind), "job" in fields, "epoch" in fields)
-    return label
 
 
 class Router:
@@ -73,7 +60,6 @@ class Router:
         self.cells: dict[str, Cell] = {}
         self.exits: dict[str, ActorExit] = {}
         self.requests = Requests(limits.pending_asks)
-        self.results = ResultCache(limits.result_cache_entries, limits.result_cache_s)
         self.watches = Watches()
         self.producers: dict[Caller, Producer] = {}
         self.counters: Counter[str] = Counter()
@@ -83,7 +69,6 @@ class Router:
         self.stopping = False
         self.handled = 0
         self._last_id = 0
-        self._trace_base = (self.own.incarnation << 20) & _ID_MASK
         questions = Questions(self)
         self.deaths = DeathWatch(self)
         self.streams = StreamDesk(self, questions)
@@ -168,26 +153,16 @@ class Router:
         source: str = "",
         target: str = "",
         request_id: int = 0,
-        attempt: int = 0,
         number: int = 0,
         number_bytes: int = 0,
         deadline_at: float | None = None,
         surely: bool = False,
     ) -> SendOutcome:
-        """Send one message to another process, in the trace that goes on here."""
-        tag, job, epoch = "", "", 0
-        body: list[Frame] = []
-        if message is not None:
-            tag, has_job, has_epoch = label(type(message))
-            if has_job:
-                job = cast(Any, message).job
-            if has_epoch:
-                epoch = cast(Any, message).epoch
-            body = encode_body(message)
-        trace_id, parent_id = self._trace()
+        """Send one message to another process."""
+        tag = "" if message is None else tag_of(type(message))
+        body = [] if message is None else encode_body(message)
         envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
-                            request_id=request_id, attempt=attempt, epoch=epoch, job=job, trace_id=trace_id,
-                            parent_id=parent_id, tag=tag, number=number, number_bytes=number_bytes)  # fmt: skip
+                            request_id=request_id, tag=tag, number=number, number_bytes=number_bytes)  # fmt: skip
         outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
         if outcome is not SendOutcome.QUEUED:
             self.counters[f"send_{outcome.value}"] += 1
@@ -209,15 +184,6 @@ class Router:
         """A message is refused here; if that is because nobody is there for it, it is a dead letter."""
         if refusal.reason in NO_RECEIVER:
             self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
-
-    def _trace(self) -> tuple[int, int]:
-        """The trace that goes on with what is sent now, and its parent span; a new trace outside of any."""
-        delivery = current.get()
-        if delivery is not None and delivery.trace_id:
-            return delivery.trace_id, delivery.span_id
-        # an id that no other process draws: from the incarnation and a counter, so no randomness is used
-        self._last_id += 1
-        return self._trace_base ^ self._last_id, 0
 
     # questions and tells, from refs
 
@@ -253,9 +219,7 @@ class Router:
 
     # into a mailbox
 
-    def admit(
-        self, target: str, kind: type[Message], *, stream: bool = False, attempt: int = 0
-    ) -> tuple[Cell, Handler] | Refusal:
+    def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[Cell, Handler] | Refusal:
         """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
         cell = self.cells.get(target)
         if cell is None:
@@ -265,34 +229,21 @@ class Router:
             actor = type(cell.actor).__name__
             how = "" if handler is None else "; it opens a stream" if handler.streams else "; it opens no stream"
             return Refusal(reason=RefusalReason.NO_HANDLER, detail=f"{actor} does not handle {kind.__name__}{how}")
-        if attempt and not handler.idempotent:
-            return Refusal(reason=RefusalReason.NOT_IDEMPOTENT, detail="a repeat was asked of a handler that may not")
         reason = RefusalReason.STOPPING if cell.stopping else cell.mailbox.room()
         return (cell, handler) if reason is None else Refusal(reason=reason)
 
-    def put(self, cell: RunningActor, delivery: Delivery) -> None:
-        """Put an admitted message into the mailbox; a repeat is answered from the results instead."""
-        handler, caller = delivery.handler, delivery.caller
-        repeatable = caller is not None and handler.idempotent and not handler.streams
-        if repeatable and not self.results.begin(cast(Caller, caller), self.now()):
-            return
-        self._last_id += 1
-        delivery.span_id = self._last_id
-        cell.mailbox.put(delivery)
-
     def deliver_local(
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
-        deadline_at: float | None = None, *, window: Window | None = None, attempt: int = 0,
+        deadline_at: float | None = None, *, window: Window | None = None,
     ) -> Refusal | None:  # fmt: skip
         """Deliver within this process; returns the refusal, if it is refused."""
-        admitted = self.admit(target, type(message), stream=window is not None, attempt=attempt)
+        admitted = self.admit(target, type(message), stream=window is not None)
         if isinstance(admitted, Refusal):
             self.note_refused(admitted, tag_of(type(message)), "" if sender is None else sender.name, target)
             return admitted
         cell, handler = admitted
-        delivery = Delivery(message, tag_of(type(message)), handler, sender, caller, deadline_at)
-        delivery.window, delivery.trace_id = window, self._trace()[0]
-        self.put(cell, delivery)
+        delivery = Delivery(message, tag_of(type(message)), handler, sender, caller, deadline_at, window=window)
+        cell.mailbox.put(delivery)
         return None
 
     # answers
@@ -304,12 +255,6 @@ class Router:
             return
         self.send_answer(caller, kind, message, delivery.lane, number)
         delivery.answered = True
-        if delivery.handler.idempotent and not delivery.handler.streams:
-            if kind is Kind.REPLY or (isinstance(message, Failure) and message.declared):
-                again = partial(self.send_answer, caller, kind, message, delivery.lane, number)
-                self.results.finish(caller, again, self.now())
-            else:
-                self.results.abandon(caller)
 
     def send_answer(self, caller: Caller, kind: Kind, message: Message | None, lane: Lane, number: int = 0) -> None:
         """Send an answer to wherever the question came from."""

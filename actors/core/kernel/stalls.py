@@ -77,7 +77,6 @@ def stats(port: Port) -> SystemStats:
     counters = dict(port.counters + port.links.counters)
     counters["late_replies"] = port.requests.late_replies
     counters["deadlines_exceeded"] = port.requests.deadlines_exceeded
-    counters["repeats_answered"] = port.results.hits
     counters["handled"] = port.handled
     counters["loop_lag_warnings"] = lag.warnings
     return SystemStats(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.core.actor import concurrent, handles, idempotent
+from actors.core.actor import concurrent, handles
 from actors.core.errors import ReplyError
 from actors.core.registered import RegisteredActor
 from actors.environments.errors import RewardError
@@ -37,7 +37,6 @@ class PromptSource(RegisteredActor):
 
     @handles(ReadPrompts)
     @concurrent
-    @idempotent
     async def read(self, message: ReadPrompts) -> PromptsRead:
         try:
             read = await self._pool.read(message.start, message.count)

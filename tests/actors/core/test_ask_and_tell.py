@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.epochs import EpochGuard
 from actors.core.errors import (
     DeadlineExceeded,
@@ -91,7 +91,6 @@ class Counter(Actor):
         self.total += message.amount
 
     @handles(Get)
-    @idempotent
     async def get(self, message: Get) -> Total:
         self.runs += 1
         return Total(total=self.total, who=str(self.ctx.sender and self.ctx.sender.name))
@@ -275,40 +274,6 @@ async def test_losing_the_link_fails_the_ask_at_once(make_system: Any, network: 
         await asked
     actor.gate.set()
     assert (await ref.ask(Get(), Total)).total == 0, "the next use connects again"
-
-
-async def test_a_repeat_after_a_lost_link_gets_the_first_answer_and_runs_nothing_twice(
-    make_system: Any, network: Any
-) -> None:
-    class Slow(Counter):
-        @handles(Get)
-        @idempotent
-        async def get(self, message: Get) -> Total:
-            self.runs += 1
-            self.held.set()
-            await self.gate.wait()
-            return Total(total=self.runs)
-
-    pair = await make_system("near"), await make_system("far")
-    actor, ref = await start(pair, Slow())
-    asked = asyncio.ensure_future(ref.ask(Get(), Total, attempts=3))
-    await actor.held.wait()
-    network.break_link("near", "far")
-    actor.gate.set()
-    assert (await asked).total == 1
-    assert actor.runs == 1
-
-
-async def test_a_repeat_is_refused_by_a_handler_that_is_not_idempotent(make_system: Any, network: Any) -> None:
-    pair = await make_system("near"), await make_system("far")
-    actor, ref = await start(pair)
-    asked = asyncio.ensure_future(ref.ask(Hold(), Done, attempts=2))
-    await actor.held.wait()
-    network.break_link("near", "far")
-    with pytest.raises(Refused) as refused:
-        await asked
-    assert refused.value.reason is RefusalReason.NOT_IDEMPOTENT
-    actor.gate.set()
 
 
 async def test_handlers_run_one_at_a_time_unless_concurrent(pair: Pair) -> None:

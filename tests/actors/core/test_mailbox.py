@@ -11,7 +11,7 @@ from actors.core.kernel.mailbox import Mailbox
 from actors.core.message import Done
 from transport.address import PeerId
 
-HANDLER = Handler(method="done", concurrent=False, idempotent=False, streams=False)
+HANDLER = Handler(method="done", concurrent=False, streams=False)
 PEER = PeerId("somebody", 3)
 
 

@@ -1,4 +1,4 @@
-"""The process as a whole: hostile bytes, statistics, stalls, seeds, traces, first use of a link, virtual time."""
+"""The process as a whole: hostile bytes, statistics, stalls, seeds, first use of a link, virtual time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.context import named_rng
 from actors.core.epochs import EpochGuard
 from actors.core.errors import NotSent, RefusalReason, Refused, StaleEpoch
-from actors.core.kernel.delivery import current
 from actors.core.kernel.links import MessageTooLarge
 from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
@@ -38,24 +37,15 @@ class Hold(Message):
     pass
 
 
-@message("test_system.relay")
-class Relay(Message):
-    to: ActorAddress
-
-
 class Echoing(Actor):
     def __init__(self) -> None:
         self.heard: list[str] = []
-        self.traces: list[tuple[int, int]] = []
         self.held = asyncio.Event()
         self.gate = asyncio.Event()
 
     @handles(Echo)
     async def echo(self, message: Echo) -> Echo:
         self.heard.append(message.text)
-        delivery = current.get()
-        assert delivery is not None
-        self.traces.append((delivery.trace_id, delivery.span_id))
         return message
 
     @handles(Hold)
@@ -63,13 +53,6 @@ class Echoing(Actor):
     async def hold(self, message: Hold) -> None:
         self.held.set()
         await self.gate.wait()
-
-    @handles(Relay)
-    async def relay(self, message: Relay) -> None:
-        delivery = current.get()
-        assert delivery is not None
-        self.traces.append((delivery.trace_id, delivery.span_id))
-        await self.ctx.ref(message.to).ask(Echo(text="relayed"), Echo)
 
 
 class Bare:
@@ -242,16 +225,6 @@ async def test_loop_lag_is_measured(make_system: Any) -> None:
     for _ in range(4):
         await asyncio.sleep(0.03)
     assert 0 <= system.stats().loop_lag_s <= system.stats().loop_lag_max_s < 5
-
-
-async def test_a_trace_goes_on_through_processes(make_system: Any) -> None:
-    near, far = await make_system("near"), await make_system("far")
-    last, first = Echoing(), Echoing()
-    address = (await far.spawn("last", last)).address
-    await (await near.spawn("first", first)).ask(Relay(to=address), Done)
-    await (await near.spawn("other", Echoing())).ask(Relay(to=address), Done)
-    assert last.traces[0][0] == first.traces[0][0]
-    assert last.traces[1][0] != last.traces[0][0]
 
 
 async def test_what_is_told_before_the_link_is_up_is_queued_in_order_and_bounded(make_system: Any) -> None:

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.ledger.errors import NotAccepted
@@ -74,7 +74,6 @@ class FakeScheduler(Actor):
         self._changed = asyncio.Condition()
 
     @handles(RegisterWorker)
-    @idempotent
     async def register(self, message: RegisterWorker) -> Registered:
         await self.note(message)
         self.on_offer(message)
@@ -154,7 +153,6 @@ class FakeWeights(Actor):
         self.versions[version] = (manifest, data)
 
     @handles(GetManifest)
-    @idempotent
     async def manifest(self, message: GetManifest) -> ManifestReply:
         self.asked.append(message.policy_version)
         version = message.policy_version if message.policy_version >= 0 else max(self.versions, default=-1)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.core.actor import handles, idempotent
+from actors.core.actor import handles
 from actors.core.errors import ReplyError
 from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
@@ -330,7 +330,6 @@ class Strict(ScriptedScheduler):
         ref.tell(StepLeased(job="j", step=step, groups=PROMPTS, samples=PROMPTS * GROUP, dropped=0))
 
     @handles(CommitStep)
-    @idempotent
     async def commit(self, message: CommitStep) -> Committed:
         if self.dies is not None:
             self.dies()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.core.actor import Actor, concurrent, handles, idempotent
+from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import ReplyError
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
@@ -152,7 +152,6 @@ class ScriptedScheduler(Actor):
         ref.tell(StepLeased(job="j", step=step, groups=groups, samples=groups * GROUP, dropped=0))
 
     @handles(CommitStep)
-    @idempotent
     async def commit(self, message: CommitStep) -> Committed:
         self.commits[message.step] = message
         self.commit_times.append(self.ctx.now())
@@ -176,7 +175,6 @@ class BookkeepingWeights(Actor):
         self.times: list[float] = []
 
     @handles(Publish)
-    @idempotent
     async def publish(self, message: Publish) -> Published:
         await self.ctx.sleep(self.delay_s)
         version = message.manifest.policy_version
