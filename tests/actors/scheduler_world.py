@@ -30,6 +30,7 @@ from actors.protocol.work import Assign, DeltasTaken, EngineStats, PullVersion, 
 from actors.protocol.workers import Registered, RegisterWorker, WorkerVersion
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
+from supervisors.jobs.job_news import JobListener
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -335,9 +336,9 @@ class World:
         system = await self.system("head")
         self.scheduler = Scheduler(self.config, Path(), journal=self.journal, resumed=resumed)
         self.scheduler_at = (await system.spawn("scheduler.j", self.scheduler)).address
-        self.job = Job(self.config, self.scheduler_at, stop_token_ids=(STOP,))
+        listener = (await system.spawn("listener", JobListener(self.events.append))).address
+        self.job = Job(self.config, self.scheduler_at, stop_token_ids=(STOP,), listener=listener)
         self.job_at = (await system.spawn("job.j", self.job)).address
-        self.job.subscribe(self.events.append)
 
     async def start_worker(self, name: str, **options: Any) -> FakeWorker:
         worker = FakeWorker(self.scheduler_at, **options)
