@@ -41,7 +41,7 @@ def test_samples_of_a_lost_worker_are_timed_until_the_last_of_them_is_with_anoth
         step_s = world.workers[0].step_s
         await world.until(lambda: bool(world.workers[0].held))
         await asyncio.sleep(step_s / 2)  # that it serves the version has been heard by now
-        held = len(world.workers[0].held)
+        held = len(world.scheduler._scope.ledger.in_flight("rollout-0"))
         world.kill("rollout-0")
         await asyncio.sleep(0.7)
         await world.start_worker("rollout-1")
