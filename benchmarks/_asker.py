@@ -76,7 +76,7 @@ async def _serve(endpoint: str, every_s: float, ops: list[str]) -> None:
         for op in ops or ["raw"]:
             await ask(op)
         print("ready", flush=True)
-        lag.start(DEFAULT_LIMITS.loop_lag_warn_s)
+        lag.start()
         ended = asyncio.Event()
         asking = asyncio.create_task(_ask_until(ended, ask, ops or ["raw"], every_s))
         await until_input_ends()

@@ -132,7 +132,7 @@ class Bench:
 
     def silences(self) -> int:
         """How often somebody was not heard in time."""
-        return len(self.events(*SILENT)) + self.head.system.stats().counters.get("links_cut", 0)
+        return len(self.events(*SILENT)) + self.head.system.counters().get("links_cut", 0)
 
     async def lags(self) -> dict[str, Lag]:
         """Of each process's loop, over the last 13 seconds."""

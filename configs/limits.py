@@ -70,7 +70,6 @@ class Limits(BaseModel):
     dead_letters_kept: int = Field(
         default=64, description="newest messages without a receiver that a process remembers; all are counted"
     )
-    loop_lag_warn_s: float = Field(default=0.25, description="a handler that blocks the loop longer is reported")
     # supervision
     ready_timeout_s: float = Field(default=180.0, description="process start to ready; a large model loads in minutes")
     stop_timeout_s: float = Field(default=10.0, description="orderly stop before SIGKILL")

@@ -28,6 +28,7 @@ _FORMER: Final[dict[tuple[str, str], float | None]] = {
     ("rollout", "top_k"): 0,
     ("limits", "result_cache_entries"): None,
     ("limits", "result_cache_s"): None,
+    ("limits", "loop_lag_warn_s"): None,
 }
 """Keys of older job files, each with the one value that it could have; None: any, as nothing came of it."""
 

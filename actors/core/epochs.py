@@ -17,19 +17,13 @@ class EpochGuard:
     guard.admit(message.epoch)      # raises StaleEpoch: the asker sees Refused, a tell is dropped and counted
     """
 
-    def __init__(self, ruling: int = 0) -> None:
-        self._ruling = ruling
-        self.refused = 0
-        """Number of commands of older epochs that came."""
-
-    @property
-    def ruling(self) -> int:
-        """The newest epoch seen."""
-        return self._ruling
+    def __init__(self) -> None:
+        self.ruling = 0
+        """Newest epoch seen."""
 
     def is_stale(self, epoch: int) -> bool:
         """Whether a command of ``epoch`` comes too late. Changes nothing."""
-        return epoch < self._ruling
+        return epoch < self.ruling
 
     def admit(self, epoch: int) -> bool:
         """Accept a command of ``epoch``; True if it begins a new reign.
@@ -37,9 +31,8 @@ class EpochGuard:
         Raises:
             StaleEpoch: a newer epoch has been seen.
         """
-        if epoch < self._ruling:
-            self.refused += 1
-            raise StaleEpoch(epoch, self._ruling)
-        began = epoch > self._ruling
-        self._ruling = epoch
+        if epoch < self.ruling:
+            raise StaleEpoch(epoch, self.ruling)
+        began = epoch > self.ruling
+        self.ruling = epoch
         return began

@@ -2,7 +2,7 @@
 
 HeadraceError
 └── ActorError
-    ├── AskError               how an ask or a stream can fail; ``executed`` says what is known
+    ├── AskError               how an ask or a stream can fail
     │   ├── NotSent            infrastructure; surely not executed, a retry is safe
     │   ├── SentNoReply        infrastructure; may have been executed
     │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
@@ -28,22 +28,12 @@ from transport.address import ActorAddress
 from transport.errors import HeadraceError
 
 
-class Executed(enum.Enum):
-    """Whether the question's handler has run."""
-
-    NO = "no"
-    MAYBE = "maybe"
-    YES = "yes"
-
-
 class ActorError(HeadraceError):
     """Something between two actors failed."""
 
 
 class AskError(ActorError):
     """A question got no answer. ``target`` was asked, ``question`` is the message's tag."""
-
-    executed: Executed = Executed.MAYBE
 
     def __init__(self, text: str, *, target: ActorAddress | None = None, question: str = "") -> None:
         super().__init__(text)
@@ -54,13 +44,9 @@ class AskError(ActorError):
 class NotSent(AskError):
     """No link, or its queue is full: the target never saw it. Retrying is safe."""
 
-    executed = Executed.NO
-
 
 class SentNoReply(AskError):
     """The target or the link died before the answer came. Retry only idempotent questions."""
-
-    executed = Executed.MAYBE
 
 
 class RefusalReason(enum.StrEnum):
@@ -82,8 +68,6 @@ class RefusalReason(enum.StrEnum):
 class Refused(AskError):
     """The target did not execute it, and says why. Retrying is safe; whether it helps, ``reason`` tells."""
 
-    executed = Executed.NO
-
     def __init__(
         self, reason: RefusalReason, detail: str = "", *, target: ActorAddress | None = None, question: str = ""
     ) -> None:
@@ -94,24 +78,20 @@ class Refused(AskError):
 
 
 class RemoteError(AskError):
-    """The handler raised. ``error_type`` is the class name, ``detail`` its text, ``remote_traceback`` for people."""
-
-    executed = Executed.YES
+    """The handler raised. ``error_type`` is the class name, ``detail`` its text; its process logs the traceback."""
 
     def __init__(
         self,
         error_type: str,
         detail: str,
-        remote_traceback: str = "",
         *,
-        declared: bool = False,
+        declared: bool,
         target: ActorAddress | None = None,
         question: str = "",
     ) -> None:
         super().__init__(f"{target} failed on {question}: {error_type}: {detail}", target=target, question=question)
         self.error_type = error_type
         self.detail = detail
-        self.remote_traceback = remote_traceback
         self.declared = declared
         """True: a ReplyError, the target lives on. False: the target crashed."""
 
@@ -119,19 +99,13 @@ class RemoteError(AskError):
 class DeadlineExceeded(AskError):
     """The answer, or the next item of a stream, did not come in time."""
 
-    executed = Executed.MAYBE
-
 
 class WrongReply(AskError):
     """The handler answered with another type than the asker expects. A bug at one of the two."""
 
-    executed = Executed.YES
-
 
 class StreamDown(AskError):
     """The producer of a stream is gone (``reason`` as in Down). What was received is valid."""
-
-    executed = Executed.MAYBE
 
     def __init__(self, reason: str, *, target: ActorAddress | None = None, question: str = "") -> None:
         super().__init__(f"the stream {question} from {target} broke: {reason}", target=target, question=question)

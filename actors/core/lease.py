@@ -33,33 +33,29 @@ class LeaseGranter:
         self._term_s = term_s
         self._next_epoch = first_epoch
         self._grant: Grant | None = None
-        self._expires_s = float("-inf")
+        self.expires_s = float("-inf")
+        """Time at which the running or the last grant ends."""
 
     def grant(self, holder: str, now_s: float) -> Grant | None:
         """A new grant under a new epoch; None while another holder's lease runs."""
-        if self._grant is not None and now_s < self._expires_s and self._grant.holder != holder:
+        if self._grant is not None and now_s < self.expires_s and self._grant.holder != holder:
             return None
         self._grant = Grant(holder, self._next_epoch, self._term_s)
         self._next_epoch += 1
-        self._expires_s = now_s + self._term_s
+        self.expires_s = now_s + self._term_s
         return self._grant
 
     def renew(self, holder: str, epoch: int, now_s: float) -> Grant | None:
         """Prolong a running lease under its own epoch; None when it has lapsed or been passed on."""
         grant = self._grant
-        if grant is None or grant.holder != holder or grant.epoch != epoch or now_s >= self._expires_s:
+        if grant is None or grant.holder != holder or grant.epoch != epoch or now_s >= self.expires_s:
             return None
-        self._expires_s = now_s + self._term_s
+        self.expires_s = now_s + self._term_s
         return grant
-
-    @property
-    def expires_s(self) -> float:
-        """When the running or the last grant ends; -inf before the first."""
-        return self._expires_s
 
     def holder(self, now_s: float) -> Grant | None:
         """The running grant, or None."""
-        return self._grant if self._grant is not None and now_s < self._expires_s else None
+        return self._grant if self._grant is not None and now_s < self.expires_s else None
 
 
 class HeldLease:
@@ -71,11 +67,6 @@ class HeldLease:
         self._margin_s = margin_s
         self._epoch = 0
         self._until_s = float("-inf")
-
-    @property
-    def epoch(self) -> int:
-        """The newest epoch held; 0 before the first grant."""
-        return self._epoch
 
     def accept(self, grant: Grant, *, asked_at_s: float) -> None:
         """Take a grant or renewal that answers the question asked at ``asked_at_s``. Older epochs are ignored."""

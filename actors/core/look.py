@@ -9,11 +9,31 @@ Invariants
 
 from __future__ import annotations
 
+import msgspec
+
 from actors.core.kernel.dead_letters import DeadLetter
 from actors.core.kernel.loop_lag import Lag
 from actors.core.kernel.port import Port
-from actors.core.kernel.stalls import Stall, stalls
 from actors.core.message import Message, message
+
+
+class Stall(msgspec.Struct, frozen=True):
+    """A stall is one wait that has not ended."""
+
+    waiter: str
+    """The waiting actor; empty for code outside of actors."""
+    waits_for: str
+    """An address, a function on the actor's thread, or the handler's own await."""
+    kind: str
+    """One of ask, stream, credit, handler, blocking."""
+    what: str
+    """The tag of the message."""
+    since_s: float
+    """Seconds that it has lasted."""
+
+    def __str__(self) -> str:
+        waiter = self.waiter or "outside"
+        return f"{waiter} has waited {self.since_s:.3g} s for {self.waits_for} ({self.kind} {self.what})"
 
 
 @message("core.look")
@@ -37,6 +57,26 @@ class Sight(Message):
     """Numbers by reason, since the process began."""
     loop_lag: Lag | None = None
     """Lag of the event loop; None where it is not probed, as under virtual time."""
+
+
+def stalls(port: Port, *, longer_than_s: float = 0.0) -> list[Stall]:
+    """Every wait of this process that has lasted longer, longest first."""
+    now = port.now()
+    found: list[Stall] = []
+    for waiter in port.requests:
+        kind = "stream" if waiter.is_stream else "ask"
+        found.append(Stall(waiter.asker, str(waiter.target), kind, waiter.question, now - waiter.since))
+    for caller, producer in port.producers.items():
+        if producer.starved:
+            found.append(Stall("", f"{caller.peer}", "credit", producer.delivery.tag, now - producer.starved_since))
+    for name, cell in port.cells.items():
+        for delivery in cell.working:
+            waits_for, kind = "its own handler", "handler"
+            if cell.blocking.running:
+                waits_for, kind = cell.blocking.running, "blocking"
+            found.append(Stall(name, waits_for, kind, delivery.tag, now - delivery.since))
+    found = [stall for stall in found if stall.since_s >= longer_than_s]
+    return sorted(found, key=lambda stall: -stall.since_s)
 
 
 def sight(port: Port, longer_than_s: float, *, but: object = None) -> Sight:

@@ -14,21 +14,19 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import cast
 
 from actors.core.actor import Actor
 from actors.core.errors import ActorError, UnknownActor
 from actors.core.kernel.inbound import Inbound
 from actors.core.kernel.router import Router
-from actors.core.kernel.stalls import Stall, SystemStats, stalls, stats
-from actors.core.look import Sight, sight
+from actors.core.look import Sight, Stall, sight, stalls
 from actors.core.ref import ActorRef
 from actors.core.watch import ActorExit, Gone
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import ActorAddress, PeerId
 from transport.transport import Transport
-
-__all__ = ["ActorExit", "ActorSystem", "Stall", "SystemStats"]
 
 
 class ActorSystem:
@@ -60,7 +58,7 @@ class ActorSystem:
         """Listen, and take messages on the running loop."""
         self._started = router = Router(self._transport, self.limits, self._seed)
         await self._transport.start(Inbound(router, router.deaths, router.streams))
-        router.lag.start(self.limits.loop_lag_warn_s)
+        router.lag.start()
 
     async def spawn(self, name: str, actor: Actor) -> ActorRef:
         """Start an actor; returns when its ``on_start`` is done.
@@ -124,9 +122,9 @@ class ActorSystem:
             return await self.wait_stopped(name)
         return await self._router.stop_cell(cell, reason)
 
-    def stats(self) -> SystemStats:
-        """Counters, mailbox depths, the oldest unanswered ask, loop lag."""
-        return stats(self._router)
+    def counters(self) -> Counter[str]:
+        """How often what is out of the ordinary has happened here."""
+        return self._router.counters + self._router.links.counters
 
     def sight(self, longer_than_s: float = 0.0) -> Sight:
         """Who waits in this process, what found no receiver, and how late its loop is."""

@@ -1,7 +1,7 @@
 """Watches a simulated run from outside: is it over, is it too late, does nothing move any more?
 
 Nothing moves when no ledger takes an event and no job changes its state while no fault is in force. Then the report
-says who waits for whom (``actors/core/kernel/stalls.py``), what each scheduler says it waits for, and where each task
+says who waits for whom (``actors/core/look.py``), what each scheduler says it waits for, and where each task
 stands.
 """
 

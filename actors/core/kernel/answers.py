@@ -7,7 +7,6 @@ Invariants
 
 from __future__ import annotations
 
-import traceback
 from typing import NamedTuple
 
 from actors.core.errors import (
@@ -21,8 +20,6 @@ from actors.core.errors import (
 from actors.core.message import Message, message
 from actors.core.watch import Gone
 from transport.address import ActorAddress, PeerId
-
-_TRACEBACK_MAX_CHARS = 8000
 
 
 @message("core.refusal")
@@ -39,7 +36,6 @@ class Failure(Message):
 
     error_type: str
     detail: str
-    traceback: str = ""
     declared: bool = False
 
 
@@ -64,8 +60,7 @@ class Caller(NamedTuple):
 
 def failure_of(error: Exception, *, declared: bool) -> Failure:
     """Describe an exception so that it can cross a process boundary."""
-    trace = "" if declared else "".join(traceback.format_exception(error))[-_TRACEBACK_MAX_CHARS:]
-    return Failure(error_type=type(error).__name__, detail=str(error), traceback=trace, declared=declared)
+    return Failure(error_type=type(error).__name__, detail=str(error), declared=declared)
 
 
 def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bool) -> AskError:
@@ -74,8 +69,9 @@ def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bo
         case Refusal():
             return Refused(answer.reason, answer.detail, target=target, question=question)
         case Failure():
-            return RemoteError(answer.error_type, answer.detail, answer.traceback, declared=answer.declared,
-                               target=target, question=question)  # fmt: skip
+            return RemoteError(
+                answer.error_type, answer.detail, declared=answer.declared, target=target, question=question
+            )
         case TargetGone() if stream:
             return StreamDown(answer.reason, target=target, question=question)
         case TargetGone():

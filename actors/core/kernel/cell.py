@@ -143,7 +143,7 @@ class Cell:
             if delivery.handler.batched and delivery.caller is None:
                 batch += mailbox.take_more(delivery, turn - taken - 1)
             if self._is_due(delivery):
-                self._note(delivery, len(batch))
+                delivery.since = self._port.now()
                 if delivery.handler.occupies:
                     self.working[delivery] = None
                     await self._run(delivery, batch)
@@ -170,10 +170,6 @@ class Cell:
             self._port.answer(delivery, Kind.REFUSED, Refusal(reason=RefusalReason.EXPIRED))
             return False
         return True
-
-    def _note(self, delivery: Delivery, messages: int) -> None:
-        self._port.handled += messages
-        delivery.since = self._port.now()
 
     async def _run_beside(self, delivery: Delivery, batch: list[Delivery]) -> None:
         """Run a handler as a task of its own; returns when the next message may be taken."""

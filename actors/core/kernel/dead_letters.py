@@ -5,7 +5,7 @@
     in the mailbox of one that ends ───▶ stopping          queued for a link that was lost ─▶ link_lost
 
 Noted once, in the process where its way ended. Questions are noted too, although whoever asked is told. A message that
-an actor refuses because it is full or late did find its receiver: the counters of ``stalls.py`` have those.
+an actor refuses because it is full or late did find its receiver: ``ActorSystem.counters`` has those.
 """
 
 from __future__ import annotations

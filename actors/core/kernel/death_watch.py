@@ -1,10 +1,9 @@
-"""The verbs of death watch, on the table of ``watches.py``; ``actors/core/watch.py`` draws the flow."""
+"""Who watches whom, for both sides of a watch; ``actors/core/watch.py`` draws the flow."""
 
 from __future__ import annotations
 
-from actors.core.kernel.answers import TargetGone
+from actors.core.kernel.answers import Caller, TargetGone
 from actors.core.kernel.port import Port, RunningActor
-from actors.core.kernel.watches import LocalWatch
 from actors.core.watch import Down, Gone
 from transport.address import ActorAddress, PeerId
 from transport.envelope import Kind
@@ -16,6 +15,10 @@ class DeathWatch:
 
     def __init__(self, port: Port) -> None:
         self._port = port
+        self.held: dict[int, tuple[str, ActorAddress]] = {}
+        """Watches of actors of this process by their ids: the watcher's name, and whom it watches."""
+        self.watchers: dict[str, dict[Caller, None]] = {}
+        """Who watches an actor of this process, by its name; each under the id of the watch."""
 
     def watch(self, cell: RunningActor, target: ActorAddress) -> None:
         """See ``Context.watch``."""
@@ -24,10 +27,10 @@ class DeathWatch:
             return
         watch_id = port.next_id()
         cell.watching[target] = watch_id
-        self._port.watches.hold(LocalWatch(watch_id, cell.name, target))
+        self.held[watch_id] = (cell.name, target)
         if target.peer == port.own:
             if target.name in port.cells:
-                self._port.watches.add_watcher(target.name, port.own, watch_id)
+                self.add_watcher(target.name, Caller(port.own, watch_id))
             else:
                 self.end(watch_id, Gone.UNKNOWN_ACTOR, "")
             return
@@ -40,27 +43,43 @@ class DeathWatch:
         """See ``Context.unwatch``."""
         port = self._port
         watch_id = cell.watching.pop(target, 0)
-        if not watch_id or self._port.watches.release(watch_id) is None:
+        if self.held.pop(watch_id, None) is None:
             return
         if target.peer == port.own:
-            self._port.watches.remove_watcher(target.name, port.own, watch_id)
+            self.remove_watcher(target.name, Caller(port.own, watch_id))
         else:
             port.post(target.peer, "", Lane.SIGNAL, Kind.UNWATCH, None, target=target.name, request_id=watch_id)
 
+    def is_held(self, watch_id: int, peer: PeerId) -> bool:
+        """Whether an actor here holds that watch on an actor of ``peer``."""
+        watch = self.held.get(watch_id)
+        return watch is not None and watch[1].peer == peer
+
     def end(self, watch_id: int, reason: Gone, detail: str) -> None:
         """The watched actor is gone: the watcher gets its one Down."""
-        port = self._port
-        watch = self._port.watches.release(watch_id)
+        watch = self.held.pop(watch_id, None)
         if watch is None:
             return
-        cell = port.cells.get(watch.watcher)
-        if cell is not None and cell.watching.get(watch.target) == watch_id:
-            cell.put_own(Down(address=watch.target, reason=reason, detail=detail), watch.target, watch_id)
+        watcher, target = watch
+        cell = self._port.cells.get(watcher)
+        if cell is not None and cell.watching.get(target) == watch_id:
+            cell.put_own(Down(address=target, reason=reason, detail=detail), target, watch_id)
+
+    def add_watcher(self, target: str, watcher: Caller) -> None:
+        """Somebody watches the actor ``target`` of this process."""
+        self.watchers.setdefault(target, {})[watcher] = None
+
+    def remove_watcher(self, target: str, watcher: Caller) -> None:
+        """Idempotent."""
+        watchers = self.watchers.get(target, {})
+        watchers.pop(watcher, None)
+        if not watchers:
+            self.watchers.pop(target, None)
 
     def actor_ended(self, name: str, gone: TargetGone) -> None:
         """Tell everybody who watches the local actor ``name``."""
         port = self._port
-        for peer, watch_id in self._port.watches.take_watchers(name):
+        for peer, watch_id in self.watchers.pop(name, ()):
             if peer == port.own:
                 self.end(watch_id, gone.reason, gone.detail)
             else:
@@ -68,6 +87,8 @@ class DeathWatch:
 
     def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
         """Nobody at ``peer`` can be heard any more: end what is held on it, forget what it holds."""
-        for watch_id in self._port.watches.held_on(peer):
+        for watch_id in [watch_id for watch_id in self.held if self.is_held(watch_id, peer)]:
             self.end(watch_id, reason, why)
-        self._port.watches.remove_peer(peer)
+        for target, watchers in list(self.watchers.items()):
+            for watcher in [watcher for watcher in watchers if watcher.peer == peer]:
+                self.remove_watcher(target, watcher)

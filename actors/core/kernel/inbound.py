@@ -154,7 +154,7 @@ class Inbound:
             return
         waiter = self._port.requests.get(envelope.request_id)
         if waiter is None or waiter.target.peer != peer:
-            self._port.requests.late_replies += 1
+            self._port.count("late_replies")
             return
         kind = class_of(envelope.tag)
         try:
@@ -165,7 +165,7 @@ class Inbound:
         self._port.settle(envelope.request_id, envelope.kind, message, envelope.number)
 
     def _down(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        if self._port.watches.is_held(envelope.request_id, peer):
+        if self._deaths.is_held(envelope.request_id, peer):
             gone = decode_body(TargetGone, body or [b""])
             self._deaths.end(envelope.request_id, gone.reason, gone.detail)
         else:
@@ -193,7 +193,7 @@ class Inbound:
     def _stream_end(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         waiter = self._port.requests.get(envelope.request_id)
         if waiter is None or waiter.target.peer != peer:
-            self._port.requests.late_replies += 1
+            self._port.count("late_replies")
         else:
             self._port.settle(envelope.request_id, Kind.STREAM_END, None, envelope.number)
 
@@ -207,10 +207,10 @@ class Inbound:
 
     def _watch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.target in self._port.cells:
-            self._port.watches.add_watcher(envelope.target, peer, envelope.request_id)
+            self._deaths.add_watcher(envelope.target, Caller(peer, envelope.request_id))
             return
         gone = TargetGone(reason=Gone.UNKNOWN_ACTOR, detail=f"no {envelope.target!r} at {self._port.own}")
         self._port.send_answer(Caller(peer, envelope.request_id), Kind.DOWN, gone, Lane.MESSAGE)
 
     def _unwatch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
-        self._port.watches.remove_watcher(envelope.target, peer, envelope.request_id)
+        self._deaths.remove_watcher(envelope.target, Caller(peer, envelope.request_id))

@@ -31,22 +31,19 @@ class LoopLag:
     def __init__(self) -> None:
         self._probes: deque[float] = deque(maxlen=_PROBES_KEPT)
         self._timer: asyncio.TimerHandle | None = None
-        self.warnings = 0
 
-    def start(self, warn_s: float) -> None:
+    def start(self) -> None:
         """Begin to probe on the running loop."""
         loop = asyncio.get_running_loop()
         if threads_allowed(loop):
-            self._schedule(loop, warn_s)
+            self._schedule(loop)
 
-    def _schedule(self, loop: asyncio.AbstractEventLoop, warn_s: float) -> None:
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
         due = loop.time() + _PROBE_S
 
         def probe() -> None:
-            lag_s = max(0.0, loop.time() - due)
-            self._probes.append(lag_s)
-            self.warnings += lag_s >= warn_s
-            self._schedule(loop, warn_s)
+            self._probes.append(max(0.0, loop.time() - due))
+            self._schedule(loop)
 
         self._timer = loop.call_at(due, probe)
 
@@ -55,18 +52,9 @@ class LoopLag:
         if self._timer is not None:
             self._timer.cancel()
 
-    @property
-    def last_s(self) -> float:
-        return self._probes[-1] if self._probes else 0.0
-
     def over_last_probes(self) -> Lag | None:
         """None where nothing is probed, or has been yet."""
         ordered = sorted(self._probes)
         if not ordered:
             return None
         return Lag(ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100], ordered[-1])
-
-    @property
-    def max_s(self) -> float:
-        """Over the last probes, some ten seconds."""
-        return max(self._probes, default=0.0)

@@ -24,7 +24,6 @@ class Mailbox:
         self._items: deque[Delivery] = deque()
         self._signal: asyncio.Future[None] | None = None
         self.closed = False
-        self.depth_max = 0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -33,12 +32,9 @@ class Mailbox:
         """Append; returns why not. ``own`` is what the actor itself has set in motion."""
         if self.closed:
             return RefusalReason.STOPPING
-        depth = len(self._items)
-        if depth >= self._bound and not own:
+        if len(self._items) >= self._bound and not own:
             return RefusalReason.MAILBOX_FULL
         self._items.append(delivery)
-        if depth >= self.depth_max:
-            self.depth_max = depth + 1
         if self._signal is not None:
             self.wake()
         return None

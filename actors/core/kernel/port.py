@@ -1,12 +1,12 @@
 """What the parts of the kernel, and the public face above them, may ask of the process that they serve.
 
-    Ref, Context, Look ─▶ Port ◀─ Questions, StreamDesk, DeathWatch, stalls, Cell, Inbound
+    Ref, Context, Look ─▶ Port ◀─ Questions, StreamDesk, DeathWatch, Cell, Inbound
                             ▲
                           Router, which is made of all of them
 
 Invariants
 - A part holds a Port, never the router; so parts do not import each other in a circle.
-- Each table of open business (questions, watches, producers) is owned by the router and has one part that
+- Each table of open business (questions, producers) is owned by the router and has one part that
   works on it.
 """
 
@@ -26,7 +26,6 @@ from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.mailbox import Mailbox
 from actors.core.kernel.requests import Requests
 from actors.core.kernel.streams import Producer, Stream
-from actors.core.kernel.watches import Watches
 from actors.core.message import Message
 from actors.core.watch import ActorExit, Gone
 from configs.limits import Limits
@@ -78,12 +77,10 @@ class Port(Protocol):
     loop: asyncio.AbstractEventLoop
     links: Links
     requests: Requests
-    watches: Watches
     producers: dict[Caller, Producer]
     dead_letters: DeadLetters
     counters: Counter[str]
     lag: LoopLag
-    handled: int
 
     @property
     def endpoint(self) -> str: ...

@@ -3,7 +3,7 @@
     ask ──open──▶ Waiter ◀──settle── reply, error, refusal, down, deadline: whichever comes first
 
 Invariants
-- A waiter ends exactly once and leaves the table then; an answer that finds no waiter is counted and dropped.
+- A waiter ends exactly once and leaves the table then; an answer that finds no waiter is dropped.
 - Deadlines belong to this table, never to a socket. One timer of the loop serves them all: it is set for the earliest
   deadline that was ever nearest, so a question that is answered in time sets and cancels none.
 """
@@ -98,8 +98,6 @@ class Requests:
         self._rings_at = math.inf
         self._opened = 0
         self._ended = 0
-        self.late_replies = 0
-        self.deadlines_exceeded = 0
 
     def __len__(self) -> int:
         return len(self._open)
@@ -151,7 +149,6 @@ class Requests:
                 self._expire(waiter, now)
 
     def _expire(self, waiter: Waiter, now: float) -> None:
-        self.deadlines_exceeded += 1
         text = f"{waiter.question} to {waiter.target}: no answer within {now - waiter.since:.3g} s"
         self.close(waiter)
         waiter.fail(DeadlineExceeded(text, target=waiter.target, question=waiter.question))
@@ -161,12 +158,9 @@ class Requests:
         return self._open.get(request_id)
 
     def take(self, request_id: int) -> Waiter | None:
-        """The waiter of that id, removed; None, and counted, if the answer comes too late."""
+        """The waiter of that id, removed; None if the answer comes too late."""
         waiter = self._open.pop(request_id, None)
-        if waiter is None:
-            self.late_replies += 1
-        else:
-            self._ended += 1
+        self._ended += waiter is not None
         return waiter
 
     def close(self, waiter: Waiter) -> None:
@@ -201,7 +195,3 @@ class Requests:
             if waiter.deadline_at < now
         ]
         return AskCounts(self._opened, self._ended, len(self._open), tuple(overdue))
-
-    def oldest(self) -> Waiter | None:
-        """The question that has been open longest."""
-        return min(self._open.values(), key=lambda waiter: waiter.since, default=None)

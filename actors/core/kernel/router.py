@@ -35,7 +35,6 @@ from actors.core.kernel.questions import Questions
 from actors.core.kernel.requests import Requests
 from actors.core.kernel.stream_desk import StreamDesk
 from actors.core.kernel.streams import Producer, Stream
-from actors.core.kernel.watches import Watches
 from actors.core.message import Message, tag_of
 from actors.core.watch import ActorExit, Gone
 from configs.limits import Limits
@@ -60,14 +59,12 @@ class Router:
         self.cells: dict[str, Cell] = {}
         self.exits: dict[str, ActorExit] = {}
         self.requests = Requests(limits.pending_asks)
-        self.watches = Watches()
         self.producers: dict[Caller, Producer] = {}
         self.counters: Counter[str] = Counter()
         self.dead_letters = DeadLetters(limits.dead_letters_kept)
         self.lag = LoopLag()
         self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable, self._parcel_lost)
         self.stopping = False
-        self.handled = 0
         self._last_id = 0
         questions = Questions(self)
         self.deaths = DeathWatch(self)
@@ -270,6 +267,7 @@ class Router:
         """The answer to a question of this process has come."""
         waiter = self.requests.take(request_id)
         if waiter is None:
+            self.count("late_replies")
             return
         if kind is Kind.REPLY and isinstance(message, waiter.reply_kind) and not waiter.is_stream:
             waiter.settle(message)

@@ -158,7 +158,7 @@ async def test_a_bug_is_told_to_the_asker_and_crashes_the_actor(pair: Pair) -> N
     with pytest.raises(RemoteError) as caught:
         await ref.ask(Fail(declared=False), Done)
     assert (caught.value.error_type, caught.value.declared) == ("ValueError", False)
-    assert "a bug" in caught.value.remote_traceback
+    assert caught.value.detail == "a bug"
     ended = await pair[1].wait_stopped("counter", timeout_s=5)
     assert ended.reason == "crashed" and isinstance(ended.error, ValueError)
     with pytest.raises(Refused) as refused:
@@ -192,7 +192,7 @@ async def test_an_ask_ends_at_its_deadline_and_the_late_reply_is_counted(pair: P
         await ref.ask(Hold(), Done, timeout_s=0.02)
     actor.gate.set()
     await ref.ask(Get(), Total)
-    assert pair[0].stats().counters["late_replies"] == 1
+    assert pair[0].counters()["late_replies"] == 1
 
 
 async def test_work_whose_deadline_has_passed_is_refused_before_it_starts(pair: Pair) -> None:
@@ -231,7 +231,7 @@ async def test_a_refused_tell_is_counted_at_the_sender(pair: Pair) -> None:
     await (await far.spawn("somebody", Counter())).ask(Get(), Total)
     with pytest.raises(Refused):
         await ref.ask(Get(), Total)
-    assert near.stats().counters["tells_refused.unknown_actor"] >= 1
+    assert near.counters()["tells_refused.unknown_actor"] >= 1
 
 
 async def test_a_message_without_a_handler_is_refused(pair: Pair) -> None:

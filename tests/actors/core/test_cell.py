@@ -152,7 +152,7 @@ async def test_a_handler_that_does_not_end_is_cancelled_at_the_stop_deadline(sys
     with pytest.raises(SentNoReply):
         await asked
     assert plain.log == ["start", "hold", "stop"]
-    assert system.stats().counters["actors_killed"] == 1
+    assert system.counters()["actors_killed"] == 1
 
 
 async def test_an_on_stop_that_hangs_does_not_keep_the_name(system: Any) -> None:
@@ -187,7 +187,7 @@ async def test_an_actor_that_swallows_its_cancellation_is_left_behind_and_its_na
     await stubborn.held.wait()
     ended = await system.stop_actor("a")
     assert isinstance(ended.error, CancellationSwallowed)
-    assert (stubborn.cancelled, system.stats().counters["actors_left_behind"]) == (3, 1)
+    assert (stubborn.cancelled, system.counters()["actors_left_behind"]) == (3, 1)
     with pytest.raises(SentNoReply):
         await asked
     await system.spawn("a", Plain())
@@ -384,7 +384,7 @@ async def test_a_blocking_call_that_is_stuck_is_reported_and_left_behind(system:
     await system.spawn("a", Stuck())
     await asyncio.to_thread(running.wait, 5)
     await system.stop_actor("a")
-    assert system.stats().counters["threads_left_behind"] == 1
+    assert system.counters()["threads_left_behind"] == 1
     release.set()
 
 

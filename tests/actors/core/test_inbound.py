@@ -67,7 +67,7 @@ async def test_a_message_that_means_an_older_life_of_this_process_is_refused_by_
     send(near, far, question(far.peer.incarnation), "for us")
     await until(lambda: len(notes.read) > 1)
     assert notes.read == ["first", "for us"]
-    assert far.stats().counters["asks_refused.older_life"] == 1
+    assert far.counters()["asks_refused.older_life"] == 1
 
 
 async def test_work_whose_deadline_has_passed_while_it_waited_never_starts(make_system: Any) -> None:
@@ -79,7 +79,7 @@ async def test_work_whose_deadline_has_passed_while_it_waited_never_starts(make_
     await until(lambda: len(far._router.cells["notes"].mailbox) == 2)
     await asyncio.sleep(0.02)
     notes.gate.set()
-    await until(lambda: far.stats().counters.get("expired_before_start", 0) + len(notes.read) == 3)
+    await until(lambda: far.counters().get("expired_before_start", 0) + len(notes.read) == 3)
     assert notes.read == ["first", "in time"]
 
 

@@ -28,7 +28,8 @@ class Order(Message):
 
 class Worker(Actor):
     def __init__(self) -> None:
-        self.epochs = EpochGuard(5)
+        self.epochs = EpochGuard()
+        self.epochs.admit(5)
 
     @handles(Order)
     async def order(self, message: Order) -> None:

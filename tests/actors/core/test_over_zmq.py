@@ -96,7 +96,7 @@ async def test_a_crash_is_told_to_the_asker_and_to_the_watcher(pair: tuple[Actor
     watcher = Watcher(pair[1])
     await pair[0].spawn("watcher", watcher)
     async with asyncio.timeout(10):  # the watch has a lane of its own: the question below may be there before it
-        while not pair[1]._router.watches.counts()[1]:
+        while not pair[1]._router.deaths.watchers:
             await asyncio.sleep(0.001)
     with pytest.raises(RemoteError):
         await pair[0].ref(pair[1].address("server")).ask(Fail(), Block)

@@ -37,7 +37,6 @@ async def test_questions_answered_in_time_leave_a_bounded_trace_and_the_others_s
             async with asyncio.timeout(5):
                 await waiter.future
     assert [waiter.request_id for waiter in requests] == [3]
-    assert requests.deadlines_exceeded == 2
     requests.fail_all("the end", "stopped")
     assert len(requests) == 0
     assert late[2].future is not None

@@ -76,9 +76,9 @@ async def test_a_stream_that_is_opened_twice_goes_on_once(make_system: Any) -> N
     send(near, far, opening, Count())
     send(near, far, opening, Count())
     await ref.ask(Hello(), Done)
-    await until(lambda: far.stats().streams == 1 and len(far._router.cells["counter"].working) == 1)
+    await until(lambda: len(far._router.producers) == 1 and len(far._router.cells["counter"].working) == 1)
     send(near, far, Envelope(kind=Kind.CANCEL, target="counter", request_id=77))
-    await until(lambda: far.stats().streams == 0 and counter.closed == counter.begun)
+    await until(lambda: len(far._router.producers) == 0 and counter.closed == counter.begun)
     assert counter.begun == 1
     await ref.ask(Hello(), Done)
 

@@ -182,7 +182,7 @@ async def test_watching_twice_is_watching_once(pair: Pair) -> None:
     watcher, ref = await watch(pair, target.address)
     await ref.ask(Watch(target=target.address), Done)
     await settle()
-    assert pair[0].stats().watches_held == 1, "a second one would be left behind by unwatch"
+    assert len(pair[0]._router.deaths.held) == 1, "a second one would be left behind by unwatch"
     target.tell(End(crash=False))
     async with asyncio.timeout(5):
         await watcher.one_more.wait()
@@ -198,7 +198,7 @@ async def test_after_unwatch_no_down_comes(pair: Pair) -> None:
     await pair[1].wait_stopped("target", timeout_s=5)
     await settle()
     assert watcher.downs == []
-    assert pair[0].stats().watches_held == pair[1].stats().watches_on == 0
+    assert len(pair[0]._router.deaths.held) == len(pair[1]._router.deaths.watchers) == 0
 
 
 async def test_unwatch_revokes_a_down_that_is_already_in_the_mailbox(make_system: Any) -> None:
@@ -220,10 +220,10 @@ async def test_watches_of_an_ended_watcher_are_forgotten(pair: Pair) -> None:
     target = await pair[1].spawn("target", Target())
     await watch(pair, target.address)
     await settle()
-    assert pair[1].stats().watches_on == 1
+    assert len(pair[1]._router.deaths.watchers) == 1
     await pair[0].stop_actor("watcher")
     await settle()
-    assert pair[0].stats().watches_held == pair[1].stats().watches_on == 0
+    assert len(pair[0]._router.deaths.held) == len(pair[1]._router.deaths.watchers) == 0
 
 
 async def test_a_watcher_without_a_handler_for_down_is_a_bug_that_shows_at_once(make_system: Any) -> None:
