@@ -177,7 +177,7 @@ class FaultableTransport:
         until_s, left_s = self._loop.time() + timeout_s, timeout_s
         while left_s > 0.0:
             peer = await self.inner.connect(endpoint, timeout_s=left_s)
-            if peer not in self._hidden and not self._cut(peer):
+            if peer in self._up and not self._cut(peer):  # the word that it is up may come a turn later
                 return peer
             await asyncio.sleep(_POLL_S)
             left_s = until_s - self._loop.time()

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from headrace_run import SMALL_JOB, simulated_job
+from small_job import SMALL_JOB, simulated_job
 
 from supervisors.testing.run_under_test import HeadraceRun
 

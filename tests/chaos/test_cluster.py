@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import simulated_job
+from small_job import simulated_job
 
 from supervisors.testing.run_under_test import HeadraceCluster
 from tests.free_ports import free_ports

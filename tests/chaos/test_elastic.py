@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from headrace_run import TORCH_TRAINER, simulated_job, simulated_rollout
+from small_job import TORCH_TRAINER, simulated_job, simulated_rollout
 
 from actors.ledger import events as ev
 from actors.protocol.work import SamplingParams

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import simulated_job
+from small_job import simulated_job
 
 from actors.control.errors import BadArgs, NotNow
 from configs.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from headrace_run import SMALL_JOB, simulated_rollout
+from small_job import SMALL_JOB, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 from tests.supervisors.jobs.hub_server import HubServer, Repository, files_of
@@ -76,4 +76,6 @@ def test_a_hub_name_that_leads_nowhere_fails_with_one_message(
     run = start(1)
     summary = run.finish(timeout_s=120, clean=False)
     assert (run.process.returncode, summary["state"], summary["steps"]) == (1, "failed", 0)
-    assert summary["error"].startswith(f"model.path: {NAME!r} is gated on {hub.endpoint}, and no token was sent. Ask")
+    assert summary["error"].startswith(f"model.path: {NAME!r} was not fetched as a whole")
+    assert "GatedRepoError" in summary["error"]
+    assert "Ask for access on its page and set HF_TOKEN" in summary["error"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from headrace_run import SMALL_JOB, simulated_job
+from small_job import SMALL_JOB, simulated_job
 
 from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
 from tests.free_ports import free_ports

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import TORCH
+from small_job import TORCH
 
 from actors.ledger.journal import committed_samples
 from actors.weights.segments import run_id, segment_directory

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import simulated_job
+from small_job import simulated_job
 
 from supervisors.testing.run_under_test import HeadraceRun
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB
+from small_job import SMALL_JOB
 from random_plans import STEPS, random_job, random_plan
 
 from configs.fault_plan import FaultPlan

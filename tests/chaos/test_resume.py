@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import zmq
-from headrace_run import TORCH
+from small_job import TORCH
 
 from actors.ledger.journal import committed_samples
 from supervisors.testing.run_under_test import HeadraceRun

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import SMALL_JOB
+from small_job import SMALL_JOB
 
 from actors.ledger.journal import committed_samples
 from supervisors.testing.run_under_test import HeadraceRun

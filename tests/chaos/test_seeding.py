@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from headrace_run import TORCH, TORCH_TRAINER, simulated_rollout
+from small_job import TORCH, TORCH_TRAINER, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 

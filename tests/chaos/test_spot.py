@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from headrace_run import simulated_rollout
+from small_job import simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceRun
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from headrace_run import SMALL_JOB
+from small_job import SMALL_JOB
 
 from configs.schema import JobConfig
 from supervisors.jobs.tiny_model import make_tiny_model

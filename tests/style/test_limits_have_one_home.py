@@ -68,7 +68,6 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/providers/trace_generator.py", "notice_s"),
     ],
     "what an injected fault looks like": [
-        ("transport/faults.py", "POLL_S"),
         ("transport/link_faults.py", "POLL_S"),
         ("supervisors/faults/", "PERIOD_S"),
         ("supervisors/faults/", "ANSWER_S"),

@@ -118,7 +118,7 @@ def test_when_other_machines_are_lost_after_the_window_a_dry_trainer_generates_a
 ) -> None:
     """Two of three, a moment after the third step was handed over to them."""
     trace = tmp_path / "two_go.csv"
-    events = [*(f"0.0,n{i},up,spot" for i in range(3)), *(f"63.0,n{i},kill,spot" for i in (1, 2))]
+    events = [*(f"0.0,n{i},up,spot" for i in range(3)), *(f"63.5,n{i},kill,spot" for i in (1, 2))]
     trace.write_text("at_s,node,event,kind\n" + "\n".join(events))
     job = KNOWN | {
         "mode": "async", "policy": "rlboost", "relief": True, "prompts": 48, "prompts_per_step": 24, "group_size": 4,
