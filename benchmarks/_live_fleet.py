@@ -22,7 +22,7 @@ from actors.fleet.scope import JobScope
 from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.fleet.workers import WorkerTable
 from actors.ledger import events as ev
-from actors.ledger.books import Books
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
 from actors.policies.latency_table import StepShape
@@ -44,10 +44,10 @@ class LiveFleet:
 
     def __init__(self, workers: int, places: int, group: int, *, ranking: str = "none") -> None:
         self.ledger = Ledger()
-        self.books = Books(self.ledger, MemoryJournal(JOB))
+        self.journaled = JournaledLedger(self.ledger, MemoryJournal(JOB))
         self.workers = WorkerTable()
         self._group, self._samples = group, workers * places
-        self.books.apply(ev.Opened(1))
+        self.journaled.apply(ev.Opened(1))
         for i in range(workers):
             self._register(f"rollout-{i}", places)
         self._issued = 0
@@ -55,7 +55,7 @@ class LiveFleet:
         limits = DEFAULT_LIMITS
         self.ranking = LengthRanking(JOB, make_predictor(cast("Any", ranking), limits))
         self.dispatcher = Dispatcher(
-            JOB, self.books, self.workers, 1, limits, lambda *_: SendOutcome.QUEUED, self.ranking
+            JOB, self.journaled, self.workers, 1, limits, lambda *_: SendOutcome.QUEUED, self.ranking
         )
         self.now = 0.0
         self.moved: list[tuple[str, np.ndarray]] = []
@@ -75,7 +75,7 @@ class LiveFleet:
         """Another step is queued."""
         n = self._samples // self._group
         first = self._issued * n
-        self.books.apply(
+        self.journaled.apply(
             ev.BatchIssued(
                 step=self._issued, group_size=self._group, sampling=SamplingParams(max_tokens=1024),
                 prompts=np.arange(first, first + n), prompt_lengths=np.full(n, 4, np.int32),
@@ -104,7 +104,7 @@ class LiveFleet:
         finished = np.zeros(len(every), np.uint8)
         finished[np.linspace(0, len(every) - 1, ending).astype(int)] = FinishReason.LENGTH
         row_counts = np.bincount(steps, minlength=len(names)).astype(np.int32)
-        outcome = self.books.apply(
+        outcome = self.journaled.apply(
             ev.TokensAppended(
                 workers=names, versions=np.zeros(len(names), np.int32), row_counts=row_counts, assignments=every,
                 offsets=offsets, counts=np.ones(len(every), np.int32), finished=finished,
@@ -118,7 +118,7 @@ class LiveFleet:
         """Over this ledger, with nobody at the other end; ``relief`` as ``scheduling.relief``."""
         ctx = SimpleNamespace(ref=lambda address: SimpleNamespace(tell=partial(self._ordered, address.name)))
         job = SimpleNamespace(name=JOB, limits=DEFAULT_LIMITS)
-        scope = JobScope(cast("Any", ctx), cast("Any", job), self.books, self.workers, {}, None, cast("Any", None))
+        scope = JobScope(cast("Any", ctx), cast("Any", job), self.journaled, self.workers, {}, None, cast("Any", None))
         return Balancing(scope, LongLanes(dedicates=False), relief=relief)
 
     def estimate(self, response_tokens: np.ndarray) -> SeedingEstimate:
@@ -136,7 +136,7 @@ class LiveFleet:
         """Take everything from so many workers, as if they had just come."""
         for worker in list(self.workers.by_name.values())[:workers]:
             numbers = self.ledger.in_flight(worker.name)
-            self.books.apply(ev.Returned(worker.name, numbers, "to have idle ones"))
+            self.journaled.apply(ev.Returned(worker.name, numbers, "to have idle ones"))
             worker.in_flight -= len(numbers)
 
     def runs(self, sequences: int) -> None:

@@ -4,9 +4,9 @@
     python -m benchmarks._streamers flow ENDPOINT NAME INCARNATION ACTOR FIRST COUNT SLOTS       the same, of a head
     python -m benchmarks._streamers sockets ENDPOINT COUNT MESSAGES BYTES…                       DEALERs, plain frames
 
-A worker registers, is assigned samples, makes one TokenDelta for each step of them, and on ``go`` sends all of these
+A worker registers, is assigned samples, makes one TokenReport for each step of them, and on ``go`` sends all of these
 through the same outbox as the rollout worker's, as fast as the link takes them. Then it says what that cost it.
-With ``flow`` deltas hold several steps, are made while they are sent, and go on until nobody wants them any more.
+With ``flow`` reports hold several steps, are made while they are sent, and go on until nobody wants them any more.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import zmq
 from actors.core.actor import Actor, handles
 from actors.core.system import ActorSystem
 from actors.core.tenure import RenewLease, Tenure
-from actors.protocol.tokens import FinishReason, TokenDelta
-from actors.protocol.work import Assign, DeltasTaken, EngineStats
+from actors.protocol.tokens import FinishReason, TokenReport
+from actors.protocol.work import Assign, EngineStats, ReportsTaken
 from actors.protocol.workers import Registered, RegisterWorker
 from actors.rollout.outbox import Outbox
 from benchmarks import _curve
@@ -37,9 +37,9 @@ from transport.zmq.socket import Context
 JOB: Final = "bench"
 VOCABULARY: Final = 50_000
 _TURN: Final = 16
-"""Deltas that a worker sends before the next one gets its turn."""
+"""Reports that a worker sends before the next one gets its turn."""
 _FLOW_STEPS: Final = 8
-"""Engine steps in one delta of a flow: so many wait where the scheduler is slower than its workers."""
+"""Engine steps in one report of a flow: so many wait where the scheduler is slower than its workers."""
 
 
 def token_ids(prompt: int, sibling: int, tokens: int) -> np.ndarray:
@@ -60,7 +60,7 @@ class Streamer(Actor):
         self._numbers: list[int] = []
         self._names: list[tuple[int, int]] = []
         self._tokens = 0
-        self._deltas: Iterable[TokenDelta] = ()
+        self._reports: Iterable[TokenReport] = ()
         self.assigned = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -70,7 +70,7 @@ class Streamer(Actor):
         )
         asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self._scheduler)
         answer = await scheduler.ask(offer, Registered)
-        self._epoch = answer.epoch
+        self._term = answer.term
         renewal = RenewLease(job=JOB, holder=address.name, lease=answer.lease)
         Tenure(self.ctx, lambda: None).begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
         self._outbox = Outbox(scheduler, self.ctx.limits, self.ctx.now)
@@ -85,8 +85,8 @@ class Streamer(Actor):
         if len(self._numbers) == self._slots:
             self.assigned.set()
 
-    @handles(DeltasTaken)
-    async def deltas_taken(self, message: DeltasTaken) -> None:
+    @handles(ReportsTaken)
+    async def reports_taken(self, message: ReportsTaken) -> None:
         self._outbox.taken(message.sequence)
 
     def prepare(self) -> None:
@@ -96,9 +96,9 @@ class Streamer(Actor):
         scores = logprobs(tokens)
         n = len(numbers)
         ones, running, ended = np.ones(n, np.int32), np.zeros(n, np.uint8), np.full(n, FinishReason.LENGTH, np.uint8)
-        self._deltas = [
-            TokenDelta.of(
-                job=JOB, worker=name, epoch=self._epoch, sequence=step, policy_version=0, assignments=numbers,
+        self._reports = [
+            TokenReport.of(
+                job=JOB, worker=name, term=self._term, sequence=step, policy_version=0, assignments=numbers,
                 offsets=np.full(n, step, np.int32), counts=ones,
                 finished=ended if step + 1 == self._tokens else running, tokens=tokens[step], logprobs=scores[step],
                 stats=EngineStats(running=n, step_s=0.001, busy_s_total=step * 0.001, tokens_total=step * n),
@@ -106,28 +106,28 @@ class Streamer(Actor):
             for step in range(self._tokens)
         ]  # fmt: skip
 
-    def flow(self) -> Iterator[TokenDelta]:
-        """Deltas without an end in sight, as they are asked for: samples end only if they are let."""
+    def flow(self) -> Iterator[TokenReport]:
+        """Reports without an end in sight, as they are asked for: samples end only if they are let."""
         name, numbers, n = self.ctx.self_address.name, np.array(self._numbers, np.int64), len(self._numbers)
         tokens = (np.arange(n * _FLOW_STEPS) * 7919 % VOCABULARY).astype(np.int32)
         rest = {"tokens": tokens, "logprobs": logprobs(tokens), "finished": np.zeros(n, np.uint8)}
         counts = np.full(n, _FLOW_STEPS, np.int32)
         for sequence in range(self._tokens // _FLOW_STEPS):
             step = sequence * _FLOW_STEPS
-            yield TokenDelta.of(
-                job=JOB, worker=name, epoch=self._epoch, sequence=sequence, policy_version=0, assignments=numbers,
+            yield TokenReport.of(
+                job=JOB, worker=name, term=self._term, sequence=sequence, policy_version=0, assignments=numbers,
                 offsets=np.full(n, step, np.int32), counts=counts, **rest,
                 stats=EngineStats(running=n, step_s=0.001, busy_s_total=step * 0.001, tokens_total=step * n),
             )  # fmt: skip
 
     def begin_flow(self) -> None:
         """Let ``stream`` make what it sends."""
-        self._deltas = self.flow()
+        self._reports = self.flow()
 
     async def stream(self) -> None:
         """All that is prepared."""
-        for step, delta in enumerate(self._deltas):
-            self._outbox.send(delta)
+        for step, report in enumerate(self._reports):
+            self._outbox.send(report)
             if step % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
             while self._outbox.full:

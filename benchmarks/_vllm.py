@@ -195,7 +195,7 @@ async def _serve_async_llm(args: dict[str, Any]) -> None:
 
 
 async def _consume(engine: Any, work: Work, number: int) -> dict[str, Any]:
-    """One round: every sample as a stream of deltas, its tokens and log-probabilities kept."""
+    """One round: every sample as a stream of reports, its tokens and log-probabilities kept."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 

@@ -1,6 +1,6 @@
 """What a question and its answer cost, against a raw socket that echoes, over TCP between two processes.
 
-    here ── Ping ─▶ benchmarks/_echo.py ── Pong ─▶ here        ours: deadline, credit, epochs, watch, as in any role
+    here ── Ping ─▶ benchmarks/_echo.py ── Pong ─▶ here        ours: deadline, credit, terms, watch, as in any role
     here ── bytes ▶ a ROUTER ── the same bytes ──▶ here        the limit: pyzmq, the same loop, the same drain
 
 Round trips are one at a time and the two sides take turns, so that both see the same machine; then 64 are in flight.

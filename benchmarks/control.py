@@ -1,7 +1,7 @@
 """How soon a head answers, and how late anybody's loop is, while tokens and weights flow as fast as two cores let them.
 
-    64 workers × 32 sequences ── TokenDelta ──▶ here: a head, its scheduler, ledger, journal ◀── jobs, tree, … ── client
-    pullers elsewhere  ◀── chunks over TCP ──── its weight server, a process that the head's node agent watches
+    64 workers × 32 sequences ── TokenReport ──▶ here: a head, its scheduler, ledger, journal ◀── jobs, tree, … ──
+    client pullers elsewhere  ◀── chunks over TCP ──── its weight server, a process that the head's node agent watches
 
 The head is the one of a real run, with a real job on it, whose other processes it has started and watches. Workers have
 no engine, and pullers keep nothing, so both are as fast as they can be; samples never end, so nobody trains meanwhile.
@@ -77,7 +77,7 @@ def job_config(model: Path, options: argparse.Namespace) -> JobConfig:
                 "stop": ["<eos>"],
             },
             "trainer": {"threads": 1},
-            "weights": {"delta": False, "relay": False},
+            "weights": {"report": False, "relay": False},
             "checkpoint": {"every": 0},
             "metrics": {"tensorboard": False},
         }
@@ -142,8 +142,8 @@ class Bench:
             for info in supervisor.snapshot():
                 running = supervisor.running(info.name)
                 if running is not None and running.address.peer != self.head.system.peer:
-                    envoy = ActorAddress("envoy", running.address.peer, running.address.endpoint)
-                    found[info.name] = (await self.head.system.ref(envoy).ask(Look(), Sight)).loop_lag
+                    reporter = ActorAddress("reporter", running.address.peer, running.address.endpoint)
+                    found[info.name] = (await self.head.system.ref(reporter).ask(Look(), Sight)).loop_lag
         return {name: lag for name, lag in found.items() if lag is not None}
 
 

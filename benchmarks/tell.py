@@ -1,6 +1,6 @@
 """What a one-way message costs, over TCP between two processes, and whether many senders get their turn.
 
-    here ── Told × window, GetCounts ─▶ benchmarks/_echo.py     ours: mailbox bound, epochs, traces, as in any role
+    here ── Told × window, GetCounts ─▶ benchmarks/_echo.py     ours: mailbox bound, terms, traces, as in any role
     here ── bytes × window, GO ───────▶ a ROUTER that counts    the limit: pyzmq, the same loop, the same drain
     64 × ActorSystem ── Told ─────────▶ benchmarks/_echo.py     fan-in: is anything lost, is anybody late
 

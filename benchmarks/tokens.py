@@ -1,6 +1,6 @@
 """What a token costs on its way from a worker into the ledger, with the journal on, over TCP between processes.
 
-    64 workers × 32 sequences ── TokenDelta, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db     ours
+    64 workers × 32 sequences ── TokenReport, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db     ours
     64 DEALERs                ── as many bytes in as many messages ▶ here: a ROUTER that counts them            raw
                                                                      here: the same tokens written into arrays  copy
 
@@ -34,7 +34,7 @@ from actors.ledger.journal import SqliteJournal
 from actors.ledger.ledger import Ledger
 from actors.protocol.batches import BatchIssued, IssueBatch, Prompt, SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.protocol.work import EngineStats, SamplingParams
 from actors.scheduler.scheduler import Scheduler
 from benchmarks import _baseline, _curve
@@ -233,19 +233,19 @@ async def measure_raw(load: Load, sizes: list[int]) -> Result:
 
 
 def frame_sizes(load: Load) -> list[int]:
-    """Bytes of the frames of one step's delta."""
+    """Bytes of the frames of one step's report."""
     n = load.sequences
-    delta = TokenDelta.of(
-        job=JOB, worker="rollout-10", epoch=1, sequence=1000, policy_version=0,
+    report = TokenReport.of(
+        job=JOB, worker="rollout-10", term=1, sequence=1000, policy_version=0,
         assignments=np.arange(n) + (1 << 40), offsets=np.full(n, 1000, np.int32), counts=np.ones(n, np.int32),
         finished=np.zeros(n, np.uint8), tokens=np.zeros(n, np.int32), logprobs=np.zeros(n, np.float32),
         stats=EngineStats(running=n, step_s=0.01, busy_s_total=1.5, tokens_total=100_000),
     )  # fmt: skip
     envelope = Envelope(
-        kind=Kind.TELL, source="rollout-10", target="scheduler.bench", target_incarnation=1 << 62, epoch=1, job=JOB,
-        trace_id=1 << 62, tag="scheduler.token_delta",
+        kind=Kind.TELL, source="rollout-10", target="scheduler.bench", target_incarnation=1 << 62, term=1, job=JOB,
+        trace_id=1 << 62, tag="scheduler.token_report",
     )  # fmt: skip
-    return [len(encode_envelope(envelope)), *(memoryview(frame).nbytes for frame in encode_body(delta))]
+    return [len(encode_envelope(envelope)), *(memoryview(frame).nbytes for frame in encode_body(report))]
 
 
 def measure_copy(load: Load) -> Result:

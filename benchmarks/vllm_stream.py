@@ -1,6 +1,6 @@
 """Whether a vLLM worker that streams into Headrace is as fast as vLLM's AsyncLLM consumed in the process that asks.
 
-    worker: EngineCore ── TokenDelta, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db      ours
+    worker: EngineCore ── TokenReport, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db      ours
     a process of vLLM: EngineCore ── its own sockets ──▶ another: AsyncLLM ─▶ lists of tokens              AsyncLLM
 
 The same prompts, lengths and model; log-probabilities on both sides; at temperature 0 the tokens are compared. The two
@@ -105,8 +105,8 @@ class Awaited(Scheduler):
         super().__init__(job, run_dir)
         self._entered = asyncio.Event()
 
-    async def token_delta(self, batch: list[Delivery]) -> None:
-        await super().token_delta(batch)
+    async def token_report(self, batch: list[Delivery]) -> None:
+        await super().token_report(batch)
         if self.counters.tokens >= self.expected:
             self._entered.set()
 

@@ -231,18 +231,18 @@ class Limits(BaseModel):
     )
     # rollout
     outbox_messages: int = Field(
-        default=1024, description="deltas that wait for an unreachable scheduler; then the engine waits"
+        default=1024, description="reports that wait for an unreachable scheduler; then the engine waits"
     )
-    deltas_under_way: int = Field(
+    reports_under_way: int = Field(
         default=4, ge=2, description="of one worker, that the scheduler has not taken; times workers < mailbox_messages"
     )
-    delta_patience_s: float = Field(
+    report_patience_s: float = Field(
         default=10.0, description="without a word of what it has taken; then a worker goes on saying"
     )
-    delta_interval_s: float = Field(
+    report_interval_s: float = Field(
         default=0.05,
         ge=0,
-        description="between two deltas of a worker in which no sample ends; faster engine steps leave as one",
+        description="between two reports of a worker in which no sample ends; faster engine steps leave as one",
     )
     merged_tokens: int = Field(default=4096, description="of engine steps that wait for a scheduler and leave as one")
     early_commands: int = Field(

@@ -31,6 +31,12 @@ _FORMER: Final[dict[tuple[str, str], float | None]] = {
     ("limits", "loop_lag_warn_s"): None,
 }
 """Keys of older job files, each with the one value that it could have; None: any, as nothing came of it."""
+_RENAMED: Final[dict[tuple[str, str], str]] = {
+    ("limits", "deltas_under_way"): "reports_under_way",
+    ("limits", "delta_patience_s"): "report_patience_s",
+    ("limits", "delta_interval_s"): "report_interval_s",
+}
+"""Keys of older job files that have another name now."""
 
 
 def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
@@ -120,11 +126,11 @@ def _bad_override(override: str, field: str, wrong: str, fix: str) -> ConfigErro
 
 
 def _validate(values: dict[str, Any], where: Callable[[str], str]) -> JobConfig:
-    return validate(JobConfig, _without_former_keys(values, where), where)
+    return validate(JobConfig, _in_todays_keys(values, where), where)
 
 
-def _without_former_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """``values`` without keys of one value, or of no effect, that went: the job files of older runs name them."""
+def _in_todays_keys(values: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
+    """``values`` in today's keys: the job files of older runs name keys that went, or have other names now."""
     for (section, key), only in _FORMER.items():
         given = values.get(section)
         if not isinstance(given, dict) or key not in given:
@@ -134,6 +140,10 @@ def _without_former_keys(values: dict[str, Any], where: Callable[[str], str]) ->
             wrong = f"{value}, but there is no such key any more: the trainer computes with the whole distribution"
             raise ConfigError.of(where(field), field, wrong, "Remove it")
         values = values | {section: {name: item for name, item in given.items() if name != key}}
+    for (section, key), now in _RENAMED.items():
+        given = values.get(section)
+        if isinstance(given, dict) and key in given:
+            values = values | {section: {now if name == key else name: item for name, item in given.items()}}
     return values
 
 

@@ -2,7 +2,7 @@
 
     machine process             headrace run, headrace head (machine_process.py)
     ├── agent                   this machine's node agent: owns role processes (node_agent.py)
-    ├── desk                    keeps one head process alive, and hears from it
+    ├── keeper                    keeps one head process alive, and hears from it
     └── provider                headrace run: brings up node processes and takes them away (providers/)
 
     head process                a child of the machine process; killed, it is started again (head_process.py)
@@ -96,7 +96,7 @@ async def run_job(
         async with _started(machine), provider.providing(machine.endpoint), interruptible() as interrupted:
             return await machine.lead(order, interrupted)
     except HeadGaveUp as error:
-        return dict(failed_summary(job.name, machine.desk, str(error)))
+        return dict(failed_summary(job.name, machine.keeper, str(error)))
     finally:
         remove_segments(run_dir)  # a head that was killed did not get to it
 

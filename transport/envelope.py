@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
     ERROR = 4
     """The handler raised; the body is the error, typed."""
     REFUSED = 5
-    """Not executed: mailbox full, draining, unknown actor, stale incarnation or epoch."""
+    """Not executed: mailbox full, draining, unknown actor, stale incarnation or term."""
     STREAM_OPEN = 6
     STREAM_ITEM = 7
     STREAM_END = 8
@@ -59,8 +59,8 @@ class Envelope(msgspec.Struct, array_like=True, gc=False, kw_only=True):
     request_id: Count = 0
     """Number that is unique per sending process; asks, streams and watches are answered under it. 0 for a tell."""
     attempt: Count = 0
-    """Number that nobody sets any more, as ``epoch``, ``job`` and the two ids: they keep the places of the others."""
-    epoch: Count = 0
+    """Number that nobody sets any more, as ``term``, ``job`` and the two ids: they keep the places of the others."""
+    term: Count = 0
     deadline_ms: Annotated[int, msgspec.Meta(ge=-1)] = NO_DEADLINE
     """Time that remains until the deadline at the moment of sending; -1 means no deadline."""
     job: Name = ""

@@ -12,7 +12,7 @@ HeadraceError
     │   └── StreamDown         the producer is gone; resume elsewhere from the last item
     ├── ReplyError             raise it in a handler to answer with an error without crashing
     │   ├── ConsumerTooSlow    a stream's consumer granted no credit in time; it may open the stream again
-    │   └── StaleEpoch         the sender's epoch is no longer the ruling one; it must step down
+    │   └── StaleTerm         the sender's term is no longer the ruling one; it must step down
     ├── StartFailed            ``on_start`` raised or took too long; the cause is attached
     ├── NameTaken              a bug of the caller: an actor of that name lives here
     ├── UnknownActor           a bug of the caller: no actor of that name has lived here
@@ -60,7 +60,7 @@ class RefusalReason(enum.StrEnum):
     NO_HANDLER = "no_handler"
     MALFORMED = "malformed"
     EXPIRED = "expired"
-    STALE_EPOCH = "stale_epoch"
+    STALE_TERM = "stale_term"
     NOT_IDEMPOTENT = "not_idempotent"
     TOO_MANY_ASKS = "too_many_asks"
 
@@ -116,12 +116,12 @@ class ReplyError(ActorError):
     """Base of errors that a handler gives as its answer: the asker sees RemoteError, the actor lives on."""
 
 
-class StaleEpoch(ReplyError):
-    """A command from a ruler of an older epoch. The asker sees Refused(stale_epoch)."""
+class StaleTerm(ReplyError):
+    """A command from a ruler of an older term. The asker sees Refused(stale_term)."""
 
-    def __init__(self, epoch: int, ruling: int) -> None:
-        super().__init__(f"epoch {epoch} is over, {ruling} rules: register again to learn the ruling one")
-        self.epoch = epoch
+    def __init__(self, term: int, ruling: int) -> None:
+        super().__init__(f"term {term} is over, {ruling} rules: register again to learn the ruling one")
+        self.term = term
         self.ruling = ruling
 
 

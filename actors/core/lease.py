@@ -1,12 +1,12 @@
-"""Who may act, until when: a lease that its holder lets lapse earlier than its granter does.
+"""Who may act, until when: a lease that its holder lets lapse earlier than its issuer does.
 
 Invariants
-- Epochs rise strictly: no two grants share one. The receivers of commands check them (``actors/core/epochs.py``).
-- The holder's term ends ``margin_s`` before the granter's, counted from when the holder *asked*, so at no instant
+- Terms rise strictly: no two leases share one. The receivers of commands check them (``actors/core/terms.py``).
+- The holder's term ends ``margin_s`` before the issuer's, counted from when the holder *asked*, so at no instant
   do two holders both believe that they hold it, whatever the network did to the answer in between.
 - Both sides use their own monotonic clock; no timestamp crosses the wire, only durations.
 
-    granter   grant(e, term) ├──────────── term ────────────┤ expired: may grant e+1
+    issuer   issue(e, term) ├──────────── term ────────────┤ expired: may lease e+1
     holder  ask ├──────── term - margin ────────┤ fences itself
 """
 
@@ -16,46 +16,46 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Grant:
-    """A grant is what travels to the holder."""
+class Lease:
+    """A lease is what travels to the holder."""
 
     holder: str
-    epoch: int
-    term_s: float
+    term: int
+    lasts_s: float
 
 
-class LeaseGranter:
-    """The granter's side gives one resource to one holder at a time. Time is handed in, in seconds of one clock."""
+class LeaseIssuer:
+    """The issuer's side gives one resource to one holder at a time. Time is handed in, in seconds of one clock."""
 
-    def __init__(self, *, term_s: float, first_epoch: int = 1) -> None:
-        if term_s <= 0:
-            raise ValueError(f"term_s must be above 0, got {term_s}")
-        self._term_s = term_s
-        self._next_epoch = first_epoch
-        self._grant: Grant | None = None
+    def __init__(self, *, lasts_s: float, first_term: int = 1) -> None:
+        if lasts_s <= 0:
+            raise ValueError(f"lasts_s must be above 0, got {lasts_s}")
+        self._term_s = lasts_s
+        self._next_term = first_term
+        self._running: Lease | None = None
         self.expires_s = float("-inf")
-        """Time at which the running or the last grant ends."""
+        """Time at which the running or the last lease ends."""
 
-    def grant(self, holder: str, now_s: float) -> Grant | None:
-        """A new grant under a new epoch; None while another holder's lease runs."""
-        if self._grant is not None and now_s < self.expires_s and self._grant.holder != holder:
+    def issue(self, holder: str, now_s: float) -> Lease | None:
+        """A new lease under a new term; None while another holder's lease runs."""
+        if self._running is not None and now_s < self.expires_s and self._running.holder != holder:
             return None
-        self._grant = Grant(holder, self._next_epoch, self._term_s)
-        self._next_epoch += 1
+        self._running = Lease(holder, self._next_term, self._term_s)
+        self._next_term += 1
         self.expires_s = now_s + self._term_s
-        return self._grant
+        return self._running
 
-    def renew(self, holder: str, epoch: int, now_s: float) -> Grant | None:
-        """Prolong a running lease under its own epoch; None when it has lapsed or been passed on."""
-        grant = self._grant
-        if grant is None or grant.holder != holder or grant.epoch != epoch or now_s >= self.expires_s:
+    def renew(self, holder: str, term: int, now_s: float) -> Lease | None:
+        """Prolong a running lease under its own term; None when it has lapsed or been passed on."""
+        lease = self._running
+        if lease is None or lease.holder != holder or lease.term != term or now_s >= self.expires_s:
             return None
         self.expires_s = now_s + self._term_s
-        return grant
+        return lease
 
-    def holder(self, now_s: float) -> Grant | None:
-        """The running grant, or None."""
-        return self._grant if self._grant is not None and now_s < self.expires_s else None
+    def holder(self, now_s: float) -> Lease | None:
+        """The running lease, or None."""
+        return self._running if self._running is not None and now_s < self.expires_s else None
 
 
 class HeldLease:
@@ -65,15 +65,15 @@ class HeldLease:
         if margin_s < 0:
             raise ValueError(f"margin_s must be >= 0, got {margin_s}")
         self._margin_s = margin_s
-        self._epoch = 0
+        self._term = 0
         self._until_s = float("-inf")
 
-    def accept(self, grant: Grant, *, asked_at_s: float) -> None:
-        """Take a grant or renewal that answers the question asked at ``asked_at_s``. Older epochs are ignored."""
-        if grant.epoch < self._epoch:
+    def accept(self, lease: Lease, *, asked_at_s: float) -> None:
+        """Take a lease or renewal that answers the question asked at ``asked_at_s``. Older terms are ignored."""
+        if lease.term < self._term:
             return
-        self._epoch = grant.epoch
-        self._until_s = max(self._until_s, asked_at_s + grant.term_s - self._margin_s)
+        self._term = lease.term
+        self._until_s = max(self._until_s, asked_at_s + lease.lasts_s - self._margin_s)
 
     def is_held(self, now_s: float) -> bool:
         return now_s < self._until_s

@@ -1,6 +1,6 @@
 """One look into one process: who waits in it for whom, what found no receiver there, and how late its loop is.
 
-    Look ─▶ an actor of that process that is never busy for long (envoy, node agent) ─▶ Sight
+    Look ─▶ an actor of that process that is never busy for long (reporter, node agent) ─▶ Sight
 
 Invariants
 - Looking changes nothing, and costs what is open.

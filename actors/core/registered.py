@@ -26,7 +26,7 @@ class RegisteredActor(Actor):
 
     hub: Leader
     tenure: Tenure
-    """Lease that the hub may grant in answer to the introduction; who gets one begins it there."""
+    """Lease that the hub may lease in answer to the introduction; who gets one begins it there."""
     known_to: ActorAddress | None = None
     """Life of the hub that knows this actor; None while it registers."""
     _patience_s: float

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from actors.core.errors import AskError, RemoteError
-from actors.core.lease import Grant, HeldLease
+from actors.core.lease import HeldLease, Lease
 from actors.core.message import Message, message
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Tenure:
         return self._held.is_held(self._ctx.now())
 
     def begin(self, leader: ActorRef, question: RenewLease, lease_s: float, *, asked_at_s: float) -> None:
-        """Hold the lease that ``leader`` has just granted, in answer to what was asked at ``asked_at_s``."""
+        """Hold the lease that ``leader`` has just issued, in answer to what was asked at ``asked_at_s``."""
         self._leader, self._question, self._term_s = leader, question, lease_s
         self._accept(question.lease, lease_s, asked_at_s)
         if not self._keeping:
@@ -70,7 +70,7 @@ class Tenure:
             self._ctx.start_task(self._keep(), "keep the lease")
 
     def _accept(self, lease: int, lease_s: float, asked_at_s: float) -> None:
-        self._held.accept(Grant(self._question.holder, lease, lease_s), asked_at_s=asked_at_s)
+        self._held.accept(Lease(self._question.holder, lease, lease_s), asked_at_s=asked_at_s)
 
     async def _keep(self) -> None:
         while (left_s := self._held.left_s(self._ctx.now())) > 0:
@@ -87,7 +87,7 @@ class Tenure:
         try:
             renewed = await leader.ask(question, LeaseRenewed, min(left_s, self._term_s / _ASKS_A_TERM))
         except RemoteError as error:
-            if question is self._question:  # else it has been granted anew meanwhile
+            if question is self._question:  # else it has been issued anew meanwhile
                 self._ctx.log.warning("the leader does not renew the lease", error=str(error))
                 self._held.lapse()
         except AskError:

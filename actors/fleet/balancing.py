@@ -183,7 +183,7 @@ class Balancing:
 
     def _order(self, move: Move, numbers: np.ndarray, *, relief: bool = False) -> None:
         scope, worker = self._scope, self._scope.workers.by_name[move.source]
-        order = Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers)
+        order = Revoke(job=scope.name, term=scope.ledger.term, assignments=numbers)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
             self._moves.append(_OnItsWay(move.source, move.target, numbers))
             fields = {"samples": len(numbers), "running": int(move.running), "relief": int(relief)}

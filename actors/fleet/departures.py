@@ -61,7 +61,7 @@ class Departures:
         moves = migrate.decide(self._held(worker), left_s, margin_s=scope.limits.hand_over_s)
         if moves:
             numbers = np.array([move.sample for move in moves], np.int64)
-            scope.tell(worker.address, Revoke(job=scope.name, epoch=scope.ledger.epoch, assignments=numbers))
+            scope.tell(worker.address, Revoke(job=scope.name, term=scope.ledger.term, assignments=numbers))
             left_s = round(worker.leaves_s - scope.ctx.now(), 3)
             scope.record("samples_taken_back", worker=worker.name, samples=len(moves), left_s=left_s)
 

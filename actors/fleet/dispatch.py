@@ -20,7 +20,7 @@ from actors.fleet.long_lanes import LongLanes
 from actors.fleet.workers import WorkerTable
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
-from actors.ledger.books import Books
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.policies import assign
 from actors.policies.assign import AssignSamples
 from actors.policies.view import AssignView, GroupView, WorkerView
@@ -40,7 +40,7 @@ class Dispatcher:
     def __init__(
         self,
         job: str,
-        books: Books,
+        journaled: JournaledLedger,
         workers: WorkerTable,
         max_staleness: int,
         limits: Limits,
@@ -56,7 +56,7 @@ class Dispatcher:
         ``pending_max``: as in ``Worker.view``.
         """
         self._job = job
-        self._books = books
+        self._journaled = journaled
         self._workers = workers
         self._max_staleness = max_staleness
         self._limits = limits
@@ -70,7 +70,7 @@ class Dispatcher:
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
-        suspects = self._books.ledger.workers_with_suspects()
+        suspects = self._journaled.ledger.workers_with_suspects()
         workers = [
             w.view(has_suspect=w.name in suspects, pending_max=self._pending_max)
             for w in self._workers.by_name.values()
@@ -95,7 +95,7 @@ class Dispatcher:
         late: dict[str, np.ndarray] = {}
         for worker in self._workers.by_name.values():
             if worker.pulling_version >= 0 and now - worker.pulling_since_s >= self._limits.pull_patience_s:
-                numbers = self._books.ledger.in_flight_from(
+                numbers = self._journaled.ledger.in_flight_from(
                     worker.name, worker.policy_version + self._max_staleness + 1
                 )
                 if len(numbers):
@@ -104,7 +104,7 @@ class Dispatcher:
 
     def _open_steps(self, newest_version: int) -> list[int]:
         """Steps that are not committed and that somebody's version is, or will be, new enough for."""
-        ledger = self._books.ledger
+        ledger = self._journaled.ledger
         last = min(ledger.issued_steps - 1, newest_version + self._max_staleness)
         steps = [step for step in range(ledger.committed_steps, last + 1) if step in ledger.batches]
         if self._one_step:
@@ -116,13 +116,13 @@ class Dispatcher:
         groups = self._queued(step)
         if not groups or not self._ranking.active:
             return groups
-        batch = self._books.ledger.batches[step]
+        batch = self._journaled.ledger.batches[step]
         past, begun = tuple(self._ranking.past), bool(batch.attempts.any())
         return self._lanes.mark(step, groups, workers, batch.prompt_tokens, past, self._held, begun=begun)
 
     def _held(self) -> dict[str, tuple[int, ...]]:
         """Worker → what is left, as predicted, of each sample that it holds."""
-        ledger, held = self._books.ledger, dict[str, tuple[int, ...]]()
+        ledger, held = self._journaled.ledger, dict[str, tuple[int, ...]]()
         for name in self._workers.by_name:
             rows = ledger.located(name, ledger.in_flight(name))
             parts = [self._ranking.left(ledger.batches[step], of_step) for step, of_step in rows.items()]
@@ -136,7 +136,7 @@ class Dispatcher:
         """
         n, parts = self._ranking.probes, list[GroupView]()
         for group in groups:
-            whole = self._books.ledger.batches[group.step].group_size
+            whole = self._journaled.ledger.batches[group.step].group_size
             if room <= 0 or len(group.rows) < whole or whole <= n or group.moved:
                 parts.append(group)
             else:
@@ -145,7 +145,7 @@ class Dispatcher:
         return parts
 
     def _queued(self, step: int) -> list[GroupView]:
-        batch = self._books.ledger.batches[step]
+        batch = self._journaled.ledger.batches[step]
         rows = np.nonzero(batch.state == SampleState.QUEUED)[0].astype(np.int32)
         if len(kept := self.kept_back(step)):
             rows = np.setdiff1d(rows, kept)
@@ -174,7 +174,7 @@ class Dispatcher:
 
     def _hand_out(self, step: int, decisions: list[AssignSamples], now: float) -> int:
         """Send, then write: what could not be sent was never assigned. One event for all: the ledger looks once."""
-        ledger, batch = self._books.ledger, self._books.ledger.batches[step]
+        ledger, batch = self._journaled.ledger, self._journaled.ledger.batches[step]
         first = ledger.next_assignment
         sent: list[AssignSamples] = []
         handed_out = 0
@@ -187,7 +187,7 @@ class Dispatcher:
         rows = np.concatenate([decision.rows for decision in sent])
         counts = np.array([len(decision.rows) for decision in sent], np.int32)
         self._ranking.note(batch, rows)
-        self._books.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
+        self._journaled.apply(ev.Assigned(step, first, [decision.worker for decision in sent], counts, rows))
         return handed_out
 
     def _send(self, decision: AssignSamples, batch: StepBatch, first: int, now: float) -> bool:
@@ -195,7 +195,7 @@ class Dispatcher:
         worker = self._workers.by_name[decision.worker]
         message = Assign(
             job=self._job,
-            epoch=self._books.ledger.epoch,
+            term=self._journaled.ledger.term,
             min_policy_version=max(batch.step - self._max_staleness, 0),
             sampling=batch.sampling,
             work=_work(batch, decision.rows, first),

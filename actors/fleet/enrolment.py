@@ -1,10 +1,10 @@
-"""Workers on the books: they register, keep their leases, are replaced by later lives of their name, and leave.
+"""Workers on the journaled: they register, keep their leases, are replaced by later lives of their name, and leave.
 
-    RegisterWorker ─▶ the former life of that name is lost ─▶ entered, watched, leased ─▶ it goes on with what it holds
+    RegisterWorker ─▶ the former life of that name is lost ─▶ entered, watched, issued ─▶ it goes on with what it holds
     RenewLease ─────▶ for another term               lease lapsed, Leaving ─▶ lost: its samples go on elsewhere
 
 Invariants
-- A worker that is on the books has a lease; one whose lease has lapsed has fenced itself, and is lost here too.
+- A worker that is on the journaled has a lease; one whose lease has lapsed has fenced itself, and is lost here too.
 - A lease is numbered once in the life of a job: those of a later life of the scheduler are higher than all before.
 - A life that comes back does not replace the one that was started in its stead.
 """
@@ -27,7 +27,7 @@ from actors.protocol.work import Drain
 from actors.protocol.workers import Leaving, Registered, RegisterWorker
 
 _LEASE_BITS: Final = 32
-"""Bits of a lease's number below the epoch, so that a later life of the scheduler has higher numbers."""
+"""Bits of a lease's number below the term, so that a later life of the scheduler has higher numbers."""
 
 
 class Enrolment:
@@ -46,7 +46,7 @@ class Enrolment:
         self._returns = returns
         self._reattachment = reattachment
         self._recoveries = recoveries
-        self._leases = scope.ledger.epoch << _LEASE_BITS
+        self._leases = scope.ledger.term << _LEASE_BITS
 
     def register(self, offer: RegisterWorker) -> Registered:
         """Raises:
@@ -61,7 +61,7 @@ class Enrolment:
         scope.ctx.watch(worker.address)
         worker.pulls(self._versions.newest, now)
         self._leases += 1
-        worker.grant(scope.limits.lease_s, self._leases, now)
+        worker.issue(scope.limits.lease_s, self._leases, now)
         scope.event(
             "worker_registered",
             worker=worker.name,
@@ -72,7 +72,7 @@ class Enrolment:
         taken = self._take_up(worker, offer)
         scope.assign()
         return Registered(
-            epoch=scope.ledger.epoch,
+            term=scope.ledger.term,
             lease_s=scope.limits.lease_s,
             lease=self._leases,
             policy_version=self._versions.newest,
@@ -123,10 +123,10 @@ class Enrolment:
         if self._is_trainer(question.holder):
             return LeaseRenewed(lease=question.lease, lease_s=limits.lease_s)
         worker = self._scope.speaker(question.holder)
-        grant = None if worker is None else worker.renew(question.lease, self._scope.ctx.now())
-        if grant is None:
+        lease = None if worker is None else worker.renew(question.lease, self._scope.ctx.now())
+        if lease is None:
             raise NotAccepted(f"{question.holder} holds no such lease here: register anew")
-        return LeaseRenewed(lease=grant.epoch, lease_s=grant.term_s)
+        return LeaseRenewed(lease=lease.term, lease_s=lease.lasts_s)
 
     def _is_trainer(self, name: str) -> bool:
         """Whether whoever speaks is the trainer that serves now: it rules as long as no other one has registered."""

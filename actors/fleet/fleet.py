@@ -2,7 +2,7 @@
 
     RegisterWorker, RenewLease ─▶ enrolment ─▶ worker table ◀─ versions ◀─ VersionAvailable, samples on disk
     queued samples ─▶ assign: seeding, dispatcher, balancing ─Assign, Revoke─▶ workers
-    workers ─TokenDelta─▶ inflow ────┐
+    workers ─TokenReport─▶ inflow ────┐
     gone, failed, leaving ─▶ returns ┴─▶ ledger ─▶ ``finished``: to be scored; ``settled``: samples were dropped
 
 The fleet knows workers and samples, and not how a job advances. The scheduler of a job holds a fleet, tells it what the
@@ -54,7 +54,7 @@ class Fleet:
         lanes = LongLanes(dedicates=job.rollout.dedicated_workers != "none")
         balanced = scheduling.policy == "rlboost"
         self._dispatcher = Dispatcher(
-            job.name, scope.books, scope.workers, job.staleness, limits, scope.tell, self.ranking,
+            job.name, scope.journaled, scope.workers, job.staleness, limits, scope.tell, self.ranking,
             one_step=job.sync.mode == "one_step_barrier",
             lanes=lanes,
             pending_max=limits.pending_samples_max if balanced else None,
@@ -63,7 +63,7 @@ class Fleet:
         self._balancing = Balancing(scope, lanes, relief=scheduling.relief) if balanced else None
         self._seeding = Seeding(scope, self.versions, self._estimate()) if scheduling.seeding else None
         self.departures = Departures(scope)
-        self._reattachment = Reattachment(scope.books, job.staleness)
+        self._reattachment = Reattachment(scope.journaled, job.staleness)
         self.returns = Returns(scope, self.recoveries, finished, settled)
         self.enrolment = Enrolment(scope, self.versions, self.returns, self._reattachment, self.recoveries)
         self.inflow = Inflow(scope, self.returns)

@@ -1,7 +1,7 @@
 """Workers that go on while the head is gone, and are taken up again by the next one where they are.
 
     Opened ─▶ what was with workers is queued, and kept back for its former holder
-              ├─ it registers and still has it ─▶ Assigned to it again, under a number of this epoch
+              ├─ it registers and still has it ─▶ Assigned to it again, under a number of this term
               ├─ it registers without it, or as another life ─┐
               └─ ``reattach_s`` pass ─────────────────────────┴▶ handed out, from the tokens that the ledger has
 
@@ -21,7 +21,7 @@ import numpy as np
 from actors.core.message import Message, message
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
-from actors.ledger.books import Books
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.protocol.workers import RegisterWorker
 
 
@@ -42,10 +42,10 @@ class TakenUp:
 class Reattachment:
     """It waits for the workers of a former life of the scheduler. Made after ``Opened``."""
 
-    def __init__(self, books: Books, max_staleness: int) -> None:
-        self._books = books
+    def __init__(self, journaled: JournaledLedger, max_staleness: int) -> None:
+        self._journaled = journaled
         self._max_staleness = max_staleness
-        self._awaited: set[str] = set(books.ledger.former_holders())
+        self._awaited: set[str] = set(journaled.ledger.former_holders())
 
     @property
     def awaited(self) -> set[str]:
@@ -60,11 +60,11 @@ class Reattachment:
 
     def kept_back(self, step: int) -> np.ndarray:
         """int32[n] rows of ``step`` that are not to be handed out yet."""
-        return self._books.ledger.formerly_with(self._awaited, step) if self._awaited else np.empty(0, np.int32)
+        return self._journaled.ledger.formerly_with(self._awaited, step) if self._awaited else np.empty(0, np.int32)
 
     def take_up(self, offer: RegisterWorker) -> TakenUp:
         """Assign to a worker what it claims and may go on with."""
-        taken, name, ledger = TakenUp(), offer.worker.name, self._books.ledger
+        taken, name, ledger = TakenUp(), offer.worker.name, self._journaled.ledger
         for step in sorted(ledger.batches):
             if step - self._max_staleness > offer.policy_version:
                 break
@@ -76,7 +76,7 @@ class Reattachment:
                 continue
             assert (batch.state[rows] == SampleState.QUEUED).all(), "nobody has had them since"
             first, former = ledger.next_assignment, batch.former[rows].tolist()
-            self._books.apply(ev.Assigned.to_one(name, step, first, rows, again=True))
+            self._journaled.apply(ev.Assigned.to_one(name, step, first, rows, again=True))
             taken.former += former
             taken.numbers += range(first, first + len(rows))
             taken.lengths += batch.length[rows].tolist()

@@ -74,7 +74,7 @@ class Returns:
         """End these hand-outs here at once and there as soon as possible."""
         if len(assignments):
             self._tell_to_stop(worker, assignments)
-            self.after(self._scope.books.apply(ev.Returned(worker.name, assignments, why)))
+            self.after(self._scope.journaled.apply(ev.Returned(worker.name, assignments, why)))
 
     def failed(self, news: AssignmentsFailed) -> None:
         """A worker could not go on with some."""
@@ -86,7 +86,7 @@ class Returns:
         if kind is FailureKind.INFRASTRUCTURE:
             worker.rest(scope.ctx.now(), scope.limits.backoff_first_s, scope.limits.backoff_max_s)
         blame, why = kind in (FailureKind.DATA, FailureKind.BUG), f"{kind}: {news.failure.message}"
-        outcome = scope.books.apply(ev.Returned(worker.name, news.assignments, why, blame))
+        outcome = scope.journaled.apply(ev.Returned(worker.name, news.assignments, why, blame))
         for step, rows in located.items():
             self._drop_hopeless(scope.ledger.batches[step], rows, why)
         self.after(outcome)
@@ -104,7 +104,7 @@ class Returns:
         numbers = scope.ledger.in_flight(worker.name)
         if len(numbers):
             scope.event("samples_returned", worker=worker.name, samples=len(numbers), why=why)
-            outcome = scope.books.apply(ev.Returned(worker.name, numbers, why, crashed=crashed))
+            outcome = scope.journaled.apply(ev.Returned(worker.name, numbers, why, crashed=crashed))
             now = scope.ctx.now()
             self._recoveries.lost_worker(worker.name, outcome.queued, silent_s=now - worker.heard_s, now=now)
             for step in outcome.queued:
@@ -143,7 +143,7 @@ class Returns:
         """Suspect samples that an engine held when it crashed; take back those that have gone on elsewhere since."""
         scope, batches = self._scope, self._scope.ledger.batches
         steps = np.concatenate([np.full(len(rows), step, np.int32) for step, rows in held.items()])
-        scope.books.apply(ev.Suspected(name, steps, np.concatenate(list(held.values()))))
+        scope.journaled.apply(ev.Suspected(name, steps, np.concatenate(list(held.values()))))
         suspects = {step: rows[batches[step].crashes[rows] > 0] for step, rows in held.items()}
         why = "an engine has crashed with them"
         taken: list[Outcome] = []
@@ -151,14 +151,14 @@ class Returns:
             numbers = scope.ledger.live_among(worker.name, suspects)
             if len(numbers):
                 self._tell_to_stop(worker, numbers)
-                taken.append(scope.books.apply(ev.Returned(worker.name, numbers, why)))
+                taken.append(scope.journaled.apply(ev.Returned(worker.name, numbers, why)))
         for step in held:
             self._drop_poison(batches[step])
         for outcome in taken:
             self.after(outcome)
 
     def _tell_to_stop(self, worker: Worker, assignments: np.ndarray) -> None:
-        order = Revoke(job=self._scope.name, epoch=self._scope.ledger.epoch, assignments=assignments)
+        order = Revoke(job=self._scope.name, term=self._scope.ledger.term, assignments=assignments)
         self._scope.tell(worker.address, order)
 
     # ------------------------------------------------------------ drops
@@ -184,5 +184,5 @@ class Returns:
 
     def _drop(self, batch: StepBatch, rows: np.ndarray, why: str) -> None:
         self._scope.event("samples_dropped", step=batch.step, samples=len(rows), why=why)
-        self._scope.books.apply(ev.Dropped(batch.step, rows, why))
+        self._scope.journaled.apply(ev.Dropped(batch.step, rows, why))
         self._settled(batch.step)

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from actors.core.context import Context
 from actors.core.message import Message
 from actors.fleet.workers import Worker, WorkerTable
-from actors.ledger.books import Books
 from actors.ledger.errors import NotAccepted
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
 from actors.protocol.metrics import Event
 from configs.limits import Limits
@@ -28,7 +28,7 @@ class JobScope:
         self,
         ctx: Context,
         job: JobConfig,
-        books: Books,
+        journaled: JournaledLedger,
         workers: WorkerTable,
         services: dict[str, ActorAddress],
         metrics: ActorAddress | None,
@@ -37,7 +37,7 @@ class JobScope:
         """``services``: role → who has registered for it. ``assign`` hands out what is queued, as credit allows."""
         self.ctx = ctx
         self.job = job
-        self.books = books
+        self.journaled = journaled
         self.workers = workers
         self.services = services
         self.assign = assign
@@ -54,7 +54,7 @@ class JobScope:
 
     @property
     def ledger(self) -> Ledger:
-        return self.books.ledger
+        return self.journaled.ledger
 
     def tell(self, address: ActorAddress, what: Message) -> SendOutcome:
         return self.ctx.ref(address).tell(what)

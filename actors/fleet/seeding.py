@@ -191,14 +191,14 @@ class Seeding:
         if rest.told == asleep:
             worker.off_duty = asleep
             return
-        scope, epoch = self._scope, self._scope.ledger.epoch
+        scope, term = self._scope, self._scope.ledger.term
         if not worker.off_duty:
             worker.off_duty, rest.since_s, rest.given_up = True, now, False
         if asleep and worker.in_flight:
-            revoke = Revoke(job=scope.name, epoch=epoch, assignments=scope.ledger.in_flight(worker.name))
+            revoke = Revoke(job=scope.name, term=term, assignments=scope.ledger.in_flight(worker.name))
             if scope.tell(worker.address, revoke) is not SendOutcome.QUEUED:
                 return
-        order = SetAsleep(job=scope.name, epoch=epoch, asleep=asleep)
+        order = SetAsleep(job=scope.name, term=term, asleep=asleep)
         if scope.tell(worker.address, order) is SendOutcome.QUEUED:
             rest.tell(asleep, now)
             worker.off_duty = asleep
@@ -273,7 +273,7 @@ class Seeding:
             self._estimate.committed(batch, report.train_s)
         engine_s = offload.engine_s(self._rules, self._known, report)
         self._known = known = offload.after_step(self._rules, self._known, report)
-        self._scope.books.apply(ev.WindowLearned(number, known.seed_s, known.target, dict(known.memory)))
+        self._scope.journaled.apply(ev.WindowLearned(number, known.seed_s, known.target, dict(known.memory)))
         return self._columns(step.lasted_s, engine_s)
 
     def _columns(self, seed_s: float, engine_s: float) -> dict[str, float]:

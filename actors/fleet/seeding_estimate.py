@@ -126,7 +126,7 @@ class SeedingEstimate:
         running = running[: round(runs / k)] + self._of_other_steps(batch, remote, k)
         group_s = self.train_token_s * _by_group(batch, batch.length + left)
         return HandOverView(
-            ready_s=self._busy_s(now) + float(group_s[_to_lease(batch)].sum()),
+            ready_s=self._busy_s(now) + float(group_s[_to_grant(batch)].sum()),
             running=running,
             queued=queued,
             train_s={i: k * float(group_s[i]) for i in missing.tolist()},
@@ -196,7 +196,7 @@ def _complete(batch: StepBatch) -> np.ndarray:
     return np.logical_and.reduce((batch.state >= S.SCORED).reshape(-1, batch.group_size), axis=1)
 
 
-def _to_lease(batch: StepBatch) -> np.ndarray:
+def _to_grant(batch: StepBatch) -> np.ndarray:
     """bool[groups]: complete, and the trainer has not been given it."""
     return _complete(batch) & (batch.state == S.SCORED).reshape(-1, batch.group_size).any(axis=1)
 

@@ -50,7 +50,7 @@ class Versions:
             self._scope.ctx.start_task(self._secure(step), f"secure step {step}")
 
     async def _secure(self, step: int) -> None:
-        await self._scope.books.journal.durable()
+        await self._scope.journaled.journal.durable()
         self.secured(step)
 
     def secured(self, step: int) -> None:
@@ -78,8 +78,8 @@ class Versions:
     def _tell_to_pull(self, worker: Worker) -> None:
         if self.weights is not None and worker.policy_version < self.newest:
             worker.pulls(self.newest, self._scope.ctx.now())
-            epoch = self._scope.ledger.epoch
-            order = PullVersion(job=self._scope.name, epoch=epoch, policy_version=self.newest, weights=self.weights)
+            term = self._scope.ledger.term
+            order = PullVersion(job=self._scope.name, term=term, policy_version=self.newest, weights=self.weights)
             self._scope.tell(worker.address, order)
 
     def may_begin(self, batch: StepBatch) -> bool:

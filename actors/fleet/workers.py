@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from actors.core.lease import Grant, LeaseGranter
+from actors.core.lease import Lease, LeaseIssuer
 from actors.fleet.loads import Loads
 from actors.policies.latency_table import LatencyMeter
 from actors.policies.view import WorkerView
@@ -77,8 +77,8 @@ class Worker:
     failures: int = 0
     """Refusals in a row."""
     heard_s: float = 0.0
-    """Time of its last delta or version, or of its first work after it had none: it should say something since."""
-    lease: LeaseGranter | None = None
+    """Time of its last report or version, or of its first work after it had none: it should say something since."""
+    lease: LeaseIssuer | None = None
     """Its lease, which runs out by itself; None until it is registered."""
     stats: EngineStats | None = None
     full_at: int | None = None
@@ -95,13 +95,13 @@ class Worker:
     latency: LatencyMeter = field(default_factory=LatencyMeter)
     """Latency of this life: the next one may be on another device."""
 
-    def grant(self, term_s: float, lease: int, now: float) -> None:
-        """Let it act for ``term_s`` from now on."""
-        self.lease = LeaseGranter(term_s=term_s, first_epoch=lease)
-        self.lease.grant(str(self.address.peer), now)
+    def issue(self, lasts_s: float, lease: int, now: float) -> None:
+        """Let it act for ``lasts_s`` from now on."""
+        self.lease = LeaseIssuer(lasts_s=lasts_s, first_term=lease)
+        self.lease.issue(str(self.address.peer), now)
 
-    def renew(self, lease: int, now: float) -> Grant | None:
-        """Grant the same lease for another term; None if it is another one, or has lapsed."""
+    def renew(self, lease: int, now: float) -> Lease | None:
+        """Lease the same lease for another term; None if it is another one, or has lapsed."""
         return None if self.lease is None else self.lease.renew(str(self.address.peer), lease, now)
 
     def has_lapsed(self, now: float) -> bool:
@@ -195,7 +195,7 @@ class WorkerTable:
         return worker if worker is not None and worker.address.peer == address.peer else None
 
     def heard(self, worker: Worker, stats: EngineStats, now: float) -> None:
-        """Add what the engine has been doing since its last delta. The first one is the base line."""
+        """Add what the engine has been doing since its last report. The first one is the base line."""
         before = worker.stats
         if before is not None:
             self._busy_s += max(0.0, stats.busy_s_total - before.busy_s_total)

@@ -24,7 +24,7 @@ _COUNTS = frozenset(
         "prompts_lost",
         "samples_trained_twice",
         "seeding_target",
-        "leases_ignored",
+        "grants_ignored",
     ]
 )
 

@@ -6,8 +6,8 @@ Invariants
 - The token matrices are zeroed lazily by the operating system: a row costs memory for the pages that it has reached,
   not for ``max_tokens``.
 
-        queued → assigned → streaming → finished → scored → leased → committed
-           ▲________│___________│           └── dropped(reason), from any state before leased
+        queued → assigned → streaming → finished → scored → granted → committed
+           ▲________│___________│           └── dropped(reason), from any state before granted
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SampleState(enum.IntEnum):
     STREAMING = 2
     FINISHED = 3
     SCORED = 4
-    LEASED = 5
+    GRANTED = 5
     COMMITTED = 6
     DROPPED = 7
 

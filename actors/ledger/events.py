@@ -22,9 +22,9 @@ _DTYPES = frozenset({"|u1", "<i4", "<i8", "<f4", "<f8"})
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
-    """A scheduler started under a new epoch: what was assigned is queued again, what was leased is scored again."""
+    """A scheduler started under a new term: what was assigned is queued again, what was granted is scored again."""
 
-    epoch: int
+    term: int = msgspec.field(name="epoch")  # its name in journals of 0.1
 
 
 class BatchIssued(msgspec.Struct, frozen=True, tag="batch_issued"):
@@ -60,10 +60,10 @@ class Assigned(msgspec.Struct, frozen=True, tag="assigned"):
 
 
 class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
-    """Deltas have come; they stand end to end in the order of their arrival, in columns as those of ``TokenDelta``.
+    """Reports have come; they stand end to end in the order of their arrival, in columns as those of ``TokenReport``.
 
     Delta i is of ``workers[i]`` and ``versions[i]`` and owns the next ``row_counts[i]`` rows, and row r the next
-    ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each delta had come alone.
+    ``counts[r]`` tokens. Rows that do not fit are ignored and counted, as if each report had come alone.
     """
 
     workers: list[str]
@@ -81,12 +81,12 @@ class TokensAppended(msgspec.Struct, frozen=True, tag="tokens_appended"):
         cls, worker: str, policy_version: int, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray,
         finished: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray,
     ) -> TokensAppended:  # fmt: skip
-        """A single delta."""
+        """A single report."""
         versions, row_counts = np.array([policy_version], np.int32), np.array([len(assignments)], np.int32)
         return cls([worker], versions, row_counts, assignments, offsets, counts, finished, tokens, logprobs)
 
     def split(self) -> list[TokensAppended]:
-        """One event for each delta."""
+        """One event for each report."""
         if len(self.workers) == 1:
             return [self]
         parts: list[TokensAppended] = []
@@ -140,7 +140,7 @@ class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
     reason: str
 
 
-class Leased(msgspec.Struct, frozen=True, tag="leased"):
+class Granted(msgspec.Struct, frozen=True, tag="leased"):
     """These were sent to the trainer. ``replay``: the rows were committed before and stay so."""
 
     step: int
@@ -190,7 +190,7 @@ class WindowLearned(msgspec.Struct, frozen=True, tag="window_learned"):
 
 
 class Rewound(msgspec.Struct, frozen=True, tag="rewound"):
-    """The trainer goes on at ``step``: leases are void, and committed steps from there on will be replayed."""
+    """The trainer goes on at ``step``: grants are void, and committed steps from there on will be replayed."""
 
     step: int
 
@@ -204,7 +204,7 @@ Event = (
     | Suspected
     | Scored
     | Dropped
-    | Leased
+    | Granted
     | Committed
     | Checkpointed
     | Paused

@@ -76,7 +76,7 @@ class Journal(Protocol):
 def prune_step(event: ev.Event, newest: int) -> int:
     """The step with which an event may be pruned; ``newest`` is the newest issued step.
 
-    A delta may hold tokens of several steps: it may go with the newest one that it can refer to.
+    A report may hold tokens of several steps: it may go with the newest one that it can refer to.
     """
     return (
         newest

@@ -3,12 +3,12 @@
 Invariants
 - The ledger is a fold over events: ``apply`` reads no clock, does no I/O, and equal events give equal ledgers.
 - ``apply`` refuses an illegal event with IllegalTransition *before* it changes anything.
-- A delta's rows enter only if their assignment is live with that worker and they go on exactly where the sample ends;
+- A report's rows enter only if their assignment is live with that worker and they go on exactly where the sample ends;
   every other row is counted (unknown, duplicate, gap) and ignored.
 - A step is committed with the samples that it names; a replay must name the same ones.
 
-            BatchIssued        Assigned        TokensAppended      Scored        Leased         Committed
-    (none) ────────────▶ queued ──────▶ assigned ───────▶ streaming ─▶ finished ─▶ scored ─▶ leased ─▶ committed
+            BatchIssued        Assigned        TokensAppended      Scored        Granted         Committed
+    (none) ────────────▶ queued ──────▶ assigned ───────▶ streaming ─▶ finished ─▶ scored ─▶ granted ─▶ committed
                            ▲                 │  Returned       │                     ▲  Rewound  │
                            └─────────────────┴─────────────────┘                     └───────────┘
 """
@@ -52,7 +52,7 @@ class Ledger(LedgerState):
             ev.Suspected: self._suspected,
             ev.Scored: self._scored,
             ev.Dropped: self._dropped,
-            ev.Leased: self._leased,
+            ev.Granted: self._granted,
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
             ev.Paused: self._pause,
@@ -79,17 +79,17 @@ class Ledger(LedgerState):
             self._restoring = False
 
     def _opened(self, event: ev.Opened) -> Outcome:
-        if event.epoch <= self.epoch:
-            raise IllegalTransition(f"epoch {event.epoch} is not above {self.epoch}")
+        if event.term <= self.term:
+            raise IllegalTransition(f"term {event.term} is not above {self.term}")
         outcome = Outcome()
-        self.epoch = event.epoch
+        self.term = event.term
         for batch in self.batches.values():
             rows = np.nonzero(one_of(*IN_FLIGHT)[batch.state])[0].astype(np.int32)
             batch.former[rows] = batch.assignment[rows]
             batch.holder[rows] = self._slots.workers_of(batch.assignment[rows])
             give_back(batch, rows, outcome)
-            batch.state[batch.state == S.LEASED] = S.SCORED
-        self._slots.reset(event.epoch)
+            batch.state[batch.state == S.GRANTED] = S.SCORED
+        self._slots.reset(event.term)
         return outcome
 
     def _issued(self, event: ev.BatchIssued) -> Outcome:
@@ -183,17 +183,17 @@ class Ledger(LedgerState):
         self.counters.dropped += len(event.rows)
         return Outcome()
 
-    def _leased(self, event: ev.Leased) -> Outcome:
+    def _granted(self, event: ev.Granted) -> Outcome:
         if self._pruned(event.step):
             return Outcome()
         batch = self._batch(event.step)
         if event.step != self.trainer_step:
-            raise IllegalTransition(f"step {event.step}: cannot lease, the trainer is at step {self.trainer_step}")
+            raise IllegalTransition(f"step {event.step}: cannot grant, the trainer is at step {self.trainer_step}")
         if event.replay != batch.committed:
-            raise IllegalTransition(f"step {event.step}: a lease is a replay if and only if the step is committed")
-        batch.require(event.rows, (S.COMMITTED,) if event.replay else (S.SCORED,), "lease")
+            raise IllegalTransition(f"step {event.step}: a grant is a replay if and only if the step is committed")
+        batch.require(event.rows, (S.COMMITTED,) if event.replay else (S.SCORED,), "grant")
         if not event.replay:
-            batch.state[event.rows] = S.LEASED
+            batch.state[event.rows] = S.GRANTED
         return Outcome()
 
     def _committed(self, event: ev.Committed) -> Outcome:
@@ -224,12 +224,12 @@ class Ledger(LedgerState):
             )
 
     def _commit_first(self, batch: StepBatch, rows: np.ndarray) -> None:
-        batch.require(rows, (S.LEASED,), "commit")
+        batch.require(rows, (S.GRANTED,), "commit")
         open_rows = np.nonzero(one_of(*_UNSETTLED)[batch.state])[0].astype(np.int32)
         if len(open_rows):
-            batch.require(open_rows, (S.LEASED, S.DROPPED), "commit the step before it is settled:")
+            batch.require(open_rows, (S.GRANTED, S.DROPPED), "commit the step before it is settled:")
         batch.state[rows] = S.COMMITTED
-        forgotten = np.nonzero(batch.state == S.LEASED)[0].astype(np.int32)
+        forgotten = np.nonzero(batch.state == S.GRANTED)[0].astype(np.int32)
         if len(forgotten):
             batch.state[forgotten] = S.DROPPED
             batch.drop_reasons.update(dict.fromkeys(forgotten.tolist(), "not named by the trainer's commit"))
@@ -279,7 +279,7 @@ class Ledger(LedgerState):
             )
         self.trainer_step = event.step
         for batch in self.batches.values():
-            batch.state[batch.state == S.LEASED] = S.SCORED
+            batch.state[batch.state == S.GRANTED] = S.SCORED
         return Outcome()
 
     def forget(self, below: int) -> None:

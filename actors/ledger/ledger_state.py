@@ -25,7 +25,7 @@ class LedgerState:
 
     def __init__(self, floor: int = 0) -> None:
         self.floor = floor
-        self.epoch = 0
+        self.term = 0
         self.batches: dict[int, StepBatch] = {}
         self.committed_steps = 0
         """Number of committed steps, 0 … committed_steps - 1."""

@@ -1,7 +1,7 @@
 """Which hand-out is which sample.
 
 Invariants
-- An assignment number is given once in the life of a journal: ``epoch * 2**40 + counter``.
+- An assignment number is given once in the life of a journal: ``term * 2**40 + counter``.
 - A live number names one (step, row, worker); an ended or unknown one names nothing, so late tokens cannot enter.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-EPOCH_STRIDE = 1 << 40
+TERM_STRIDE = 1 << 40
 _COMPACT_AT = 65_536
 
 
@@ -23,9 +23,9 @@ class Slots:
         self._rows = np.empty(1024, np.int32)
         self._workers = np.empty(1024, np.int32)
 
-    def reset(self, epoch: int) -> None:
-        """End every hand-out and number the coming ones under ``epoch``."""
-        self._base = self.next = epoch * EPOCH_STRIDE
+    def reset(self, term: int) -> None:
+        """End every hand-out and number the coming ones under ``term``."""
+        self._base = self.next = term * TERM_STRIDE
 
     def skip_to(self, first: int) -> None:
         """Pass over the numbers before ``first``, which were given to samples that are pruned; they name nothing."""

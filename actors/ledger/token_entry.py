@@ -1,14 +1,14 @@
-"""How tokens enter the ledger: all deltas that came together, in columns.
+"""How tokens enter the ledger: all reports that came together, in columns.
 
-    deltas ─▶ which sample is each row, and does it go on where that one ends?
+    reports ─▶ which sample is each row, and does it go on where that one ends?
                  │ of workers of whom every row does            │ of the others
                  ▼                                              ▼
-              _enter: all at once                            _judge: one delta after the other, row by row
+              _enter: all at once                            _judge: one report after the other, row by row
 
 Invariants
 - A row enters only if its assignment is live with that worker and it goes on exactly where the sample ends; every other
   row is counted (unknown, duplicate, gap) and ignored.
-- It makes no difference which way a delta takes, nor what it comes together with: workers share no sample.
+- It makes no difference which way a report takes, nor what it comes together with: workers share no sample.
 - Nothing is done for a single token, and for a single row only where something is wrong.
 """
 
@@ -52,9 +52,9 @@ class TokenEntry:
             return outcome
         odd = np.unique(of_row[wrong])
         self._enter(event, steps, rows, ~np.isin(of_row, odd), outcome)
-        for delta, is_odd in zip(event.split(), np.isin(workers, odd).tolist(), strict=True):
+        for report, is_odd in zip(event.split(), np.isin(workers, odd).tolist(), strict=True):
             if is_odd:
-                self._judge(delta, outcome)
+                self._judge(report, outcome)
         return outcome
 
     def _follow_on(self, event: TokensAppended, steps: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -102,10 +102,10 @@ class TokenEntry:
             if event.finished[at].any():
                 of_row = np.repeat(np.arange(len(event.workers)), event.row_counts)[at]
                 ended = event.finished[at] != FinishReason.RUNNING
-                for delta in np.unique(of_row[ended]).tolist():
-                    over = ended & (of_row == delta)
+                for report in np.unique(of_row[ended]).tolist():
+                    over = ended & (of_row == report)
                     self._end(
-                        self._batches[step], event.workers[delta], rows[at][over], event.finished[at][over],
+                        self._batches[step], event.workers[report], rows[at][over], event.finished[at][over],
                         event.assignments[at][over], outcome,
                     )  # fmt: skip
 
@@ -132,45 +132,45 @@ class TokenEntry:
 
     # ------------------------------------------------------------ where something is wrong
 
-    def _judge(self, delta: TokensAppended, outcome: Outcome) -> None:
-        """Enter of a single delta what fits."""
-        [worker] = delta.workers
-        for pick in _passes(delta.assignments):
-            steps, rows = self._slots.find(delta.assignments, self._workers.get(worker, -1))
+    def _judge(self, report: TokensAppended, outcome: Outcome) -> None:
+        """Enter of a single report what fits."""
+        [worker] = report.workers
+        for pick in _passes(report.assignments):
+            steps, rows = self._slots.find(report.assignments, self._workers.get(worker, -1))
             known = pick & (rows >= 0)
             unknown = pick & (rows < 0)
             self._counters.unknown_rows += int(np.count_nonzero(unknown))
-            outcome.note_broken(worker, delta.assignments[unknown & (delta.finished == FinishReason.RUNNING)])
+            outcome.note_broken(worker, report.assignments[unknown & (report.finished == FinishReason.RUNNING)])
             for step in distinct(steps[known]):
-                good = self._good(delta, step, rows, known & (steps == step), outcome)
-                self._enter(delta, steps, rows, good, outcome)
+                good = self._good(report, step, rows, known & (steps == step), outcome)
+                self._enter(report, steps, rows, good, outcome)
 
     def _good(
-        self, delta: TokensAppended, step: int, rows: np.ndarray, pick: np.ndarray, outcome: Outcome
+        self, report: TokensAppended, step: int, rows: np.ndarray, pick: np.ndarray, outcome: Outcome
     ) -> np.ndarray:
         """bool[n] which rows of ``pick``, all of them of ``step``, enter; the others are counted."""
         batch = self._batches[step]
         ends = batch.length[np.where(pick, rows, 0)]
-        duplicate = pick & (delta.offsets < ends)
-        fits = delta.offsets + delta.counts <= batch.sampling.max_tokens
-        gap = pick & ~duplicate & ((delta.offsets > ends) | ~fits | (delta.finished > FinishReason.ABORTED))
+        duplicate = pick & (report.offsets < ends)
+        fits = report.offsets + report.counts <= batch.sampling.max_tokens
+        gap = pick & ~duplicate & ((report.offsets > ends) | ~fits | (report.finished > FinishReason.ABORTED))
         self._counters.duplicate_rows += int(np.count_nonzero(duplicate))
         self._counters.gap_rows += int(np.count_nonzero(gap))
-        overlap = duplicate & (delta.offsets + delta.counts > ends)
-        outcome.note_broken(delta.workers[0], delta.assignments[gap | overlap])
+        overlap = duplicate & (report.offsets + report.counts > ends)
+        outcome.note_broken(report.workers[0], report.assignments[gap | overlap])
         return pick & ~duplicate & ~gap
 
 
 def _check_columns(event: TokensAppended) -> None:
     n, total = len(event.assignments), len(event.tokens)
-    deltas_fit = len(event.workers) == len(event.versions) == len(event.row_counts)
-    if not deltas_fit or event.row_counts.sum() != n or (event.row_counts < 0).any():
-        raise IllegalTransition(f"deltas of {_who(event)} have {n} rows, not those that they are said to have")
+    reports_fit = len(event.workers) == len(event.versions) == len(event.row_counts)
+    if not reports_fit or event.row_counts.sum() != n or (event.row_counts < 0).any():
+        raise IllegalTransition(f"reports of {_who(event)} have {n} rows, not those that they are said to have")
     columns = (event.offsets, event.counts, event.finished)
     if any(len(c) != n for c in columns) or (event.counts < 0).any() or event.counts.sum() != total:
-        raise IllegalTransition(f"a delta of {_who(event)} has columns that do not fit each other")
+        raise IllegalTransition(f"a report of {_who(event)} has columns that do not fit each other")
     if len(event.logprobs) != total:
-        raise IllegalTransition(f"a delta of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
+        raise IllegalTransition(f"a report of {_who(event)} has {total} tokens and {len(event.logprobs)} logprobs")
 
 
 def _who(event: TokensAppended) -> str:
@@ -186,7 +186,7 @@ def _version_of_rows(event: TokensAppended) -> np.ndarray | int:
 
 
 def _passes(assignments: np.ndarray) -> Iterator[np.ndarray]:
-    """Masks of the rows to judge together: all, or one by one if an assignment comes twice in a delta."""
+    """Masks of the rows to judge together: all, or one by one if an assignment comes twice in a report."""
     n = len(assignments)
     ordered = np.sort(assignments)
     if (ordered[1:] == ordered[:-1]).any():

@@ -45,7 +45,7 @@ class Metrics(Actor):
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
     async def _watch_asks(self) -> None:
-        """Watch this process; in the others their envoys watch."""
+        """Watch this process; in the others their process reporters watch."""
         health_at_s = self.ctx.now()
         while True:
             await self.ctx.sleep(self.ctx.limits.beacon_interval_s)

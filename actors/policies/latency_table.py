@@ -1,6 +1,6 @@
 """How long one token takes on a worker, by how many sequences it decodes and how long they are (StreamRL 1.6, PTL).
 
-    TokenDelta.stats.step_s ─▶ LatencyMeter (one per worker life) ─▶ LatencyTable in the worker's view ─▶ policies
+    TokenReport.stats.step_s ─▶ LatencyMeter (one per worker life) ─▶ LatencyTable in the worker's view ─▶ policies
 
               context ≤ 256    ≤ 512    ≤ 1024 …
     batch 1      8.4 ms
@@ -122,7 +122,7 @@ class StepShape(NamedTuple):
 
 
 def step_shapes(offsets: np.ndarray, counts: np.ndarray, row_counts: np.ndarray) -> list[StepShape]:
-    """Shapes of deltas end to end: int32[n] first positions and token counts of rows; rows of each delta, > 0."""
+    """Shapes of reports end to end: int32[n] first positions and token counts of rows; rows of each report, > 0."""
     starts = np.cumsum(row_counts) - row_counts
     moved = counts > 0
     columns = (

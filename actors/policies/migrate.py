@@ -6,7 +6,7 @@ RLBoost (arXiv 2510.19225) sections "live request tracking and migration" and "f
   budget. No cache travels, no token is generated twice, and siblings part without harm.
 - Pending samples leave at once: another worker may begin them now.
 - Running ones stay while the worker has notice: what it still generates is streamed, so nothing of it is lost. They
-  leave ``margin_s`` before its end, time enough for the last deltas to arrive.
+  leave ``margin_s`` before its end, time enough for the last reports to arrive.
 - Those that hold the most tokens are handed out first: on a long tail they are the ones that everybody will wait for.
 
 Pure: samples and the time that is left in, moves out.

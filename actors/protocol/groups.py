@@ -1,6 +1,6 @@
 """What the scheduler sends the trainer of a step: finished samples, many in one message, end to end in columns.
 
-    scheduler ──LeaseGroups───▶ trainer     whole groups, to be trained; each once for each opening of the step
+    scheduler ──GrantGroups───▶ trainer     whole groups, to be trained; each once for each opening of the step
     scheduler ──EarlySamples──▶ trainer     samples whose siblings are not settled yet, for what needs no advantage
 
 EarlySamples are advice: a trainer that does not get them, or forgets them, computes the same later.
@@ -16,7 +16,7 @@ import numpy as np
 from actors.core.message import Message, message
 
 
-class LeaseGroup(msgspec.Struct):
+class GroupGrant(msgspec.Struct):
     """It is one finished, scored group. Columns are ragged by sibling: row i owns ``lengths[i]`` entries."""
 
     job: str
@@ -33,8 +33,8 @@ class LeaseGroup(msgspec.Struct):
     rewards: np.ndarray  # float64[g]
 
 
-@message("trainer.lease_groups")
-class LeaseGroups(Message):
+@message("trainer.grant_groups")
+class GrantGroups(Message):
     """The scheduler sends groups end to end in columns: one message for each would cost more than it holds.
 
     Group i owns ``prompt_lengths[i]`` of the ``prompt_ids`` and ``sizes[i]`` rows; row j owns ``lengths[j]`` tokens.
@@ -55,7 +55,7 @@ class LeaseGroups(Message):
     finished: np.ndarray  # uint8[r]
     rewards: np.ndarray  # float64[r]
 
-    def split(self) -> list[LeaseGroup]:
+    def split(self) -> list[GroupGrant]:
         """The groups one by one, as views.
 
         Raises:
@@ -64,12 +64,12 @@ class LeaseGroups(Message):
         self._check()
         rows, ids = np.cumsum(self.sizes).tolist(), np.cumsum(self.prompt_lengths).tolist()
         ends = np.concatenate([[0], np.cumsum(self.lengths)])
-        groups: list[LeaseGroup] = []
+        groups: list[GroupGrant] = []
         row = first = 0
         for i, prompt in enumerate(self.prompts.tolist()):
             r, t = slice(row, rows[i]), slice(int(ends[row]), int(ends[rows[i]]))
             groups.append(
-                LeaseGroup(
+                GroupGrant(
                     self.job, self.step, prompt, self.replay, self.prompt_ids[first : ids[i]], self.siblings[r],
                     self.lengths[r], self.tokens[t], self.logprobs[t], self.versions[t], self.finished[r],
                     self.rewards[r],
@@ -91,7 +91,7 @@ class LeaseGroups(Message):
 
 @message("trainer.early_samples")
 class EarlySamples(Message):
-    """Scored samples of incomplete groups go ahead, in columns as those of ``LeaseGroups``, as far as there are."""
+    """Scored samples of incomplete groups go ahead, in columns as those of ``GrantGroups``, as far as there are."""
 
     job: str
     step: int
@@ -117,7 +117,7 @@ class EarlySamples(Message):
             yield int(self.prompts[group]), sibling, ids[group], tokens
 
 
-def _of_all(columns: LeaseGroups | EarlySamples) -> dict[str, tuple[int, int]]:
+def _of_all(columns: GrantGroups | EarlySamples) -> dict[str, tuple[int, int]]:
     """Column → (entries, entries that there should be), of the columns that both have."""
     n, r = len(columns.prompts), len(columns.siblings)
     return {
@@ -130,7 +130,7 @@ def _of_all(columns: LeaseGroups | EarlySamples) -> dict[str, tuple[int, int]]:
     }
 
 
-def _check_columns(columns: LeaseGroups | EarlySamples, what: str, wanted: dict[str, tuple[int, int]]) -> None:
+def _check_columns(columns: GrantGroups | EarlySamples, what: str, wanted: dict[str, tuple[int, int]]) -> None:
     for column, (has, expected) in wanted.items():
         if has != expected:
             raise ValueError(f"{what}: {column} has {has} entries, expected {expected}")

@@ -1,6 +1,6 @@
 """How the trainer and the scheduler walk through a step.
 
-trainer ──OpenStep──▶ scheduler ──LeaseGroups …, StepLeased──▶ trainer ──CommitStep──▶ scheduler ──Committed──▶ trainer
+trainer ──OpenStep──▶ scheduler ──GrantGroups …, StepGranted──▶ trainer ──CommitStep──▶ scheduler ──Committed──▶ trainer
 and CheckpointTaken, from the trainer, whenever a checkpoint is on disk
 """
 
@@ -16,8 +16,8 @@ from transport.address import ActorAddress
 class OpenStep(Message):
     """The trainer is ready to consume ``step``. Reply: Acknowledged.
 
-    A step at or below the committed frontier is a replay: the same samples are leased again, bit for bit, because the
-    trainer restarted from an older checkpoint. Every lease of an earlier incarnation of the trainer is void.
+    A step at or below the committed frontier is a replay: the same samples are granted again, bit for bit, because the
+    trainer restarted from an older checkpoint. Every grant of an earlier incarnation of the trainer is void.
     """
 
     job: str
@@ -25,8 +25,8 @@ class OpenStep(Message):
     trainer: ActorAddress
 
 
-@message("trainer.step_leased")
-class StepLeased(Message):
+@message("trainer.step_granted")
+class StepGranted(Message):
     """Every group of the step has been sent; dropped samples are named by the ledger and are not among them."""
 
     job: str

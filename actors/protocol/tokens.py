@@ -1,6 +1,6 @@
 """Tokens on their way from a rollout worker to the ledger: one message an engine step, all samples in two arrays.
 
-worker ──TokenDelta──▶ scheduler ──DeltasTaken (``work.py``), of what asked to be confirmed──▶ worker
+worker ──TokenReport──▶ scheduler ──ReportsTaken (``work.py``), of what asked to be confirmed──▶ worker
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from actors.protocol.work import EngineStats
 
 
 class FinishReason(enum.IntEnum):
-    """It is the code of a sample in ``TokenDelta.finished``."""
+    """It is the code of a sample in ``TokenReport.finished``."""
 
     RUNNING = 0
     STOP = 1
@@ -25,7 +25,7 @@ class FinishReason(enum.IntEnum):
 
 
 ROW: Final = np.dtype([("assignment", "<i8"), ("offset", "<i4"), ("count", "<i4"), ("finished", "u1")])
-"""Record of a sample that moved: it owns the next ``count`` tokens of its delta; ``finished`` is a FinishReason.
+"""Record of a sample that moved: it owns the next ``count`` tokens of its report; ``finished`` is a FinishReason.
 
 ``offset`` is the position of its first token in the response, so a repeat or a gap is seen by the ledger.
 """
@@ -34,18 +34,18 @@ ROW: Final = np.dtype([("assignment", "<i8"), ("offset", "<i4"), ("count", "<i4"
 TOKEN: Final = np.dtype([("id", "<i4"), ("logprob", "<f4")])
 
 
-@message("scheduler.token_delta")
-class TokenDelta(Message):
+@message("scheduler.token_report")
+class TokenReport(Message):
     """It holds all tokens of an engine step, or of several that went on with the same samples, as two arrays of
     records.
 
-    One record for each sample that moved, one for each token. They travel as bytes, so that a collector makes one delta
-    of many by joining bytes, and looks at none of them alone.
+    One record for each sample that moved, one for each token. They travel as bytes, so that a collector makes one
+    report of many by joining bytes, and looks at none of them alone.
     """
 
     job: str
     worker: str
-    epoch: int
+    term: int
     sequence: int
     """Number of this worker's engine step, from 0."""
     policy_version: int
@@ -59,8 +59,8 @@ class TokenDelta(Message):
     def of(
         cls, assignments: np.ndarray, offsets: np.ndarray, counts: np.ndarray, finished: np.ndarray,
         tokens: np.ndarray, logprobs: np.ndarray, **rest: Any,
-    ) -> TokenDelta:  # fmt: skip
-        """A delta made of columns: [n] for rows, [sum(counts)] for tokens."""
+    ) -> TokenReport:  # fmt: skip
+        """A report made of columns: [n] for rows, [sum(counts)] for tokens."""
         rows, ids = np.empty(len(assignments), ROW), np.empty(len(tokens), TOKEN)
         rows["assignment"], rows["offset"], rows["count"], rows["finished"] = assignments, offsets, counts, finished
         ids["id"], ids["logprob"] = tokens, logprobs

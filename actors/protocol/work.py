@@ -1,6 +1,6 @@
 """What a rollout worker hears, and the plain data that engines and the wire share.
 
-scheduler ──Assign, Revoke, PullVersion, SetAsleep, DeltasTaken, Drain──▶ worker      supervisor ──Drain──▶ worker
+scheduler ──Assign, Revoke, PullVersion, SetAsleep, ReportsTaken, Drain──▶ worker      supervisor ──Drain──▶ worker
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class PromptWork(msgspec.Struct, frozen=True):
 @message("rollout.assign")
 class Assign(Message):
     job: str
-    epoch: int
+    term: int
     min_policy_version: int
     """Version below which a worker refuses it."""
     sampling: SamplingParams
@@ -70,7 +70,7 @@ class Revoke(Message):
     """The worker is to stop these; what they have is delivered, then each ends with FinishReason.ABORTED."""
 
     job: str
-    epoch: int
+    term: int
     assignments: np.ndarray  # int64[n]
 
 
@@ -79,7 +79,7 @@ class PullVersion(Message):
     """A newer version is to be had from ``weights``; pull, verify, load between engine steps, say WorkerVersion."""
 
     job: str
-    epoch: int
+    term: int
     policy_version: int
     weights: ActorAddress
 
@@ -89,16 +89,16 @@ class SetAsleep(Message):
     """The engine is to sleep, as soon as it has nothing to do, or to wake. WorkerAsleep says once it is so."""
 
     job: str
-    epoch: int
+    term: int
     asleep: bool
 
 
-@message("rollout.deltas_taken")
-class DeltasTaken(Message):
-    """The ledger has what the worker has said up to this delta; it may say more."""
+@message("rollout.reports_taken")
+class ReportsTaken(Message):
+    """The ledger has what the worker has said up to this report; it may say more."""
 
     job: str
-    epoch: int
+    term: int
     sequence: int
 
 

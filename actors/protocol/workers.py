@@ -38,7 +38,7 @@ class RegisterWorker(Message):
 
 @message("scheduler.registered")
 class Registered(Message):
-    epoch: int
+    term: int
     lease_s: float
     """Term of its lease: see actors/core/tenure.py."""
     lease: int
@@ -69,7 +69,7 @@ class WorkerVersion(Message):
     load_s: float = 0.0
     """Seconds for which generation stood still."""
     wire_bytes: int = 0
-    """Bytes that came over the network: none if the version was mapped, fewer if as deltas."""
+    """Bytes that came over the network: none if the version was mapped, fewer if as reports."""
 
 
 @message("scheduler.worker_asleep")

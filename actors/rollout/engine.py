@@ -57,7 +57,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutput:
-    """Holds one engine step in columns; ragged as in ``actors.protocol.tokens.TokenDelta``."""
+    """Holds one engine step in columns; ragged as in ``actors.protocol.tokens.TokenReport``."""
 
     policy_version: int
     requests: np.ndarray  # int64[n]

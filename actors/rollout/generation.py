@@ -210,7 +210,7 @@ class Generation:
                 self._add(rest)
 
     async def _rest(self) -> None:
-        """Wait for something to do; at most until the next spans are due or a held-back delta is worth another try."""
+        """Wait for something to do; at most until the next spans are due or a held-back report is worth another try."""
         self._activity.begin("asleep" if self._asleep else "idle")
         limits, started_s = self._ctx.limits, self._ctx.now()
         try:

@@ -1,4 +1,4 @@
-"""Engine steps that went on with the same samples, said as one delta instead of many.
+"""Engine steps that went on with the same samples, said as one report instead of many.
 
     step 7: a b c      one row a sample,        a: 7 8 9
     step 8: a b c  ─▶  its tokens together  ─▶  b: 7 8 9
@@ -17,19 +17,19 @@ import msgspec
 import numpy as np
 
 from actors.core.message import Message
-from actors.protocol.tokens import ROW, TOKEN, FinishReason, TokenDelta
+from actors.protocol.tokens import ROW, TOKEN, FinishReason, TokenReport
 
 
-def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
-    """The first of ``waiting``, a delta, with all that go on right behind it, up to about ``tokens_max`` tokens.
+def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenReport]:
+    """The first of ``waiting``, a report, with all that go on right behind it, up to about ``tokens_max`` tokens.
 
-    A delta goes on if its rows are those of the one before, each where that one ends; none of which had ended. All rows
-    of a delta have gained as many tokens, so the latency of a step of so many samples remains the mean of theirs.
+    A report goes on if its rows are those of the one before, each where that one ends; none of which had ended. All
+    rows of a report have gained as many tokens, so the latency of a step of so many samples remains the mean of theirs.
     """
     alike = _alike(waiting, tokens_max)
     if len(alike) == 1:
         return alike
-    rows = np.frombuffer(b"".join([delta.row_bytes for delta in alike]), ROW).reshape(len(alike), -1)
+    rows = np.frombuffer(b"".join([report.row_bytes for report in alike]), ROW).reshape(len(alike), -1)
     counts = rows["count"][:, :1]
     behind = rows["offset"][0] + np.cumsum(counts, axis=0) - counts
     goes_on = (rows["count"] == counts) & (rows["offset"] == behind) & (rows["assignment"] == rows["assignment"][0])
@@ -39,8 +39,8 @@ def going_on(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
     return alike[: max(1, int(breaks[0]))] if len(breaks) else alike
 
 
-def merged(steps: Sequence[TokenDelta]) -> TokenDelta:
-    """Join the deltas of steps that go on from each other; its ``step_s`` is the sum of theirs."""
+def merged(steps: Sequence[TokenReport]) -> TokenReport:
+    """Join the reports of steps that go on from each other; its ``step_s`` is the sum of theirs."""
     if len(steps) == 1:
         return steps[0]
     rows, newest = steps[0].rows.copy(), steps[-1]
@@ -55,12 +55,12 @@ def merged(steps: Sequence[TokenDelta]) -> TokenDelta:
     )
 
 
-def _alike(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
-    """The first deltas of ``waiting`` that have one version, one epoch, and as many rows each."""
-    first = cast("TokenDelta", waiting[0])
+def _alike(waiting: Sequence[Message], tokens_max: int) -> list[TokenReport]:
+    """The first reports of ``waiting`` that have one version, one term, and as many rows each."""
+    first = cast("TokenReport", waiting[0])
     kind, alike, tokens = _kind(first), [first], first.weight
     for message in islice(waiting, 1, None):
-        if not isinstance(message, TokenDelta) or _kind(message) != kind:
+        if not isinstance(message, TokenReport) or _kind(message) != kind:
             break
         tokens += message.weight
         if tokens > tokens_max:
@@ -69,5 +69,5 @@ def _alike(waiting: Sequence[Message], tokens_max: int) -> list[TokenDelta]:
     return alike
 
 
-def _kind(delta: TokenDelta) -> tuple[int, int, int]:
-    return delta.epoch, delta.policy_version, len(delta.row_bytes)
+def _kind(report: TokenReport) -> tuple[int, int, int]:
+    return report.term, report.policy_version, len(report.row_bytes)

@@ -2,16 +2,16 @@
 
     send ─▶ waiting ─▶ link ─▶ scheduler's mailbox ─▶ ledger
                 ▲                                        │
-                └────────── DeltasTaken ─────────────────┘   at most ``deltas_under_way`` between the two
+                └────────── ReportsTaken ─────────────────┘   at most ``reports_under_way`` between the two
 
 Invariants
-- What is said leaves in the order in which it was said; nothing overtakes a delta that waits.
+- What is said leaves in the order in which it was said; nothing overtakes a report that waits.
 - Beyond ``outbox_messages`` it is full, and a full outbox stops the generation: nothing is thrown away to make room.
-- What only goes on waits until ``delta_interval_s`` after the delta before it: a message of five engine steps costs no
-  more than that of one. All else, a sample's end above all, leaves at once and takes with it what waits.
-- A scheduler's mailbox holds few deltas of each worker, however fast the workers and slow the scheduler. What comes
-  meanwhile waits, and engine steps that went on with the same samples leave as one delta: who is behind catches up.
-- Credit only smooths. Whoever hears nothing of its deltas for ``delta_patience_s`` sends on.
+- What only goes on waits until ``report_interval_s`` after the report before it: a message of five engine steps
+  costs no more than that of one. All else, a sample's end above all, leaves at once and takes with it what waits.
+- A scheduler's mailbox holds few reports of each worker, however fast the workers and slow the scheduler. What comes
+  meanwhile waits, and engine steps that went on with the same samples leave as one report: who is behind catches up.
+- Credit only smooths. Whoever hears nothing of its reports for ``report_patience_s`` sends on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 
 from actors.core.message import Message
 from actors.core.ref import ActorRef
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.rollout.merging import going_on, merged
 from configs.limits import Limits
 from transport.transport import SendOutcome
@@ -39,11 +39,11 @@ class Outbox:
         self._now = now
         self._waiting: deque[Message] = deque()
         self._under_way: deque[int] = deque()
-        """Sequence numbers of deltas that have left and that the scheduler has not taken."""
+        """Sequence numbers of reports that have left and that the scheduler has not taken."""
         self._heard_s = 0.0
-        """Time at which a delta left or was taken last."""
+        """Time at which a report left or was taken last."""
         self._left_s = -math.inf
-        """Time at which a delta left last."""
+        """Time at which a report left last."""
         self._urgent = False
         """Something waits that somebody else waits for."""
         self._last = False
@@ -66,12 +66,12 @@ class Outbox:
     def send(self, message: Message, *, last: bool = False) -> None:
         """Send ``message`` behind all that waits, now if possible; the ``last`` one waits for nobody's credit."""
         self._waiting.append(message)
-        self._urgent |= not isinstance(message, TokenDelta) or bool(message.rows["finished"].any())
+        self._urgent |= not isinstance(message, TokenReport) or bool(message.rows["finished"].any())
         self._last |= last
         self.flush()
 
     def taken(self, sequence: int) -> None:
-        """The scheduler has entered, or ignored, all deltas up to this one."""
+        """The scheduler has entered, or ignored, all reports up to this one."""
         while self._under_way and self._under_way[0] <= sequence:
             self._under_way.popleft()
         self._heard_s = self._now()
@@ -79,36 +79,36 @@ class Outbox:
 
     def flush(self) -> None:
         """Send what waits, if it is time to, until the link or the credit says no."""
-        due = self._urgent or self.full or self._now() - self._left_s >= self._limits.delta_interval_s
+        due = self._urgent or self.full or self._now() - self._left_s >= self._limits.report_interval_s
         while self._waiting and not self.held_back:
             first = self._waiting[0]
-            if not isinstance(first, TokenDelta):
+            if not isinstance(first, TokenReport):
                 if self._target.tell(first) is not SendOutcome.QUEUED:
                     return
                 self._waiting.popleft()
-            elif not due or not self._has_credit() or not self._send_delta(first):
+            elif not due or not self._has_credit() or not self._send_report(first):
                 return
         self._urgent = self._urgent and bool(self._waiting)
 
     def _has_credit(self) -> bool:
-        if len(self._under_way) < self._limits.deltas_under_way or self._last:
+        if len(self._under_way) < self._limits.reports_under_way or self._last:
             return True
-        if self._now() - self._heard_s < self._limits.delta_patience_s:
+        if self._now() - self._heard_s < self._limits.report_patience_s:
             return False
         self._under_way.clear()
         return True
 
-    def _send_delta(self, first: TokenDelta) -> bool:
+    def _send_report(self, first: TokenReport) -> bool:
         """Whether the link has taken the first of what waits, with what goes on from it."""
         steps = going_on(self._waiting, self._limits.merged_tokens) if len(self._waiting) > 1 else [first]
-        delta = merged(steps)
-        if len(self._under_way) == self._limits.deltas_under_way // 2:
-            delta = msgspec.structs.replace(delta, confirm=True)
-        if self._target.tell(delta) is not SendOutcome.QUEUED:
+        report = merged(steps)
+        if len(self._under_way) == self._limits.reports_under_way // 2:
+            report = msgspec.structs.replace(report, confirm=True)
+        if self._target.tell(report) is not SendOutcome.QUEUED:
             return False
         for _ in steps:
             self._waiting.popleft()
-        self._under_way.append(delta.sequence)
+        self._under_way.append(report.sequence)
         self._heard_s = self._left_s = self._now()
         return True
 

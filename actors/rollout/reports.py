@@ -1,7 +1,7 @@
 """What a rollout worker holds for its scheduler, and everything that it says to it.
 
-    assign ─▶ held ─▶ the engine's steps ─▶ deliver ─▶ TokenDelta ─▶ outbox ─▶ scheduler
-                │                              └─ remembered (``delta_log``, bounded)
+    assign ─▶ held ─▶ the engine's steps ─▶ deliver ─▶ TokenReport ─▶ outbox ─▶ scheduler
+                │                              └─ remembered (``token_log``, bounded)
                 └─ void: nobody waits for it ─▶ silence
 
 Invariants
@@ -21,16 +21,16 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from actors.core.epochs import EpochGuard
 from actors.core.ref import ActorRef
+from actors.core.terms import TermGuard
 from actors.protocol.failures import Failure, FailureKind
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats
 from actors.protocol.workers import AssignmentsFailed, Draining, Leaving, Registered, WorkerAsleep, WorkerVersion
-from actors.rollout.delta_log import DeltaLog, Kept
 from actors.rollout.engine import StepOutput
 from actors.rollout.engines.step_columns import without_requests
 from actors.rollout.outbox import Outbox
+from actors.rollout.token_log import Kept, TokenLog
 from actors.weights.client import PulledWeights
 from configs.limits import Limits
 
@@ -48,15 +48,15 @@ class WentOn:
 
 
 class Reports:
-    """Speaks for one worker. ``epochs``: whose reign each delta names. ``scheduler``: its first life."""
+    """Speaks for one worker. ``terms``: whose reign each report names. ``scheduler``: its first life."""
 
     def __init__(
-        self, job: str, worker: str, epochs: EpochGuard, scheduler: ActorRef, limits: Limits, now: Callable[[], float]
+        self, job: str, worker: str, terms: TermGuard, scheduler: ActorRef, limits: Limits, now: Callable[[], float]
     ) -> None:
         self._job = job
         self._worker = worker
-        self._epochs = epochs
-        self._log = DeltaLog(limits.replay_tokens, limits.orphan_tokens)
+        self._terms = terms
+        self._log = TokenLog(limits.replay_tokens, limits.orphan_tokens)
         self._outbox = Outbox(scheduler, limits, now)
         self._sequence = 0
         self._held: set[int] = set()
@@ -82,7 +82,7 @@ class Reports:
     def untold(self) -> int:
         """Samples and tokens that have not been told, for those who look from outside whether it has fenced itself."""
         unheard = self._log.unheard_tokens if self._log.orphaned else 0
-        return len(self._held) + self._outbox.waiting(TokenDelta) + unheard
+        return len(self._held) + self._outbox.waiting(TokenReport) + unheard
 
     def hold(self, names: Iterable[int]) -> None:
         """Note what has been assigned."""
@@ -128,9 +128,9 @@ class Reports:
     def flush(self) -> None:
         self._outbox.flush()
 
-    def taken(self, epoch: int, sequence: int) -> None:
+    def taken(self, term: int, sequence: int) -> None:
         """The scheduler of that reign has taken what was said up to there."""
-        if epoch == self._epochs.ruling:
+        if term == self._terms.ruling:
             self._outbox.taken(sequence)
 
     def deliver(self, output: StepOutput, stats: EngineStats) -> None:
@@ -141,7 +141,7 @@ class Reports:
             self._void.difference_update(ended)
         if not len(output.requests):
             return
-        self._say(self._delta(output, stats))
+        self._say(self._report(output, stats))
         over = output.requests[output.finished != FinishReason.RUNNING].tolist()
         self._held.difference_update(over)
         for name in over if self._numbers else ():
@@ -180,11 +180,11 @@ class Reports:
         """The last word."""
         self._outbox.send(Leaving(job=self._job, worker=self._worker, reason=reason), last=True)
 
-    def _delta(self, output: StepOutput, stats: EngineStats) -> TokenDelta:
-        return TokenDelta.of(
+    def _report(self, output: StepOutput, stats: EngineStats) -> TokenReport:
+        return TokenReport.of(
             job=self._job,
             worker=self._worker,
-            epoch=self._epochs.ruling,
+            term=self._terms.ruling,
             sequence=self._sequence,
             policy_version=output.policy_version,
             assignments=self._numbered(output.requests),
@@ -196,12 +196,12 @@ class Reports:
             stats=stats,
         )
 
-    def _say(self, delta: TokenDelta) -> None:
+    def _say(self, report: TokenReport) -> None:
         """Now, or when there is a scheduler again."""
-        self._log.add(delta)
+        self._log.add(report)
         if not self._log.orphaned:
             self._sequence += 1
-            self._outbox.send(delta)
+            self._outbox.send(report)
 
     # ------------------------------------------------------------ from one scheduler to the next
 
@@ -226,20 +226,20 @@ class Reports:
         void = {name for name, number in former.items() if number not in kept}
         self._void_some(void)
         self._numbers = {name: kept[former[name]].number for name in self._held}
-        deltas = self._log.continuation(kept, answer.epoch)
+        reports = self._log.continuation(kept, answer.term)
         unheard = self._log.unheard_tokens
         self._log.clear()
-        if lost := self._lost(kept, deltas):
-            deltas.append(self._delta(_handed_back(lost, policy_version), stats))
-        for delta in deltas:
-            self._say(msgspec.structs.replace(delta, sequence=self._sequence))
-        return WentOn(void, len(kept), sum(len(delta.tokens) for delta in deltas), unheard)
+        if lost := self._lost(kept, reports):
+            reports.append(self._report(_handed_back(lost, policy_version), stats))
+        for report in reports:
+            self._say(msgspec.structs.replace(report, sequence=self._sequence))
+        return WentOn(void, len(kept), sum(len(report.tokens) for report in reports), unheard)
 
-    def _lost(self, kept: dict[int, Kept], deltas: list[TokenDelta]) -> dict[int, int]:
+    def _lost(self, kept: dict[int, Kept], reports: list[TokenReport]) -> dict[int, int]:
         """Numbers, each with its length, that have ended here, and nothing records how."""
         open_ = {has.number: has.length for has in kept.values()}
-        for delta in deltas:
-            columns = (delta.assignments.tolist(), (delta.offsets + delta.counts).tolist(), delta.finished.tolist())
+        for report in reports:
+            columns = (report.assignments.tolist(), (report.offsets + report.counts).tolist(), report.finished.tolist())
             for number, end, finished in zip(*columns, strict=True):
                 open_[number] = end
                 if finished:

@@ -2,12 +2,12 @@
 
     scheduler ─ Assign, Revoke, PullVersion, Drain ─▶ handlers ─▶ generation.py: the engine's task ─▶ reports.py ─┐
         ▲                                                                                                         │
-        └──── RegisterWorker, and TokenDelta, WorkerVersion, AssignmentsFailed, Leaving through the outbox ───────┘
+        └──── RegisterWorker, and TokenReport, WorkerVersion, AssignmentsFailed, Leaving through the outbox ───────┘
 
-This file owns whom the worker obeys: its scheduler, its lease, the ruling epoch.
+This file owns whom the worker obeys: its scheduler, its lease, the ruling term.
 
 Invariants
-- Commands of an older epoch are refused; one of a newer epoch voids what is held.
+- Commands of an older term are refused; one of a newer term voids what is held.
 - It acts under a lease that its scheduler renews (``actors/core/tenure.py``). When that lapses it fences itself: it
   stops generating, forgets what it has not told, registers again and pulls.
 - Without its scheduler the worker goes on, until its lease lapses, with what it holds, and remembers what comes of it.
@@ -20,18 +20,18 @@ Invariants
 from __future__ import annotations
 
 from actors.core.actor import Actor, handles
-from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
 from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
+from actors.core.terms import TermGuard
 from actors.core.watch import Down
 from actors.host.host_memory import keep_freed_memory
 from actors.protocol.failures import FailureKind
 from actors.protocol.metrics import Event, Span, Spans
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.weights import QueryVersions, Versions
-from actors.protocol.work import Assign, DeltasTaken, Drain, PullVersion, Revoke, SetAsleep
+from actors.protocol.work import Assign, Drain, PullVersion, ReportsTaken, Revoke, SetAsleep
 from actors.protocol.workers import Registered, RegisterWorker
 from actors.roles import RoleArgs
 from actors.rollout.engine import GenerationRequest, RolloutEngine
@@ -49,7 +49,7 @@ def build(args: RoleArgs) -> dict[str, Actor]:
 
 
 Command = Assign | Revoke | PullVersion | SetAsleep
-"""Messages that name the epoch under which they are said."""
+"""Messages that name the term under which they are said."""
 
 
 class RolloutWorker(RegisteredActor):
@@ -59,7 +59,7 @@ class RolloutWorker(RegisteredActor):
         self._args = args
         self._job = args.job_config
         self._engine = engine or create_engine(self._job.rollout.engine)
-        self._epochs = EpochGuard()
+        self._terms = TermGuard()
         self._early: list[Command] = []
         """Commands of a scheduler whose answer to our offer is still on its way."""
         self._engine_start_s = 0.0
@@ -81,7 +81,7 @@ class RolloutWorker(RegisteredActor):
     async def on_start(self) -> None:
         self.obey(self._args.scheduler)
         scheduler = self.ctx.ref(self.hub.address)
-        self._reports = Reports(self._job.name, self._args.name, self._epochs, scheduler, self.ctx.limits, self.ctx.now)
+        self._reports = Reports(self._job.name, self._args.name, self._terms, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
         began_s = self.ctx.now()
@@ -136,13 +136,13 @@ class RolloutWorker(RegisteredActor):
     async def registered(self) -> None:
         answer = self._granted
         self._reports.meet(self.ctx.ref(self.hub.address))
-        self._epochs.admit(answer.epoch)
+        self._terms.admit(answer.term)
         went_on = self._reports.go_on(answer, self._generation.policy_version, self._generation.stats())
         self._generation.abort(sorted(went_on.void))
         self._tell(went_on)
         self._generation.want(answer.policy_version, answer.weights)
         for command in self._early:
-            if not self._epochs.is_stale(command.epoch):  # else who answers is the successor of who sent it
+            if not self._terms.is_stale(command.term):  # else who answers is the successor of who sent it
                 await self._obey(command)
         self._early.clear()
         self._generation.look()
@@ -197,18 +197,18 @@ class RolloutWorker(RegisteredActor):
         """Whether a command is for us, and for now.
 
         Raises:
-            StaleEpoch: a newer scheduler rules; the command is dropped and counted.
+            StaleTerm: a newer scheduler rules; the command is dropped and counted.
             TooManyEarlyCommands: it comes before the answer to our offer, as have too many.
         """
         if command.job != self._job.name:
             self.ctx.log.warning("a command of another job", job=command.job)
             return False
-        if not self.is_registered and not self._epochs.is_stale(command.epoch):
+        if not self.is_registered and not self._terms.is_stale(command.term):
             if len(self._early) >= self.ctx.limits.early_commands:
                 raise TooManyEarlyCommands(len(self._early))
             self._early.append(command)
             return False
-        if self._epochs.admit(command.epoch):
+        if self._terms.admit(command.term):
             self._fence()
         return True
 
@@ -257,10 +257,10 @@ class RolloutWorker(RegisteredActor):
         if self._admit(message):
             self._generation.set_asleep(message.asleep)
 
-    @handles(DeltasTaken)
-    async def deltas_taken(self, message: DeltasTaken) -> None:
+    @handles(ReportsTaken)
+    async def reports_taken(self, message: ReportsTaken) -> None:
         if message.job == self._job.name:
-            self._reports.taken(message.epoch, message.sequence)
+            self._reports.taken(message.term, message.sequence)
             self._generation.look()
 
     @handles(Drain)

@@ -15,8 +15,8 @@ FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 class StepMeter:
     """It takes the differences between one step and the next.
 
-    Generation is cut where the step's last sample has been leased, since workers begin the next step before this one is
-    committed; ``seconds`` runs from commit to commit.
+    Generation is cut where the step's last sample has been granted, since workers begin the next step before this
+    one is committed; ``seconds`` runs from commit to commit.
     """
 
     def __init__(self, ledger: Ledger, workers: WorkerTable, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
 from actors.protocol.batches import Progress
-from actors.scheduler.leases import Leases
+from actors.scheduler.grants import Grants
 from actors.scheduler.stall import StallView, waiting_for
 from actors.scheduler.steps import Steps
 
@@ -13,16 +13,16 @@ from actors.scheduler.steps import Steps
 class ProgressReport:
     """It says how far a job is. ``look`` now and then, so that it is known since when the ledger has not changed."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, steps: Steps) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, grants: Grants, steps: Steps) -> None:
         self._scope = scope
         self._steps = steps
-        self._leases = leases
+        self._grants = grants
         self._fleet = fleet
         self._moved = (-1, 0.0)
 
     def look(self) -> None:
-        if self._moved[0] != self._scope.books.events:
-            self._moved = (self._scope.books.events, self._scope.ctx.now())
+        if self._moved[0] != self._scope.journaled.events:
+            self._moved = (self._scope.journaled.events, self._scope.ctx.now())
 
     def make(self) -> Progress:
         self.look()
@@ -59,7 +59,7 @@ class ProgressReport:
                 finished=states["finished"],
                 has_rewards="rewards" in scope.services,
                 has_prompts="prompts" in scope.services,
-                has_trainer=self._leases.trainer is not None,
+                has_trainer=self._grants.trainer is not None,
                 workers={w.name: w.policy_version for w in workers},
                 needed_version=max(step - scope.job.staleness, 0),
                 newest_version=self._fleet.versions.newest,

@@ -1,13 +1,13 @@
 """The scheduler: one per job, in the head. It owns the ledger, and everything that happens to a sample passes it.
 
       job ─IssueBatch─▶ ┐                    ┌─▶ Fleet ──────Assign─▶ worker
-   worker ─TokenDelta─▶ │  Books             │
+   worker ─TokenReport─▶ │  JournaledLedger             │
   rewards ◀──Score────▶ ├─▶ apply to ledger ─┼─▶ Scoring ──finished samples──▶ rewards
-  trainer ─OpenStep───▶ │   append to journal├─▶ Leases ───complete groups───▶ trainer
+  trainer ─OpenStep───▶ │   append to journal├─▶ Grants ───complete groups───▶ trainer
            CommitStep─▶ ┘                    └─▶ StepCommitted, NeedBatch ───▶ job
 
     who              waits for                           unblocked by
-    queued sample    a ready worker with credit          WorkerVersion, TokenDelta (ends), RegisterWorker, tick
+    queued sample    a ready worker with credit          WorkerVersion, TokenReport (ends), RegisterWorker, tick
     finished sample  a verdict                           Scored, RegisterService(rewards)
     scored group     its siblings, its step being open   Scored, Dropped, OpenStep
     CommitStep       the disk                            journal.durable
@@ -21,10 +21,10 @@ and what they generate. The other parts, by what they own:
     meter      the row of a step in metrics.jsonl          progress   how far it is, and whom it waits for
 
 Invariants
-- The ledger changes through ``Books.apply`` only; handlers read facts from it and keep none of their own that a
-  restart would miss.
+- The ledger changes through ``JournaledLedger.apply`` only; handlers read facts from it and keep none of their own
+  that a restart would miss.
 - Commits and checkpoints are durable before anyone is told.
-- Commands carry the epoch; deltas of an older epoch or an older life of a worker never enter.
+- Commands carry the term; reports of an older term or an older life of a worker never enter.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from actors.fleet.returns import NoWord
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import WorkerTable
 from actors.ledger import events as ev
-from actors.ledger.books import Books
 from actors.ledger.journal import Journal, SqliteJournal
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Counters, Ledger
 from actors.protocol.batches import (
     BatchIssued,
@@ -58,7 +58,7 @@ from actors.protocol.failures import Acknowledged
 from actors.protocol.lengths import LengthScores
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.protocol.weights import VersionAvailable
 from actors.protocol.workers import (
     AssignmentsFailed,
@@ -70,7 +70,7 @@ from actors.protocol.workers import (
     WorkerEnded,
     WorkerVersion,
 )
-from actors.scheduler.leases import Leases
+from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 from actors.scheduler.progress import ProgressReport
 from actors.scheduler.scoring import Scoring, restored
@@ -120,29 +120,29 @@ class Scheduler(Actor):
         self._journal = journal
         self._ledger = ledger = Ledger(floor)
         ledger.restore(events)
-        self._books = Books(ledger, journal)
-        taken_over_s = self.ctx.now() if ledger.epoch else None
-        self._books.apply(ev.Opened(ledger.epoch + 1))
+        self._journaled = JournaledLedger(ledger, journal)
+        taken_over_s = self.ctx.now() if ledger.term else None
+        self._journaled.apply(ev.Opened(ledger.term + 1))
         if self._resumed and (ledger.stopping or ledger.ended):
-            self._books.apply(ev.Stopping(False))
+            self._journaled.apply(ev.Stopping(False))
         await journal.durable()
         self._make_parts()
         if taken_over_s is not None:
             self._fleet.recoveries.lost("head", taken_over_s)
-        self._scoring.add(restored(self._books))
-        self._scope.event("scheduler_opened", epoch=ledger.epoch, committed_steps=ledger.committed_steps)
+        self._scoring.add(restored(self._journaled))
+        self._scope.event("scheduler_opened", term=ledger.term, committed_steps=ledger.committed_steps)
         self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
 
     def _make_parts(self) -> None:
-        ctx, job, books = self.ctx, self._job, self._books
-        self._scope = scope = JobScope(ctx, job, books, self._workers, self._services, self._metrics, self.assign)
+        ctx, job, journaled = self.ctx, self._job, self._journaled
+        self._scope = scope = JobScope(ctx, job, journaled, self._workers, self._services, self._metrics, self.assign)
         self._meter = StepMeter(self._ledger, self._workers, ctx.now())
         self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
-        self._leases = Leases(scope, fleet)
-        self._steps = Steps(scope, fleet, self._leases, self._meter)
-        self._registry = Services(scope, fleet, self._scoring, self._leases, self._steps)
-        self._progress = ProgressReport(scope, fleet, self._leases, self._steps)
+        self._grants = Grants(scope, fleet)
+        self._steps = Steps(scope, fleet, self._grants, self._meter)
+        self._registry = Services(scope, fleet, self._scoring, self._grants, self._steps)
+        self._progress = ProgressReport(scope, fleet, self._grants, self._steps)
         self.begun = True
 
     async def on_stop(self) -> None:
@@ -166,18 +166,18 @@ class Scheduler(Actor):
 
     def lease(self) -> None:
         """Send the trainer what is complete."""
-        self._leases.pump()
-        if self._leases.all_sent:
+        self._grants.pump()
+        if self._grants.all_sent:
             self._meter.cut()
             self.need_batch()
-            self._fleet.versions.secure(self._leases.step)
+            self._fleet.versions.secure(self._grants.step)
 
     def need_batch(self) -> None:
         """Ask the job for the next batch, if one may be issued."""
         self._steps.need_batch()
 
     def _on_settled(self, step: int) -> None:
-        if step == self._leases.step:
+        if step == self._grants.step:
             self.lease()
 
     # ------------------------------------------------------------ job
@@ -198,7 +198,7 @@ class Scheduler(Actor):
 
     @handles(SetPaused)
     async def set_paused(self, order: SetPaused) -> Acknowledged:
-        self._books.apply(ev.Paused(order.paused))
+        self._journaled.apply(ev.Paused(order.paused))
         await self._journal.durable()
         self.assign()
         return Acknowledged()
@@ -206,9 +206,9 @@ class Scheduler(Actor):
     @handles(RequestCheckpoint)
     async def request_checkpoint(self, order: RequestCheckpoint) -> Acknowledged:
         if order.stop:
-            self._books.apply(ev.Stopping(True))
+            self._journaled.apply(ev.Stopping(True))
             if self._ledger.paused:  # the step under way has to end before there can be a checkpoint
-                self._books.apply(ev.Paused(False))
+                self._journaled.apply(ev.Paused(False))
             await self._journal.durable()
             self.assign()
         self._steps.request_checkpoint()
@@ -239,9 +239,9 @@ class Scheduler(Actor):
         if self._fleet.asleep(news):
             self.lease()
 
-    @handles(TokenDelta)
+    @handles(TokenReport)
     @batched
-    async def token_delta(self, batch: list[Delivery]) -> None:
+    async def token_report(self, batch: list[Delivery]) -> None:
         await self._fleet.inflow.take_in_turns(batch)
 
     @handles(AssignmentsFailed)

@@ -20,8 +20,8 @@ from actors.core.errors import AskError, RemoteError
 from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
-from actors.ledger.books import Books
 from actors.ledger.errors import IllegalTransition
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.protocol.failures import FailureKind
 from actors.protocol.rewards import PromptResponses, Response, Score, Scored, Verdict
 from transport.address import ActorAddress
@@ -34,7 +34,7 @@ class Scoring:
         self._ctx = scope.ctx
         self._job = scope.job
         self._limits = scope.limits
-        self._books = scope.books
+        self._journaled = scope.journaled
         self._settled = settled
         self._pending: dict[int, np.ndarray] = {}
         self._tries: dict[tuple[int, int], int] = {}
@@ -68,7 +68,7 @@ class Scoring:
 
     def _more_to_come(self) -> bool:
         """Whether the oldest step that waits for verdicts still has samples that are being generated."""
-        return bool(self._pending) and self._books.ledger.batches[min(self._pending)].generating
+        return bool(self._pending) and self._journaled.ledger.batches[min(self._pending)].generating
 
     async def _linger(self) -> None:
         await self._ctx.sleep(self._limits.score_linger_s)
@@ -93,7 +93,7 @@ class Scoring:
             self._ctx.start_task(self._ask(step, rows, self.rewards), f"score step {step}")
 
     async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
-        batch = self._books.ledger.batches[step]
+        batch = self._journaled.ledger.batches[step]
         timeout_s = self._job.reward.timeout_s * len(rows) + self._limits.ask_timeout_s
         try:
             question = Score(job=self._job.name, step=step, items=_items(batch, rows))
@@ -116,7 +116,7 @@ class Scoring:
         """Count a try: the reward worker raised, so it is its bug or this input's."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
         await self._ctx.sleep(self._limits.backoff_first_s)
-        self._retry_or_drop(self._books.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
+        self._retry_or_drop(self._journaled.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
         self._settled(step)
 
     def _take(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> list[int]:
@@ -181,16 +181,16 @@ class Scoring:
 
     def _enter(self, event: ev.Scored | ev.Dropped) -> None:
         """Apply the event; these samples are not asked about again, so their tries are forgotten."""
-        self._books.apply(event)
+        self._journaled.apply(event)
         if self._tries:
             for row in event.rows.tolist():
                 self._tries.pop((event.step, row), None)
 
 
-def restored(books: Books) -> dict[int, np.ndarray]:
+def restored(journaled: JournaledLedger) -> dict[int, np.ndarray]:
     """Step → rows that were finished, and not yet scored, when the journal was read."""
     found: dict[int, np.ndarray] = {}
-    for step, batch in books.ledger.batches.items():
+    for step, batch in journaled.ledger.batches.items():
         rows = np.nonzero(batch.state == SampleState.FINISHED)[0].astype(np.int32)
         if len(rows):
             found[step] = rows

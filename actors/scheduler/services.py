@@ -13,7 +13,7 @@ from actors.core.watch import Down, Gone
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
 from actors.protocol.services import RegisterService
-from actors.scheduler.leases import Leases
+from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
 from actors.scheduler.steps import Steps
 from transport.address import ActorAddress
@@ -22,12 +22,12 @@ from transport.address import ActorAddress
 class Services:
     """It keeps ``scope.services``, the table that others read."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet, scoring: Scoring, leases: Leases, steps: Steps) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, scoring: Scoring, grants: Grants, steps: Steps) -> None:
         self._scope = scope
         self._fleet = fleet
         self._scoring = scoring
         self._steps = steps
-        self._leases = leases
+        self._grants = grants
 
     def register(self, offer: RegisterService) -> None:
         scope, role = self._scope, offer.role
@@ -63,8 +63,8 @@ class Services:
                 del scope.services[role]
                 if role == "rewards":
                     self._scoring.serve(None)
-        if self._leases.trainer is not None and _same_life(self._leases.trainer, news.address):
-            self._leases.close()
+        if self._grants.trainer is not None and _same_life(self._grants.trainer, news.address):
+            self._grants.close()
 
 
 def _same_life(one: ActorAddress, other: ActorAddress) -> bool:

@@ -1,6 +1,6 @@
 """Steps in order: a batch is asked for, the trainer opens it, commits it, and goes on or stops.
 
-    NeedBatch ─▶ job ─IssueBatch─▶ issued ─OpenStep─▶ leased ─CommitStep─▶ applied ─▶ durable ─▶ StepCommitted ─▶ job
+    NeedBatch ─▶ job ─IssueBatch─▶ issued ─OpenStep─▶ granted ─CommitStep─▶ applied ─▶ durable ─▶ StepCommitted ─▶ job
                                                                                               └▶ Committed ────▶ trainer
 
 Invariants
@@ -24,18 +24,18 @@ from actors.ledger.errors import IllegalTransition, NotAccepted
 from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
-from actors.scheduler.leases import Leases
+from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
 
 class Steps:
     """It takes a job from step to step."""
 
-    def __init__(self, scope: JobScope, fleet: Fleet, leases: Leases, meter: StepMeter) -> None:
+    def __init__(self, scope: JobScope, fleet: Fleet, grants: Grants, meter: StepMeter) -> None:
         self._scope = scope
-        self._journal = scope.books.journal
+        self._journal = scope.journaled.journal
         self._fleet = fleet
-        self._leases = leases
+        self._grants = grants
         self._meter = meter
         self.count = scope.job.steps
         """Number of steps; fewer than the job says once its data has ended."""
@@ -63,7 +63,7 @@ class Steps:
             return False
         waited_for = ledger.issued_steps == ledger.committed_steps
         try:
-            self._scope.books.apply(_batch_event(batch))
+            self._scope.journaled.apply(_batch_event(batch))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         if waited_for:
@@ -79,7 +79,7 @@ class Steps:
         """
         ledger, now = self._scope.ledger, self._scope.ctx.now()
         job, step = self._scope.services.get("job"), ledger.issued_steps
-        done = ledger.committed_steps + self._leases.all_sent
+        done = ledger.committed_steps + self._grants.all_sent
         last = min(done + self._scope.job.staleness + 1, self.count - 1)
         if job is None or step > last or ledger.stopping:
             return
@@ -102,9 +102,9 @@ class Steps:
 
     def _end_if_never(self) -> None:
         """Tell a trainer that has opened a step which will never come: it must not wait for it."""
-        ledger, step = self._scope.ledger, self._leases.step
+        ledger, step = self._scope.ledger, self._grants.step
         if step >= self.count or (ledger.stopping and step not in ledger.batches):
-            self._leases.end()
+            self._grants.end()
 
     def job_registered(self) -> None:
         """Tell it what it has missed, and ask it anew for what it may have forgotten."""
@@ -128,9 +128,9 @@ class Steps:
         """
         async with asyncio.timeout(2 * self._scope.limits.journal_stall_s), self._committing:  # another one, and ours
             try:
-                if self._leases.step < 0:
+                if self._grants.step < 0:
                     self._meter.begin(self._scope.ctx.now())
-                self._leases.open(order.step, order.trainer)
+                self._grants.open(order.step, order.trainer)
                 self._scope.ctx.watch(order.trainer)
             except IllegalTransition as error:
                 self._scope.event("open_step_refused", step=order.step, why=str(error))
@@ -152,12 +152,12 @@ class Steps:
             replay = batch is not None and batch.committed
             event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
             try:
-                scope.books.apply(event)
+                scope.journaled.apply(event)
             except IllegalTransition as error:
                 scope.event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
                 raise NotAccepted(str(error)) from error
             batch = scope.ledger.batches[commit.step]
-            self._leases.close()
+            self._grants.close()
             if not replay:
                 self._journal.record(batch)
             await self._journal.durable()
@@ -218,7 +218,7 @@ class Steps:
         scope, ledger = self._scope, self._scope.ledger
         known = {name: int(getattr(ledger.counters, name)) for name in ledger.counters.__dataclass_fields__}
         try:
-            scope.books.apply(ev.Checkpointed(news.step, news.path, known, news.final))
+            scope.journaled.apply(ev.Checkpointed(news.step, news.path, known, news.final))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
         await self._journal.durable()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from actors.protocol.groups import LeaseGroup
+from actors.protocol.groups import GroupGrant
 from actors.trainer.advantages import is_degenerate
 from actors.trainer.algorithms import BatchShape
 from actors.trainer.backend import MicroBatchStats, StepResult
@@ -34,13 +34,13 @@ class StepAccounts:
         self.mismatch += stats.mismatch_sum
 
     def metrics(
-        self, groups: Iterable[LeaseGroup], result: StepResult, *, step: int, weight: float, seconds: float
+        self, groups: Iterable[GroupGrant], result: StepResult, *, step: int, weight: float, seconds: float
     ) -> dict[str, float]:
         """The step's row. Per-token means are over computed tokens, response lengths and rewards over all samples."""
-        leased = list(groups)
-        lengths = np.concatenate([g.lengths for g in leased]) if leased else np.zeros(1, dtype=np.int32)
-        rewards = np.concatenate([g.rewards for g in leased]) if leased else np.zeros(1)
-        oldest = min((int(g.versions.min()) for g in leased if g.versions.size), default=step)
+        granted = list(groups)
+        lengths = np.concatenate([g.lengths for g in granted]) if granted else np.zeros(1, dtype=np.int32)
+        rewards = np.concatenate([g.rewards for g in granted]) if granted else np.zeros(1)
+        oldest = min((int(g.versions.min()) for g in granted if g.versions.size), default=step)
         tokens = max(1, self.tokens)
         return {
             "seconds": seconds,
@@ -61,22 +61,22 @@ class StepAccounts:
             "response_tokens_max": float(lengths.max()),
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std()),
-            "degenerate_fraction": sum(is_degenerate(g.rewards) for g in leased) / max(1, len(leased)),
+            "degenerate_fraction": sum(is_degenerate(g.rewards) for g in granted) / max(1, len(granted)),
         }
 
 
-def batch_shape(groups: Iterable[LeaseGroup], *, max_response_tokens: int) -> BatchShape:
+def batch_shape(groups: Iterable[GroupGrant], *, max_response_tokens: int) -> BatchShape:
     """The size of the whole step, groups that teach nothing included."""
-    leased = list(groups)
+    granted = list(groups)
     return BatchShape(
-        samples=sum(group.siblings.size for group in leased),
-        response_tokens=int(sum(group.lengths.sum() for group in leased)),
+        samples=sum(group.siblings.size for group in granted),
+        response_tokens=int(sum(group.lengths.sum() for group in granted)),
         max_response_tokens=max_response_tokens,
     )
 
 
-def consumed(groups: Iterable[LeaseGroup]) -> tuple[np.ndarray, np.ndarray]:
-    """(prompts int64[n], siblings int32[n]) of every sample of the step, by prompt, then as leased."""
+def consumed(groups: Iterable[GroupGrant]) -> tuple[np.ndarray, np.ndarray]:
+    """(prompts int64[n], siblings int32[n]) of every sample of the step, by prompt, then as granted."""
     ordered = sorted(groups, key=lambda group: group.prompt)
     prompts = [np.full(group.siblings.size, group.prompt, dtype=np.int64) for group in ordered]
     siblings = [group.siblings.astype(np.int32) for group in ordered]

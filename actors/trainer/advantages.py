@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 
 STD_EPSILON = 1e-6
 """Keeps the division finite; far below any spread of rewards that means something."""
@@ -55,7 +55,7 @@ def leave_one_out(rewards: np.ndarray) -> np.ndarray:
 def _checked(rewards: np.ndarray) -> np.ndarray:
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
-        raise BadLease(f"rewards: shape {values.shape}, expected one value per sibling")
+        raise BadGrant(f"rewards: shape {values.shape}, expected one value per sibling")
     if not np.isfinite(values).all():
-        raise BadLease(f"rewards: {values.tolist()}, expected finite numbers; a scorer without result is no reward")
+        raise BadGrant(f"rewards: {values.tolist()}, expected finite numbers; a scorer without result is no reward")
     return values

@@ -1,6 +1,6 @@
 """Groups to micro-batches, while the step's groups are still arriving.
 
-    LeaseGroups (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
+    GrantGroups (any order) ─▶ Inbox ─ windows of prompt ordinals ─▶ Window ─ cut ─▶ MicroBatch*
 
 Always true
 - With ``in_order`` a window is a fixed range of prompt ordinals, handed out in prompt order: what is cut together, and
@@ -8,7 +8,7 @@ Always true
 - Without, a window is whatever has come, once that is enough (``window_prompts``, or ``saturation_tokens`` where they
   are given) or all that is missing: a trainer that lags behind finds more and computes it together.
 - Prompts that were dropped never come, and prompts outside the expected range may: both are settled when
-  ``StepLeased`` says that nothing more will come.
+  ``StepGranted`` says that nothing more will come.
 - Samples of advantage 0 are counted but not computed, unless a KL term gives them a gradient.
 """
 
@@ -19,11 +19,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.protocol.groups import LeaseGroup, LeaseGroups
+from actors.protocol.groups import GrantGroups, GroupGrant
 from actors.trainer.algorithms import Algorithm
 from actors.trainer.backend import MicroBatch
 from actors.trainer.consumption import Consumption
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,24 +44,24 @@ class TrainSample:
         return self.prompt_ids.size + self.tokens.size
 
 
-def split(message: LeaseGroups) -> list[LeaseGroup]:
-    """The groups of one message. Raises BadLease when its columns do not fit together."""
+def split(message: GrantGroups) -> list[GroupGrant]:
+    """The groups of one message. Raises BadGrant when its columns do not fit together."""
     try:
         return message.split()
     except ValueError as error:
-        raise BadLease(str(error)) from error
+        raise BadGrant(str(error)) from error
 
 
-def group_samples(group: LeaseGroup, algorithm: Algorithm, *, max_staleness: int) -> list[TrainSample]:
-    """The samples of one leased group, in sibling order.
+def group_samples(group: GroupGrant, algorithm: Algorithm, *, max_staleness: int) -> list[TrainSample]:
+    """The samples of one granted group, in sibling order.
 
     Raises:
-        BadLease: the columns do not fit together, or a token is of a version older than ``max_staleness`` allows.
+        BadGrant: the columns do not fit together, or a token is of a version older than ``max_staleness`` allows.
     """
     check_group(group)
     oldest = int(group.versions.min(initial=group.step))
     if oldest < group.step - max_staleness:
-        raise BadLease(
+        raise BadGrant(
             f"group of step {group.step}, prompt {group.prompt}: versions has {oldest}, expected {max_staleness} "
             f"fewer than the step at most (sync.max_staleness); the scheduler let a worker of that version generate it"
         )
@@ -86,22 +86,22 @@ def group_samples(group: LeaseGroup, algorithm: Algorithm, *, max_staleness: int
     return sorted(samples, key=lambda sample: sample.sibling)
 
 
-def check_group(group: LeaseGroup) -> None:
-    """Raise BadLease, naming the field, unless the ragged columns agree with each other."""
+def check_group(group: GroupGrant) -> None:
+    """Raise BadGrant, naming the field, unless the ragged columns agree with each other."""
     where = f"group of step {group.step}, prompt {group.prompt}"
     siblings = group.siblings.size
     for field, size in (("lengths", group.lengths.size), ("rewards", group.rewards.size)):
         if size != siblings:
-            raise BadLease(f"{where}: {field} has {size} rows, expected {siblings}, one per sibling")
+            raise BadGrant(f"{where}: {field} has {size} rows, expected {siblings}, one per sibling")
     total = int(group.lengths.sum())
     columns = (("tokens", group.tokens), ("logprobs", group.logprobs), ("versions", group.versions))
     for field, column in columns:
         if column.size != total:
-            raise BadLease(f"{where}: {field} has {column.size} entries, expected {total}, the sum of lengths")
+            raise BadGrant(f"{where}: {field} has {column.size} entries, expected {total}, the sum of lengths")
     if siblings and (group.lengths.min() < 0 or len(set(group.siblings.tolist())) != siblings):
-        raise BadLease(f"{where}: lengths must not be negative and siblings must differ")
+        raise BadGrant(f"{where}: lengths must not be negative and siblings must differ")
     if not group.prompt_ids.size:
-        raise BadLease(f"{where}: prompt_ids is empty; the first response token needs something to be predicted from")
+        raise BadGrant(f"{where}: prompt_ids is empty; the first response token needs something to be predicted from")
 
 
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
@@ -178,7 +178,7 @@ def _padded(scores: Sequence[np.ndarray | None], starts: np.ndarray, shape: tupl
     return padded
 
 
-def tokens_of(groups: Iterable[LeaseGroup]) -> int:
+def tokens_of(groups: Iterable[GroupGrant]) -> int:
     """Prompt and response tokens of all their samples."""
     return sum(int(group.lengths.sum()) + group.prompt_ids.size * group.siblings.size for group in groups)
 
@@ -194,11 +194,11 @@ class Inbox:
 
     def __init__(self, *, step: int, expected: range, plan: Consumption) -> None:
         self.step = step
-        self.groups: dict[int, LeaseGroup] = {}
+        self.groups: dict[int, GroupGrant] = {}
         self.never = False
         """There is no such step, and none after it."""
         self.changed: int | None = None
-        """A prompt that has been handed out and was leased again with other samples: the step is void."""
+        """A prompt that has been handed out and was granted again with other samples: the step is void."""
         size = plan.window_prompts
         self._windows = {w: self._members(w, expected, size) for w in self._range(expected, size)}
         self._expected = expected
@@ -214,10 +214,10 @@ class Inbox:
     def _members(window: int, expected: range, size: int) -> tuple[int, ...]:
         return tuple(expected[window * size : (window + 1) * size])
 
-    def add(self, group: LeaseGroup) -> bool:
+    def add(self, group: GroupGrant) -> bool:
         """Take a group. False: it is of another step or already here.
 
-        One that is here with other samples, and not handed out yet, is replaced: the newest lease is what counts.
+        One that is here with other samples, and not handed out yet, is replaced: the newest grant is what counts.
         """
         if group.step != self.step:
             return False
@@ -236,7 +236,9 @@ class Inbox:
         self._sent, self.never = groups, never
 
     def reopen(self) -> None:
-        """The step is leased once more, to a scheduler's next life: ``complete`` again when that has sent all of it."""
+        """The step is granted once more, to a scheduler's next life: ``complete`` again when that has sent all of
+        it.
+        """
         self._sent = None
 
     @property
@@ -259,7 +261,7 @@ class Inbox:
         """Complete, and everything has been handed out."""
         return self.complete and len(self._handed_out) == len(self.groups)
 
-    def ready(self) -> list[list[LeaseGroup]]:
+    def ready(self) -> list[list[GroupGrant]]:
         """The windows that can be trained now and were not handed out before."""
         windows = self._ranges() if self._plan.in_order else self._lump()
         if self.complete:
@@ -269,9 +271,9 @@ class Inbox:
         self._handed_out.update(group.prompt for window in windows for group in window)
         return windows
 
-    def _ranges(self) -> list[list[LeaseGroup]]:
+    def _ranges(self) -> list[list[GroupGrant]]:
         """The next fixed windows, as long as they are whole."""
-        windows: list[list[LeaseGroup]] = []
+        windows: list[list[GroupGrant]] = []
         for window in sorted(self._windows):
             members = self._windows[window]
             if not (self.complete or all(prompt in self.groups for prompt in members)):
@@ -280,7 +282,7 @@ class Inbox:
             windows.append([self.groups[prompt] for prompt in members if prompt in self.groups])
         return windows
 
-    def _lump(self) -> list[list[LeaseGroup]]:
+    def _lump(self) -> list[list[GroupGrant]]:
         """Everything that is here, if it is enough for a window or the last that is expected."""
         here = sorted(prompt for prompt in self.groups if prompt in self._expected and prompt not in self._handed_out)
         left = len(self._expected) - sum(prompt in self._expected for prompt in self._handed_out)
@@ -289,11 +291,11 @@ class Inbox:
             return []
         return [groups]
 
-    def _is_enough(self, groups: list[LeaseGroup]) -> bool:
+    def _is_enough(self, groups: list[GroupGrant]) -> bool:
         enough_tokens = self._plan.saturation_tokens
         return tokens_of(groups) >= enough_tokens if enough_tokens else len(groups) >= self._plan.window_prompts
 
 
-def _same_samples(one: LeaseGroup, other: LeaseGroup) -> bool:
+def _same_samples(one: GroupGrant, other: GroupGrant) -> bool:
     fields = ("siblings", "lengths", "tokens", "rewards")
     return all(np.array_equal(getattr(one, field), getattr(other, field)) for field in fields)

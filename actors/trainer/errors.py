@@ -2,11 +2,11 @@
 
 HeadraceError
 └── TrainerError
-    ├── BadLease             the scheduler's bug: a group whose columns do not fit together; do not retry
+    ├── BadGrant             the scheduler's bug: a group whose columns do not fit together; do not retry
     ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
     ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
-    ├── LeaseChanged         a restarted scheduler leases other tokens than were trained; start from a checkpoint
+    ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
     └── BackendClosed        our bug: a call outside start … close
 """
@@ -20,8 +20,8 @@ class TrainerError(HeadraceError):
     """Base of the trainer's own errors."""
 
 
-class BadLease(TrainerError):
-    """A leased group whose columns contradict each other. The scheduler's bug; retrying cannot help."""
+class BadGrant(TrainerError):
+    """A granted group whose columns contradict each other. The scheduler's bug; retrying cannot help."""
 
 
 class BadMicroBatch(TrainerError):
@@ -36,8 +36,8 @@ class CheckpointCorrupt(TrainerError):
     """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
 
 
-class LeaseChanged(TrainerError):
-    """A trained group was leased again with other samples; the step is void, start from the newest checkpoint.
+class GrantChanged(TrainerError):
+    """A trained group was granted again with other samples; the step is void, start from the newest checkpoint.
 
     The scheduler was killed before its journal had the samples, and their next draw came out differently.
     """

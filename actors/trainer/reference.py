@@ -20,7 +20,7 @@ import numpy as np
 from actors.protocol.groups import EarlySamples
 from actors.trainer.backend import MicroBatch
 from actors.trainer.batching import TrainSample, pad, portions
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 
 Key = tuple[int, int]
 """Prompt and sibling."""
@@ -50,14 +50,14 @@ class ReferenceScores:
         """Take samples that may be scored before they are trained; whether there were any that are new.
 
         Raises:
-            BadLease: the columns do not fit together.
+            BadGrant: the columns do not fit together.
         """
         if message.step != self._step:
             return False
         try:
             samples = [_unjudged(*columns) for columns in message.split()]
         except ValueError as error:
-            raise BadLease(str(error)) from error
+            raise BadGrant(str(error)) from error
         new = [sample for sample in samples if sample.tokens.size and not self._is_known(sample)]
         self._waiting.update({_key(sample): sample for sample in new})
         return bool(new)

@@ -5,21 +5,21 @@
 
     for step s = c, c+1, …
       OpenStep(s) ───────────────▶ scheduler
-      LeaseGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
+      GrantGroups* (any order) ◀── scheduler     each window of groups (``consumption``): accumulate its micro-batches
       EarlySamples* ◀───────────── scheduler     with a KL term, while no window is whole: the reference model's part
-      StepLeased ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
+      StepGranted ◀──────────────── scheduler     nothing more will come: accumulate the rest; or it never comes: end
       backend.step                               the weights are version s + 1 now
       Publish(s + 1) ─▶ weights    ┐ at the same time; generation waits for the first,
       CommitStep(s) ──▶ scheduler  ┘ the next step for the second
       Committed(stop, checkpoint)                checkpoint at s + 1 if asked or at the end; flushed beside step s + 1
 
     loop            waits for                        unblocked by
-    one step        groups, in windows               LeaseGroups, StepLeased; Down or silence open the step again
+    one step        groups, in windows               GrantGroups, StepGranted; Down or silence open the step again
     publish         the previous version's Published the weight server, or a newer one (ServiceChanged)
 
-A scheduler that was restarted, also with its whole process, has forgotten who trains and what is leased. So after a
+A scheduler that was restarted, also with its whole process, has forgotten who trains and what is granted. So after a
 Down, or when an ask has found another life at its place, the trainer introduces itself and opens its step again; what
-it has trained of it already must come back the same (the journal has it), or the trainer starts again (LeaseChanged).
+it has trained of it already must come back the same (the journal has it), or the trainer starts again (GrantChanged).
 
 Handlers only fill the inbox and set flags; everything that touches the backend happens in the one loop, so weights
 never change under an export. Replayed steps are trained like any other: the samples are the same, bit for bit.
@@ -43,9 +43,9 @@ from actors.core.registered import RegisteredActor
 from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
-from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
+from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
 from actors.protocol.services import RegisterService, ServiceChanged
-from actors.protocol.steps import CommitStep, Committed, OpenStep, StepLeased
+from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.algorithms import algorithm_named
@@ -53,7 +53,7 @@ from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
-from actors.trainer.errors import LeaseChanged, TrainingDiverged
+from actors.trainer.errors import GrantChanged, TrainingDiverged
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
@@ -81,7 +81,7 @@ class Trainer(RegisteredActor):
         self._step_began_s = 0.0
         self._tokens_before = 0
         self.step = 0
-        self.ignored_leases = 0
+        self.ignored_grants = 0
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
@@ -102,12 +102,12 @@ class Trainer(RegisteredActor):
 
     # ------------------------------------------------------------ what comes in
 
-    @handles(LeaseGroups)
-    async def lease_groups(self, message: LeaseGroups) -> None:
+    @handles(GrantGroups)
+    async def grant_groups(self, message: GrantGroups) -> None:
         """Duplicates and other steps' groups come after a step was opened twice; they are counted, never trained."""
         for group in split(message):
             if self._inbox is None or not self._inbox.add(group):
-                self.ignored_leases += 1
+                self.ignored_grants += 1
             else:
                 self._news.set()
 
@@ -116,8 +116,8 @@ class Trainer(RegisteredActor):
         if self._reference.offer(message):
             self._news.set()
 
-    @handles(StepLeased)
-    async def step_leased(self, message: StepLeased) -> None:
+    @handles(StepGranted)
+    async def step_granted(self, message: StepGranted) -> None:
         if self._inbox is not None and self._inbox.step == message.step:
             self._inbox.close(message.groups, never=message.never)
             self._news.set()
@@ -198,7 +198,7 @@ class Trainer(RegisteredActor):
         return self._inbox
 
     async def _ask_open(self, inbox: Inbox) -> None:
-        """Void what was leased before, and lease all of the step. Refused by a scheduler whose frontier is older:
+        """Void what was granted before, and lease all of the step. Refused by a scheduler whose frontier is older:
 
         that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint.
         """
@@ -226,7 +226,7 @@ class Trainer(RegisteredActor):
             await self.register()
             await self._ask_open(inbox)
         if inbox.changed is not None:
-            raise LeaseChanged(f"step {inbox.step}: prompt {inbox.changed} was trained with other samples")
+            raise GrantChanged(f"step {inbox.step}: prompt {inbox.changed} was trained with other samples")
         if self._weights_moved:
             self._weights_moved = False
             await self._may_publish()
@@ -250,7 +250,7 @@ class Trainer(RegisteredActor):
 
     # ------------------------------------------------------------ training
 
-    async def _accumulate(self, window: list[LeaseGroup], accounts: StepAccounts) -> None:
+    async def _accumulate(self, window: list[GroupGrant], accounts: StepAccounts) -> None:
         bound = self._job.staleness
         samples = [s for group in window for s in group_samples(group, self._algorithm, max_staleness=bound)]
         with_kl = self._loss.kl_coefficient > 0
@@ -288,7 +288,7 @@ class Trainer(RegisteredActor):
         seconds = self.ctx.now() - self._step_began_s
         prompts, siblings = consumed(groups)
         metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
-        metrics["leases_ignored"] = float(self.ignored_leases)
+        metrics["grants_ignored"] = float(self.ignored_grants)
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
         commit = CommitStep(
             job=self._job.name,
@@ -306,9 +306,9 @@ class Trainer(RegisteredActor):
                 if self.is_registered or not error.declared:
                     raise
                 self.ctx.log.info("a new scheduler has to lease the step again", step=inbox.step, why=error.detail)
-            await self._leased_again(inbox)
+            await self._granted_again(inbox)
 
-    async def _leased_again(self, inbox: Inbox) -> None:
+    async def _granted_again(self, inbox: Inbox) -> None:
         """Have a scheduler that restarted lease what has been trained, so that it can be committed."""
         inbox.reopen()
         self._news.set()

@@ -1,7 +1,7 @@
 """What a token costs between vLLM and who trains on it: vLLM's own server over HTTP, against Headrace's token streams.
 
     API server ── SSE, an event a token ──▶ client here: lists of tokens and log-probabilities             vLLM's
-    worker ── TokenDelta, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db                    ours
+    worker ── TokenReport, one an engine step ──▶ here: Scheduler ─▶ ledger ─▶ journal.db                    ours
 
 The same vLLM, model, prompts and lengths, log-probabilities on both sides; at temperature 0 the tokens are compared.
 The engine is not counted. Counted is, in CPU time of whole processes:

@@ -69,13 +69,13 @@ def _check_consistency(job: JobConfig) -> list[Found]:
 
 
 def _check_mailbox(job: JobConfig) -> list[Found]:
-    """What refuses deltas has its workers' samples generated again."""
+    """What refuses reports has its workers' samples generated again."""
     workers = max(job.rollout.workers, job.scheduling.workers_max or 0)
     workers += (job.provider.nodes_max or 0) * job.provider.slots
-    most = workers * job.limits.deltas_under_way
+    most = workers * job.limits.reports_under_way
     if most < job.limits.mailbox_messages:
         return []
-    wrong = f"{job.limits.mailbox_messages} is not above limits.deltas_under_way x {workers} workers ({most})"
+    wrong = f"{job.limits.mailbox_messages} is not above limits.reports_under_way x {workers} workers ({most})"
     return [("limits.mailbox_messages", f"{wrong}: the scheduler would refuse tokens", f"Set it to {2 * most}")]
 
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from actors.ledger import events as ev
 from actors.protocol.tokens import FinishReason
 
-QUEUED, IN_FLIGHT, FINISHED, SCORED, LEASED = "queued", "in flight", "finished", "scored", "leased"
+QUEUED, IN_FLIGHT, FINISHED, SCORED, GRANTED = "queued", "in flight", "finished", "scored", "granted"
 COMMITTED, DROPPED = "committed", "dropped"
 UNSETTLED = (QUEUED, IN_FLIGHT, FINISHED, SCORED)
 SETTLED = (COMMITTED, DROPPED)
@@ -110,10 +110,10 @@ class Replay:
         self.commits: dict[int, Named] = {}
         """Step → what its first commit named."""
         self.replayed: set[int] = set()
-        self.leased: dict[int, Named] = {}
-        """Step → what was leased when it was committed first."""
+        self.granted: dict[int, Named] = {}
+        """Step → what was granted when it was committed first."""
         self.workers: dict[str, Held] = {}
-        self.epochs: list[int] = []
+        self.terms: list[int] = []
         self.events = 0
         self.trainer_step = 0
         self._live: dict[int, tuple[Sample, str]] = {}
@@ -127,7 +127,7 @@ class Replay:
             ev.Suspected: lambda _: None,  # says who is to be alone, and moves nothing
             ev.Scored: self._scored,
             ev.Dropped: self._dropped,
-            ev.Leased: self._leased,
+            ev.Granted: self._granted,
             ev.Committed: self._committed,
             ev.Checkpointed: self._checkpointed,
             ev.Paused: lambda _: None,
@@ -186,13 +186,13 @@ class Replay:
     # ------------------------------------------------------------ events
 
     def _opened(self, event: ev.Opened) -> None:
-        if self.epochs and event.epoch <= self.epochs[-1]:
-            self._complain(Topic.STEP, f"the scheduler opened epoch {event.epoch} after epoch {self.epochs[-1]}")
-        self.epochs.append(event.epoch)
+        if self.terms and event.term <= self.terms[-1]:
+            self._complain(Topic.STEP, f"the scheduler opened term {event.term} after term {self.terms[-1]}")
+        self.terms.append(event.term)
         for number in list(self._live):
             self._hand_back(number)
         for sample in self.samples:
-            if sample.state == LEASED:
+            if sample.state == GRANTED:
                 sample.state = SCORED
 
     def _issued(self, event: ev.BatchIssued) -> None:
@@ -241,10 +241,10 @@ class Replay:
             held.most, held.most_at = held.now, self.events
 
     def _appended(self, event: ev.TokensAppended) -> None:
-        for delta in event.split():
-            self._delta(delta, delta.workers[0], int(delta.versions[0]))
+        for report in event.split():
+            self._report(report, report.workers[0], int(report.versions[0]))
 
-    def _delta(self, event: ev.TokensAppended, said_by: str, version: int) -> None:
+    def _report(self, event: ev.TokensAppended, said_by: str, version: int) -> None:
         at = 0
         tokens, counts = event.tokens.tolist(), event.counts.tolist()
         columns = zip(event.assignments.tolist(), event.offsets.tolist(), counts, event.finished.tolist(), strict=True)
@@ -304,13 +304,13 @@ class Replay:
             if sample.assignment >= 0:
                 self._end(sample.assignment)
 
-    def _leased(self, event: ev.Leased) -> None:
+    def _granted(self, event: ev.Granted) -> None:
         if event.step != self.trainer_step and event.step >= self.pruned_below:
-            what = f"samples of step {event.step} were leased while the trainer was at step {self.trainer_step}"
+            what = f"samples of step {event.step} were granted while the trainer was at step {self.trainer_step}"
             self._complain(Topic.STEP, what, step=event.step)
-        allowed, to = ((COMMITTED,), COMMITTED) if event.replay else ((SCORED,), LEASED)
+        allowed, to = ((COMMITTED,), COMMITTED) if event.replay else ((SCORED,), GRANTED)
         for sample in self._rows(event.step, event.rows.tolist(), "a lease"):
-            self._move(sample, allowed, to, "leased:")
+            self._move(sample, allowed, to, "granted:")
 
     def _committed(self, event: ev.Committed) -> None:
         step = event.step
@@ -344,11 +344,11 @@ class Replay:
             if step >= self.pruned_below:
                 self._complain(Topic.STEP, f"step {step} was committed, but its batch was never issued", step=step)
             return
-        self.leased[step] = frozenset(s.name[1:] for s in batch.samples if s.state == LEASED)
+        self.granted[step] = frozenset(s.name[1:] for s in batch.samples if s.state == GRANTED)
         for sample in batch.samples:
             if sample.name[1:] in named:
                 sample.state = COMMITTED
-            elif sample.state == LEASED:
+            elif sample.state == GRANTED:
                 sample.state, sample.reason = DROPPED, "not named by the trainer's commit"
 
     def _checkpointed(self, event: ev.Checkpointed) -> None:
@@ -362,7 +362,7 @@ class Replay:
             self._complain(Topic.STEP, what, step=event.step)
         self.trainer_step = event.step
         for sample in self.samples:
-            if sample.state == LEASED:
+            if sample.state == GRANTED:
                 sample.state = SCORED
 
 

@@ -85,7 +85,7 @@ def _end(record: CommittedSample) -> str:
 
 
 def check_tokens(history: History, replay: Replay) -> Iterator[Violation]:
-    """No token index twice, none missing: what was put down is what the deltas, end to end, make."""
+    """No token index twice, none missing: what was put down is what the reports, end to end, make."""
     yield from complaints(TOKENS, replay, Topic.TOKENS)
     known = {sample.name: sample for sample in replay.samples}
     for record in history.samples:
@@ -98,14 +98,14 @@ def _compare(sample: Sample, record: CommittedSample) -> Iterator[Violation]:
     name, have, said = sample.name, len(sample.tokens), record.n_tokens
     worker = sample.workers[-1] if sample.workers else None
     if said > have:
-        what = f"{name} has {said} tokens put down, but the deltas that followed on made {have}:"
+        what = f"{name} has {said} tokens put down, but the reports that followed on made {have}:"
         what = f"{what} token index {have} and what follows was entered twice or out of nowhere"
         yield _of(TOKENS, name, what, token_index=have, worker=worker)
     elif said < have:
-        what = f"{name} has {said} tokens put down, but the deltas made {have}: token index {said} is missing"
+        what = f"{name} has {said} tokens put down, but the reports made {have}: token index {said} is missing"
         yield _of(TOKENS, name, what, token_index=said, worker=worker)
     elif tokens_hash(sample.tokens) != record.tokens_hash:
-        what = f"{name}: its {said} tokens are not those that the deltas made (other hash)"
+        what = f"{name}: its {said} tokens are not those that the reports made (other hash)"
         yield _of(TOKENS, name, what, worker=worker)
 
 

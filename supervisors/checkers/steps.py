@@ -1,4 +1,4 @@
-"""Steps: consecutive prompts, each sample trained by one step, and a commit that names what was leased."""
+"""Steps: consecutive prompts, each sample trained by one step, and a commit that names what was granted."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ STEPS, FINISH = "steps", "finish"
 
 
 def check_steps(history: History, replay: Replay) -> Iterator[Violation]:
-    """A step's samples are trained once; each commit names exactly what was leased; a replay names the same."""
+    """A step's samples are trained once; each commit names exactly what was granted; a replay names the same."""
     yield from complaints(STEPS, replay, Topic.STEP)
     yield from _order(replay)
     yield from _prompts(history, replay)
     yield from _trained_once(replay)
-    yield from _as_leased(replay)
+    yield from _as_granted(replay)
     yield from _versions(history)
     yield from _rows(history, replay)
 
@@ -56,14 +56,14 @@ def _trained_once(replay: Replay) -> Iterator[Violation]:
                 yield Violation(checker=STEPS, what=what, step=step, prompt=prompt, sibling=sibling)
 
 
-def _as_leased(replay: Replay) -> Iterator[Violation]:
-    for step, leased in replay.leased.items():
+def _as_granted(replay: Replay) -> Iterator[Violation]:
+    for step, granted in replay.granted.items():
         named = replay.commits[step]
-        for prompt, sibling in sorted(named - leased):
-            what = f"the commit of step {step} names prompt {prompt} sibling {sibling}, which was not leased"
+        for prompt, sibling in sorted(named - granted):
+            what = f"the commit of step {step} names prompt {prompt} sibling {sibling}, which was not granted"
             yield Violation(checker=STEPS, what=what, step=step, prompt=prompt, sibling=sibling)
-        for prompt, sibling in sorted(leased - named):
-            what = f"prompt {prompt} sibling {sibling} was leased to step {step}, whose commit does not name it"
+        for prompt, sibling in sorted(granted - named):
+            what = f"prompt {prompt} sibling {sibling} was granted to step {step}, whose commit does not name it"
             yield Violation(checker=STEPS, what=what, step=step, prompt=prompt, sibling=sibling)
 
 

@@ -1,6 +1,6 @@
 """Messages of a nemesis to the processes of a run: faults that only the process itself, or its parent, can commit.
 
-nemesis ──ApplyFault──▶ envoy of a role process ─▶ ProcessFaults: its links, its wall clock
+nemesis ──ApplyFault──▶ reporter of a role process ─▶ ProcessFaults: its links, its wall clock
         ──ApplyFault──▶ ┐
         ──SignalChild─▶ ├─ NodeFaults, beside each node agent: itself, and the processes that are its children
         ──SlowChild───▶ │

@@ -39,7 +39,7 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     log: str
     agent: ActorAddress = _NOBODY
     """This machine's node agent."""
-    desk: ActorAddress = _NOBODY
+    keeper: ActorAddress = _NOBODY
     """Actor that is told how it goes."""
     limits: str = ""
     """``Limits`` as JSON."""

@@ -4,7 +4,7 @@
                                                                      └─ serve jobs until a signal ─▶ HeadEnded ─▶ exit 0
 
 Invariants
-- The process ends with its parent (``fate``). When it cannot start, its last line on stderr says why.
+- The process ends with its parent (``parent_death``). When it cannot start, its last line on stderr says why.
 - Nothing of it is needed by a next life but the run directory: the journal, the model, the metrics.
 """
 
@@ -26,7 +26,7 @@ import structlog
 
 from actors.control.socket import for_this_machine, store_endpoint
 from actors.core.errors import AskError
-from actors.host.fate import die_with_parent
+from actors.host.parent_death import die_with_parent
 from configs.errors import ConfigError
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
@@ -147,29 +147,29 @@ class Reporter:
     """Speaks to the machine process."""
 
     def __init__(self, head: Head, order: HeadOrder) -> None:
-        self._desk = head.system.ref(order.desk)
+        self._keeper = head.system.ref(order.keeper)
         self._endpoint = head.endpoint
         self._limits = head.limits
         self._life = order.life
 
     def ready(self, control: str) -> None:
-        self._desk.tell(HeadReady(life=self._life, endpoint=self._endpoint, control=control))
+        self._keeper.tell(HeadReady(life=self._life, endpoint=self._endpoint, control=control))
 
     def progress(self, fields: Mapping[str, Any]) -> None:
-        self._desk.tell(HeadProgress(life=self._life, fields=_plain(fields)))
+        self._keeper.tell(HeadProgress(life=self._life, fields=_plain(fields)))
 
     async def beacons(self) -> None:
         """Until cancelled."""
         while True:
             await asyncio.sleep(self._limits.beacon_interval_s)
-            self._desk.tell(HeadBeacon(life=self._life))
+            self._keeper.tell(HeadBeacon(life=self._life))
 
     async def ended(self, summary: Mapping[str, Any]) -> None:
         """Raises:
         AskError: the machine process does not answer, so it will not outlive this one.
         """
         try:
-            await self._desk.ask(HeadEnded(life=self._life, summary=_plain(summary)), HeadHeard)
+            await self._keeper.ask(HeadEnded(life=self._life, summary=_plain(summary)), HeadHeard)
         except AskError:
             log.exception("nobody hears of the end")
             raise

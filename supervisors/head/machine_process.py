@@ -1,13 +1,13 @@
 """The process of ``headrace run`` and ``headrace head``: hosts this machine's node agent, and keeps a head alive.
 
-    start ─▶ transport ─▶ agent · faults · desk
+    start ─▶ transport ─▶ agent · faults · keeper
     lead  ─▶ exec head ─▶ HeadReady ─▶ HeadProgress … ─▶ HeadEnded ─▶ exit 0 ─▶ what it said is the result
                  ▲                            └─ ended without HeadEnded, or hung: SIGKILL
                  └── backoff, within the restart budget ──┘
     stop  ─▶ head ─▶ agent (its processes in order) ─▶ transport
 
 Invariants
-- Role processes are children of this process: they outlive the head, and end with this one (``fate``).
+- Role processes are children of this process: they outlive the head, and end with this one (``parent_death``).
 - One life of the head at a time; what an earlier one still says is not heard.
 - Every life listens at the same endpoints. The next one finds its work in the run directory, and its processes at the
   node agents.
@@ -65,7 +65,7 @@ _PORTS: Final = 3
 """Number of lanes of an endpoint, each with a port."""
 
 
-class HeadDesk(Actor):
+class HeadKeeper(Actor):
     """Hears the head, in its present life only."""
 
     def __init__(self, on_progress: OnProgress, on_ready: OnReady) -> None:
@@ -143,7 +143,7 @@ class MachineProcess:
         self._keys = load_head_keys(keys, None).nodes
         self._runtime = machine.runtime_directory()
         self._listen = fixed_listen(listen) if listen is not None else f"ipc://{self._runtime}/head"
-        self.desk = HeadDesk(on_progress, on_ready)
+        self.keeper = HeadKeeper(on_progress, on_ready)
         self._head: Child | None = None
         self._system: ActorSystem | None = None
 
@@ -160,7 +160,7 @@ class MachineProcess:
             keys=str(self._keys_directory or ""),
             machine=self._machine,
         )
-        await system.spawn("desk", self.desk)
+        await system.spawn("keeper", self.keeper)
         await system.spawn("agent", NodeAgent("head", options))
         await system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self._machine)))
 
@@ -197,15 +197,15 @@ class MachineProcess:
             order,
             listen=self._listen,
             agent=system.address("agent"),
-            desk=system.address("desk"),
+            keeper=system.address("keeper"),
             limits=limits.model_dump_json(),
         )
         while True:
             began_s = loop.time()
             end = await self._one_life(order, interrupted)
-            if self.desk.summary is not None:
-                return self.desk.summary
-            failed_starts = 0 if self.desk.ready is not None else failed_starts + 1
+            if self.keeper.summary is not None:
+                return self.keeper.summary
+            failed_starts = 0 if self.keeper.ready is not None else failed_starts + 1
             cause = ExitCause.CRASHED if end.cause in (ExitCause.COMPLETED, ExitCause.PREEMPTED) else end.cause
             within = budget.spend(cause, loop.time())
             self._check(order, end, failed_starts, within=within)
@@ -217,7 +217,7 @@ class MachineProcess:
 
     async def _one_life(self, order: HeadOrder, interrupted: asyncio.Event) -> ProcessExit:
         """Start one head and see it to its end."""
-        detector = self.desk.expect(order.life)
+        detector = self.keeper.expect(order.life)
         out = _output(order)
         self._head = head = self._machine.launch(Launch(head_command(), out, order.encode()))
         helpers = [
@@ -243,7 +243,7 @@ class MachineProcess:
                 self._on_progress({"message": f"the head hangs ({detector.why(now_s)}) and is killed"})
                 head.kill(ExitCause.KILLED)
                 return
-            if self.desk.summary is not None:
+            if self.keeper.summary is not None:
                 done_s = done_s or now_s
                 if now_s - done_s > 2 * self._limits.stop_timeout_s:
                     head.kill(ExitCause.STOPPED)
@@ -257,7 +257,7 @@ class MachineProcess:
 
     async def _forward(self, head: Child, interrupted: asyncio.Event) -> None:
         await interrupted.wait()
-        await self.desk.became_ready.wait()
+        await self.keeper.became_ready.wait()
         head.send_signal(signal.SIGINT)
 
     def _check(self, order: HeadOrder, end: ProcessExit, failed_starts: int, *, within: bool) -> None:
@@ -266,7 +266,7 @@ class MachineProcess:
         """
         lines = last_lines(_output(order), self._limits.exit_log_lines)
         last = lines[-1] if lines else ""
-        if order.life == 1 and end.code == EXIT_START_FAILED and not self.desk.ready:
+        if order.life == 1 and end.code == EXIT_START_FAILED and not self.keeper.ready:
             raise HeadGaveUp(last or f"the head could not start ({end})")
         if failed_starts >= self._limits.start_attempts_max:
             raise HeadGaveUp(f"{failed_starts} starts of the head in a row failed; last: {end}{_tail(last)}")
@@ -276,9 +276,9 @@ class MachineProcess:
             raise HeadGaveUp(f"the head ended too often: {budget}; last: {end}{_tail(last)}")
 
     def _next(self, order: HeadOrder, end: ProcessExit) -> HeadOrder:
-        desk = self.desk
-        desk.restarts += 1
-        former = Former(ended=str(end), restarts=desk.restarts, workers=desk.workers, begun=desk.begun)
+        keeper = self.keeper
+        keeper.restarts += 1
+        former = Former(ended=str(end), restarts=keeper.restarts, workers=keeper.workers, begun=keeper.begun)
         return msgspec.structs.replace(order, life=order.life + 1, former=former)
 
     # ------------------------------------------------------------ the end
@@ -325,6 +325,6 @@ def fixed_listen(listen: str) -> str:
     raise OSError(f"{listen}: no {_PORTS} free ports in a row were found; name a port")
 
 
-def failed_summary(job: str, desk: HeadDesk, error: str) -> Mapping[str, Any]:
+def failed_summary(job: str, keeper: HeadKeeper, error: str) -> Mapping[str, Any]:
     """The summary of a run whose head could not be kept."""
-    return {"job": job, "steps": desk.step, "restarts": desk.restarts, "state": "failed", "error": error}
+    return {"job": job, "steps": keeper.step, "restarts": keeper.restarts, "state": "failed", "error": error}

@@ -20,7 +20,7 @@ from configs.errors import ConfigError
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
-from supervisors.head.lookout import Lookout
+from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.file_end import whole_lines
@@ -201,10 +201,10 @@ class Operations:
         return rows
 
     async def stalls(self, longer_than_s: float) -> list[Plain]:
-        return await Lookout(self._head).stalls(longer_than_s)
+        return await StallReport(self._head).stalls(longer_than_s)
 
     async def dead_letters(self) -> Plain:
-        return await Lookout(self._head).dead_letters()
+        return await StallReport(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
         lines = whole_lines(self._run(job).run_dir / "metrics.jsonl", last)

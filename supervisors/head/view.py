@@ -1,6 +1,6 @@
 """The head as those see it who steer it and look into it: what is here, and how a job is launched.
 
-head.py ─▶ operations.py ─▶ lookout.py        both know a HeadView, none of them the Head
+head.py ─▶ operations.py ─▶ stall_report.py        both know a HeadView, none of them the Head
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from supervisors.nemesis.nemesis import Nemesis
 
 
 class HeadView(Protocol):
-    """A head view is what ``Head`` offers to ``Operations`` and ``Lookout``."""
+    """A head view is what ``Head`` offers to ``Operations`` and ``StallReport``."""
 
     run_root: Path
     limits: Limits

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from actors.host.fate import die_with_parent
+from actors.host.parent_death import die_with_parent
 from configs.limits import DEFAULT_LIMITS
 from supervisors.jobs.hub_files import lacking_files, lacking_kinds, needed_files
 

@@ -29,7 +29,7 @@ from supervisors.jobs.cost_meter import CostMeter
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Preparation
-from supervisors.jobs.strays import Strays
+from supervisors.jobs.orphaned_processes import OrphanedProcesses
 from supervisors.machine.machine import LOCAL, Machine
 from supervisors.machine.nodes import Nodes
 from supervisors.tree.errors import NoNode
@@ -72,7 +72,7 @@ class JobRun:
         self.tree = JobTree(
             system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None
         )
-        self._strays = Strays(system, nodes, job.name, self.tree.children)
+        self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
         self._preparation = Preparation(job, run_dir, lambda message: self._news.say(message=message))
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
@@ -123,7 +123,7 @@ class JobRun:
             self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
         await self.tree.start_processes(model_path)
         if self._former is not None:
-            self._strays.start()
+            self._orphans.start()
         return True
 
     async def _wait_for_nodes(self) -> None:
@@ -238,7 +238,7 @@ class JobRun:
             return
         self._stopped = True
         self._stop_counting()
-        self._strays.stop()
+        self._orphans.stop()
         await self.tree.stop()
         if f"news.{self.job.name}" in self._system.actors():
             await self._system.stop_actor(f"news.{self.job.name}")

@@ -22,7 +22,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from actors.environments.prompts.sources import Source, open_source
-from actors.host.fate import die_with_parent
+from actors.host.parent_death import die_with_parent
 from configs.schema import JobConfig, ModelConfig
 
 PAD, END = "<pad>", "<end>"

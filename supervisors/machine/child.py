@@ -6,7 +6,7 @@
     main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71
 
 Invariants
-- The process ends with its parent (``fate``), with its main actor, and when any of its actors crashes.
+- The process ends with its parent (``parent_death``), with its main actor, and when any of its actors crashes.
 - Nothing is printed but JSON lines on stderr, which the agent keeps in a bounded file.
 - The last step is ``os._exit``: a thread that hangs in a kernel must not hold up an orderly stop.
 """
@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from actors.host.fate import die_with_parent
+from actors.host.parent_death import die_with_parent
 from supervisors.faults.process_faults import ProcessFaults
-from supervisors.machine.envoy import Envoy
 from supervisors.machine.logs import log_to_stderr, new_loop
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
+from supervisors.machine.process_reporter import ProcessReporter
 from supervisors.machine.process_spec import ProcessSpec
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ async def host(
             log.exception("the role could not be started", role=spec.args.role)
             return EXIT_START_FAILED
         on_ready()
-        await system.spawn("envoy", Envoy(spec, addresses, faults or ProcessFaults(), pid))
+        await system.spawn("reporter", ProcessReporter(spec, addresses, faults or ProcessFaults(), pid))
         log.info("ready", role=spec.args.role, actors=sorted(addresses))
-        return await _until_end(system, [*addresses, "envoy"], spec.args.name, terminated)
+        return await _until_end(system, [*addresses, "reporter"], spec.args.name, terminated)
     finally:
         try:
             async with asyncio.timeout(system.limits.stop_timeout_s + system.limits.close_timeout_s):

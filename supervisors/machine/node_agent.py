@@ -11,7 +11,7 @@ Invariants
   ``orphan_grace_s``, it is stopped. One that is adopted after that is still stopped, and was preempted for whom it
   has now: nobody there wanted it to end.
 - A busy process is left alone; a hung one is killed (``failure_detector``).
-- No process outlives this one (``fate``), and none outlives this actor.
+- No process outlives this one (``parent_death``), and none outlives this actor.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.machine.leavings import Leavings, Left
+from supervisors.machine.leftover_files import Left, LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
 from supervisors.machine.process import Launch, ProcessExit
 from supervisors.machine.process_log import last_lines, trim
@@ -62,7 +62,7 @@ class NodeAgent(Actor):
         self._starts = 0
         self._orphaned_s: dict[ActorAddress, float] = {}
         self._watched: set[ActorAddress] = set()
-        self._leavings = Leavings()
+        self._leftovers = LeftoverFiles()
         self._fewer = asyncio.Event()
 
     async def on_start(self) -> None:
@@ -82,7 +82,7 @@ class NodeAgent(Actor):
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
                 self._ended(managed, await managed.process.gone())
-            await self._clear_away(self._leavings.due(self.ctx.now(), 0.0))
+            await self._clear_away(self._leftovers.due(self.ctx.now(), 0.0))
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -211,7 +211,7 @@ class NodeAgent(Actor):
             return
         managed.detector.saw_ready(self.ctx.now())
         managed.report = message
-        self._leavings.ready(managed.order.args.run_dir, managed.order.name)
+        self._leftovers.ready(managed.order.args.run_dir, managed.order.name)
         managed.contact = self.ctx.sender
         if managed.contact is not None:
             self.ctx.watch(managed.contact)
@@ -239,10 +239,10 @@ class NodeAgent(Actor):
             managed.ready.set_result(None)
         run_dir = managed.order.args.run_dir
         if managed.report is None:
-            self._leavings.failed(run_dir, name, self.ctx.now())
+            self._leftovers.failed(run_dir, name, self.ctx.now())
             return
         holders = (address.name for address in managed.report.addresses.values())
-        self._leavings.ended(run_dir, name, holders, end.pid, self.ctx.now())
+        self._leftovers.ended(run_dir, name, holders, end.pid, self.ctx.now())
         detail = f"{managed.verdict}; {end}" if managed.verdict else str(end)
         log = self.ctx.log.info if end.cause in (ExitCause.STOPPED, ExitCause.COMPLETED) else self.ctx.log.warning
         log("process ended", process=name, pid=end.pid, cause=str(end.cause), detail=detail)
@@ -303,11 +303,11 @@ class NodeAgent(Actor):
         while True:
             await self.ctx.sleep(self.ctx.limits.health_check_s)
             starting = {(m.order.args.run_dir, m.order.name) for m in self._managed.values()}
-            await self._clear_away(self._leavings.due(self.ctx.now(), grace_s, starting))
+            await self._clear_away(self._leftovers.due(self.ctx.now(), grace_s, starting))
 
-    async def _clear_away(self, leavings: list[Left]) -> None:
+    async def _clear_away(self, leftovers: list[Left]) -> None:
         """As far as it goes: memory that stays costs less than the processes of this machine."""
-        for left in leavings:
+        for left in leftovers:
             try:
                 if files := await self.ctx.run_blocking(left.remove):
                     self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)

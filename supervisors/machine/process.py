@@ -30,7 +30,7 @@ from typing import Final
 
 import structlog
 
-from actors.host.fate import PARENT_PID_VARIABLE
+from actors.host.parent_death import PARENT_PID_VARIABLE
 from configs.limits import DEFAULT_LIMITS
 from supervisors.machine.process_log import open_log
 from supervisors.tree.restart_budget import ExitCause
@@ -207,7 +207,7 @@ class ChildProcess(Child):
 
 
 def launch(spec: Launch) -> ChildProcess:
-    """Start a process. Call it on the thread of the running loop: its end is the child's end (``fate``).
+    """Start a process. Call it on the thread of the running loop: its end is the child's end (``parent_death``).
 
     Raises:
         OSError: the executable cannot be started or the log cannot be opened.

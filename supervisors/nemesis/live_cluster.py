@@ -127,7 +127,7 @@ class LiveCluster:
                     continue  # an actor of the head's own process
                 known.add(info.name)
                 if child is not None and child.node in agents:
-                    own = ActorAddress("envoy", child.address.peer, child.address.endpoint)
+                    own = ActorAddress("reporter", child.address.peer, child.address.endpoint)
                     node_faults = beside(agents[child.node])
                     running.append(
                         Victim(info.name, info.role, child.node, child.pid, child.address.peer.name, node_faults, own)

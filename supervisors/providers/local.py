@@ -2,8 +2,8 @@
 
 start ─▶ exec ─▶ the node joins the head        notice ─▶ SIGTERM ─▶ window ─▶ SIGKILL        kill ─▶ SIGKILL
 
-Role processes are the node process's children and share its fate (``actors/host/fate.py``): a killed node leaves
-nothing behind, as a machine that was switched off.
+Role processes are the node process's children and share its fate (``actors/host/parent_death.py``): a killed node
+leaves nothing behind, as a machine that was switched off.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class SimulatedMachine:
         self.children.pop(pid, None)
 
     def kill_children(self) -> None:
-        """Their parent is dead, and their fate is its own (``actors/host/fate.py``)."""
+        """Their parent is dead, and their fate is its own (``actors/host/parent_death.py``)."""
         for child in list(self.children.values()):
             child.kill()
 

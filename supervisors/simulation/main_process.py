@@ -138,7 +138,7 @@ class MachineMain(MainProcess):
             try:
                 summary = await process.lead(self._order(job), interrupted)
             except HeadGaveUp as error:
-                summary = dict(failed_summary(job.name, process.desk, str(error)))
+                summary = dict(failed_summary(job.name, process.keeper, str(error)))
             world.run_over(job.name, summary)
         finally:
             await process.stop()

@@ -16,7 +16,7 @@ MOMENTS: Final = (
     "rollout.revoke", "scheduler.checkpoint_taken", "scheduler.commit_step", "scheduler.committed", "scheduler.leaving",
     "scheduler.lookup_service", "scheduler.open_step", "scheduler.register_service", "scheduler.register_worker",
     "scheduler.registered", "scheduler.service_changed", "scheduler.token_delta", "scheduler.token_delta",
-    "scheduler.version_available", "scheduler.worker_version", "trainer.lease_groups", "trainer.step_leased",
+    "scheduler.version_available", "scheduler.worker_version", "trainer.grant_groups", "trainer.step_granted",
     "weights.chunk", "weights.get_chunks", "weights.get_manifest", "weights.manifest_reply", "weights.publish",
     "weights.published", "weights.query_versions", "weights.versions",
 )  # fmt: skip

@@ -20,13 +20,13 @@ from actors.jobs.job import Job
 from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.batches import Progress, QueryProgress
 from actors.protocol.failures import Acknowledged
-from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
+from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
 from actors.protocol.rewards import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
 from actors.protocol.services import RegisterService
-from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepGranted
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.weights import VersionAvailable
-from actors.protocol.work import Assign, DeltasTaken, EngineStats, PullVersion, Revoke
+from actors.protocol.work import Assign, EngineStats, PullVersion, ReportsTaken, Revoke
 from actors.protocol.workers import Registered, RegisterWorker, WorkerVersion
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
@@ -88,7 +88,7 @@ class FakeWorker(Actor):
         """Sequence numbers up to which the scheduler has said that it has taken what was told."""
         self.beside_trainer = False
         self.swallow = False
-        """Lose a delta, as no transport may: the ledger has to notice."""
+        """Lose a report, as no transport may: the ledger has to notice."""
 
     async def on_start(self) -> None:
         offer = RegisterWorker(
@@ -97,7 +97,7 @@ class FakeWorker(Actor):
         )  # fmt: skip
         asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self.scheduler)
         answer = await scheduler.ask(offer, Registered)
-        self.epoch = answer.epoch
+        self.term = answer.term
         renewal = RenewLease(job="j", holder=self.ctx.self_address.name, lease=answer.lease)
         Tenure(self.ctx, lambda: None).begin(scheduler, renewal, answer.lease_s, asked_at_s=asked_at_s)
         if answer.policy_version >= 0:
@@ -142,9 +142,9 @@ class FakeWorker(Actor):
             self.held.pop(number, None)
         self.ahead = [o for o in self.ahead if not gone & {s.assignment for work in o.work for s in work.samples}]
 
-    @handles(DeltasTaken)
-    async def deltas_taken(self, news: DeltasTaken) -> None:
-        assert news.epoch == self.epoch
+    @handles(ReportsTaken)
+    async def reports_taken(self, news: ReportsTaken) -> None:
+        assert news.term == self.term
         self.taken.append(news.sequence)
 
     @handles(Turn)
@@ -165,17 +165,17 @@ class FakeWorker(Actor):
         if self.swallow:
             self.swallow = False
             return
-        self.ctx.ref(self.scheduler).tell(self.delta(rows))
+        self.ctx.ref(self.scheduler).tell(self.report(rows))
 
     async def crash(self) -> None:
         """What the poison does."""
         raise RuntimeError("the engine has crashed")
 
-    def delta(self, rows: list[tuple[int, int, int, int]]) -> TokenDelta:
+    def report(self, rows: list[tuple[int, int, int, int]]) -> TokenReport:
         n = len(rows)
         self.sequence += 1
-        return TokenDelta.of(
-            job="j", worker=self.ctx.self_address.name, epoch=self.epoch, sequence=self.sequence - 1,
+        return TokenReport.of(
+            job="j", worker=self.ctx.self_address.name, term=self.term, sequence=self.sequence - 1,
             policy_version=self.version, assignments=np.array([r[0] for r in rows], np.int64),
             offsets=np.array([r[1] for r in rows], np.int32), counts=np.ones(n, np.int32),
             finished=np.array([r[2] for r in rows], np.uint8), tokens=np.array([r[3] for r in rows], np.int32),
@@ -223,10 +223,10 @@ class FakeTrainer(Actor):
 
     def __init__(self, scheduler: ActorAddress, step: int, trained: dict[int, list[Any]], steps: int) -> None:
         self.scheduler, self.step, self.trained, self.steps = scheduler, step, trained, steps
-        self.groups: dict[int, LeaseGroup] = {}
+        self.groups: dict[int, GroupGrant] = {}
         self.early: list[tuple[int, int, int, tuple[int, ...]]] = []
         """Step, prompt, sibling and tokens of samples that it was told of before their groups were whole."""
-        self.leased: StepLeased | None = None
+        self.granted: StepGranted | None = None
         self.news = asyncio.Event()
         self.crash_before_commit = -1
         self.replays = 0
@@ -244,8 +244,8 @@ class FakeTrainer(Actor):
         news = VersionAvailable(job="j", policy_version=self.step, weights=self.ctx.self_address)
         self.ctx.ref(self.scheduler).tell(news)
 
-    @handles(LeaseGroups)
-    async def lease(self, message: LeaseGroups) -> None:
+    @handles(GrantGroups)
+    async def lease(self, message: GrantGroups) -> None:
         if message.step == self.step:
             self.groups.update({group.prompt: group for group in message.split()})
 
@@ -253,24 +253,24 @@ class FakeTrainer(Actor):
     async def take_early(self, message: EarlySamples) -> None:
         assert message.step == self.step
         for prompt, sibling, _, tokens in message.split():
-            assert prompt not in self.groups, "its group has been leased"
+            assert prompt not in self.groups, "its group has been granted"
             self.early.append((message.step, prompt, sibling, tuple(tokens.tolist())))
 
-    @handles(StepLeased)
-    async def leased_all(self, news: StepLeased) -> None:
+    @handles(StepGranted)
+    async def granted_all(self, news: StepGranted) -> None:
         if news.step == self.step:
-            self.leased = news
+            self.granted = news
             self.news.set()
 
     async def run(self) -> None:
         scheduler = self.ctx.ref(self.scheduler)
         while True:
-            self.groups, self.leased = {}, None
+            self.groups, self.granted = {}, None
             scheduler.tell(OpenStep(job="j", step=self.step, trainer=self.ctx.self_address))
             self.news.clear()
             await self.news.wait()
-            assert self.leased is not None and self.leased.groups == len(self.groups)
-            if self.leased.never:
+            assert self.granted is not None and self.granted.groups == len(self.groups)
+            if self.granted.never:
                 await self.checkpoint(final=True)
                 return self.ctx.stop("completed")
             await self.ctx.sleep(self.train_s)
@@ -301,7 +301,7 @@ class FakeTrainer(Actor):
         await self.ctx.ref(self.scheduler).ask(taken, Acknowledged)
 
 
-def _samples(group: LeaseGroup) -> list[tuple[int, int, tuple[int, ...], float]]:
+def _samples(group: GroupGrant) -> list[tuple[int, int, tuple[int, ...], float]]:
     ends = np.cumsum(group.lengths)
     return [
         (group.prompt, int(s), tuple(group.tokens[end - n : end].tolist()), float(r))

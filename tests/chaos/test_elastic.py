@@ -32,7 +32,7 @@ class Told:
     """Sample → the tokens with which it was handed out for the second time."""
     samples: list[tuple[Name, list[int]]] = field(default_factory=list[tuple[Name, list[int]]])
     said_tokens: int = 0
-    """In deltas, whether the ledger took them or not."""
+    """In reports, whether the ledger took them or not."""
     sampling: SamplingParams | None = None
 
     @classmethod

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_job import SMALL_JOB
 from random_plans import STEPS, random_job, random_plan
+from small_job import SMALL_JOB
 
 from configs.fault_plan import FaultPlan
 from supervisors.testing.run_under_test import HeadraceRun

@@ -62,7 +62,7 @@ def test_the_page_of_metrics_names_every_column() -> None:
     """A row as the trainer's accounts and the scheduler's meter make it."""
     result = StepResult(grad_norm=1.0, learning_rate=1e-3, skipped=False)
     from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {
-        "leases_ignored": 0.0,
+        "grants_ignored": 0.0,
         "tokens_scored_early": 0.0,
     }
     ledger = Ledger()

@@ -33,7 +33,7 @@ from actors.fleet.inflow import joined
 from actors.ledger import events as ev
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger
-from actors.protocol.tokens import ROW, TOKEN, TokenDelta
+from actors.protocol.tokens import ROW, TOKEN, TokenReport
 from actors.protocol.weights import Manifest
 from actors.protocol.work import EngineStats, SamplingParams
 from actors.weights.delta import apply_delta, encode_delta
@@ -95,7 +95,7 @@ def as_input(frames: Sequence[Any]) -> bytes:
 
 def _wire() -> list[Target]:
     envelope = Envelope(
-        kind=Kind.TELL, source="a", target="b", target_incarnation=1, epoch=1, job="j", trace_id=1, tag="core.look"
+        kind=Kind.TELL, source="a", target="b", target_incarnation=1, term=1, job="j", trace_id=1, tag="core.look"
     )
     frame = packed([b"head", b"body"])
     assert frame is not None, "it is small"
@@ -154,20 +154,20 @@ def _body(kind: type[Any]) -> bytes:
 
 _SAMPLES: Final = 4
 FIRST: Final = 1 << 40
-"""The first assignment number of epoch 1."""
+"""The first assignment number of term 1."""
 
 
 def _delta(data: bytes) -> object:
     """Into a ledger in which a worker holds some samples; what is illegal must change nothing."""
     rows, tokens = (*frames_of(data), b"")[:2]
-    delta = TokenDelta(
-        job="j", worker="w", epoch=1, sequence=0, policy_version=0, row_bytes=rows, token_bytes=tokens,
+    report = TokenReport(
+        job="j", worker="w", term=1, sequence=0, policy_version=0, row_bytes=rows, token_bytes=tokens,
         stats=EngineStats(),
     )  # fmt: skip
     ledger = _ledger()
     before = ledger.counters.tokens
     try:
-        return ledger.apply(joined([delta]))
+        return ledger.apply(joined([report]))
     except IllegalTransition:
         assert ledger.counters.tokens == before, "an illegal event has changed something"
         raise
@@ -175,7 +175,7 @@ def _delta(data: bytes) -> object:
 
 def _ledger() -> Ledger:
     ledger = Ledger()
-    ledger.apply(ev.Opened(epoch=1))
+    ledger.apply(ev.Opened(term=1))
     ledger.apply(
         ev.BatchIssued(
             0, 2, SamplingParams(max_tokens=8), np.arange(2), np.zeros(2, np.int32), np.zeros(0, np.int32), [b""] * 2

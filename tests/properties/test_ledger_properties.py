@@ -51,7 +51,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger, self.journal, self.fleet = Ledger(), MemoryJournal(), Fleet()
         self.tokens: dict[tuple[int, int], int] = {}
         self.committed: dict[int, set[int]] = {}
-        self.epoch = 0
+        self.term = 0
         self.open()
 
     def do(self, event: ev.Event) -> None:
@@ -59,11 +59,11 @@ class LedgerMachine(RuleBasedStateMachine):
         self.journal.append(event)
 
     def open(self) -> None:
-        self.epoch += 1
+        self.term += 1
         for worker, held in self.fleet.live.items():
             self.fleet.dead += [(worker, number, h) for number, h in held.items()]
             held.clear()
-        self.do(ev.Opened(self.epoch))
+        self.do(ev.Opened(self.term))
 
     @rule()
     def issue(self) -> None:
@@ -89,7 +89,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.do(ev.Assigned.to_one(worker, step, first, rows))
                 return
 
-    def delta(self, worker: str, rows: list[tuple[int, Held, int, int]]) -> ev.TokensAppended:
+    def report(self, worker: str, rows: list[tuple[int, Held, int, int]]) -> ev.TokensAppended:
         """Rows of (assignment, hand-out, tokens, finish)."""
         tokens = [token(h.step, h.row, h.at + i) for _, h, n, _ in rows for i in range(n)]
         return ev.TokensAppended.one(
@@ -108,7 +108,7 @@ class LedgerMachine(RuleBasedStateMachine):
             codes = (FinishReason.RUNNING, FinishReason.RUNNING, FinishReason.STOP, FinishReason.ABORTED)
             finish = FinishReason.LENGTH if spent else data.draw(st.sampled_from(codes))
             rows.append((number, h, n, int(finish)))
-        event = self.delta(worker, rows)
+        event = self.report(worker, rows)
         self.do(event)
         for number, h, n, finish in rows:
             h.at += n
@@ -125,7 +125,7 @@ class LedgerMachine(RuleBasedStateMachine):
             number = data.draw(st.sampled_from(sorted(held)))
             h = held[number]
             if h.at + 2 <= BUDGET:
-                self.do(self.delta(worker, [(number, Held(h.step, h.row, h.at + 1), 1, 0)]))
+                self.do(self.report(worker, [(number, Held(h.step, h.row, h.at + 1), 1, 0)]))
 
     @rule(data=st.data())
     def a_dead_worker_speaks(self, data: st.DataObject) -> None:
@@ -133,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
             worker, number, h = data.draw(st.sampled_from(self.fleet.dead))
             if h.at < BUDGET:
                 before = self.ledger.counters.unknown_rows
-                self.do(self.delta(worker, [(number, h, 1, int(FinishReason.STOP))]))
+                self.do(self.report(worker, [(number, h, 1, int(FinishReason.STOP))]))
                 assert self.ledger.counters.unknown_rows == before + 1
 
     @rule(worker=st.sampled_from(WORKERS))
@@ -161,14 +161,14 @@ class LedgerMachine(RuleBasedStateMachine):
         batch = self.ledger.batches[step]
         wanted = SampleState.COMMITTED if batch.committed else SampleState.SCORED
         rows = np.nonzero(batch.state == wanted)[0].astype(np.int32)
-        self.do(ev.Leased(step, rows, replay=batch.committed))
+        self.do(ev.Granted(step, rows, replay=batch.committed))
 
     @precondition(lambda self: self.ledger.trainer_step in self.ledger.batches)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
         step = self.ledger.trainer_step
         batch = self.ledger.batches[step]
-        named = np.isin(batch.state, (SampleState.COMMITTED, SampleState.LEASED))
+        named = np.isin(batch.state, (SampleState.COMMITTED, SampleState.GRANTED))
         rows = np.nonzero(named)[0]
         if step in self.committed and len(rows) and data.draw(st.booleans()):
             rows = rows[1:]
@@ -207,7 +207,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def finish(self, worker: str, number: int, held: Held) -> None:
         rest = BUDGET - held.at
-        self.do(self.delta(worker, [(number, held, rest, int(FinishReason.LENGTH))]))
+        self.do(self.report(worker, [(number, held, rest, int(FinishReason.LENGTH))]))
         self.tokens[held.step, held.row] = BUDGET
 
     @rule(data=st.data())

@@ -40,7 +40,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("actors/core/", "FULL_RETRY_MAX_S"),
         ("actors/core/", "PROBE_S"),
         ("actors/core/", "PROBES_KEPT"),
-        ("actors/host/fate.py", "POLL_S"),
+        ("actors/host/parent_death.py", "POLL_S"),
         ("transport/zmq/doorkeeper.py", "LOOK_S"),
         ("transport/zmq/socket.py", "FULL_S"),
         ("transport/zmq/timers.py", "PROBES_S"),

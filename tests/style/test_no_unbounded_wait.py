@@ -46,7 +46,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/machine/child.py", "_until_end", "verdict"),
         ("supervisors/jobs/job_tree.py", "JobTree.failed", "ended.wait()"),
         ("supervisors/head/machine_process.py", "MachineProcess._one_life", "asyncio.shield(head.exited)"),
-        ("supervisors/head/machine_process.py", "MachineProcess._forward", "self.desk.became_ready.wait()"),
+        ("supervisors/head/machine_process.py", "MachineProcess._forward", "self.keeper.became_ready.wait()"),
         ("supervisors/machine/node_agent.py", "NodeAgent._follow", "asyncio.shield(managed.process.exited)"),
         ("supervisors/machine/process.py", "ChildProcess._wait_in_thread", "self._popen.wait()"),
     ],
@@ -68,8 +68,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     ],
     "the code that is called has its own limits, where it is written; it cannot be told here which it is": [
         ("actors/core/kernel/cell.py", "Cell._run", "method(message)"),
-        ("actors/core/kernel/stream_desk.py", "StreamDesk.produce", "items"),
-        ("actors/core/kernel/stream_desk.py", "StreamDesk.produce", "cast(Any, items).aclose()"),
+        ("actors/core/kernel/stream_table.py", "StreamTable.produce", "items"),
+        ("actors/core/kernel/stream_table.py", "StreamTable.produce", "cast(Any, items).aclose()"),
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
@@ -84,14 +84,14 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "self._free.get()"),
     ],
-    "the request desk ends every question at its deadline, which was armed three lines before": [
+    "the table of requests ends every question at its deadline, which was armed three lines before": [
         ("actors/core/kernel/questions.py", "Questions.ask", "future"),
     ],
     "a timer of the stream ends it when nothing has come for its window's time-out": [
         ("actors/core/kernel/streams.py", "Stream._wait", "self.future"),
     ],
     "it has just been killed, and is our child: the kernel lets it go, or neither of us": [
-        ("actors/host/fate.py", "_guard", "os.waitpid(leader, 0)"),
+        ("actors/host/parent_death.py", "_guard", "os.waitpid(leader, 0)"),
     ],
     "the caller holds the limit: worker and trainer give each call to their engine one (engine_step_s, _bounded)": [
         ("actors/rollout/engines/torch/torch_engine.py", "TorchEngine._run",

@@ -26,7 +26,7 @@ from actors.core.errors import (
     HandlerCancelled,
     RefusalReason,
     ReplyError,
-    StaleEpoch,
+    StaleTerm,
     StartFailed,
 )
 from actors.core.kernel.answers import Caller, Refusal, TargetGone, failure_of
@@ -201,9 +201,9 @@ class Cell:
                 result: Message | None = await method(message)
                 if delivery.caller is not None:
                     answer(delivery, Kind.REPLY, Done() if result is None else result)
-        except StaleEpoch as error:
-            self._port.count("refused.stale_epoch")
-            refusal = Refusal(reason=RefusalReason.STALE_EPOCH, detail=str(error))
+        except StaleTerm as error:
+            self._port.count("refused.stale_term")
+            refusal = Refusal(reason=RefusalReason.STALE_TERM, detail=str(error))
             self._note_dead(delivery, refusal)
             answer(delivery, Kind.REFUSED, refusal)
         except ReplyError as error:

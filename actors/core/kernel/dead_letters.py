@@ -1,6 +1,6 @@
 """Messages that found no receiver: counted by reason, the newest kept for whoever looks.
 
-    to an actor that is not here ──────▶ unknown_actor     a command of a former ruler ─────▶ stale_epoch
+    to an actor that is not here ──────▶ unknown_actor     a command of a former ruler ─────▶ stale_term
     to a former life of this process ──▶ older_life        no link to its process ──────────▶ no_link
     in the mailbox of one that ends ───▶ stopping          queued for a link that was lost ─▶ link_lost
 
@@ -18,7 +18,7 @@ import msgspec
 from actors.core.errors import RefusalReason
 
 NO_RECEIVER: Final = frozenset(
-    {RefusalReason.UNKNOWN_ACTOR, RefusalReason.OLDER_LIFE, RefusalReason.STOPPING, RefusalReason.STALE_EPOCH}
+    {RefusalReason.UNKNOWN_ACTOR, RefusalReason.OLDER_LIFE, RefusalReason.STOPPING, RefusalReason.STALE_TERM}
 )
 NO_LINK: Final = "no_link"
 LINK_LOST: Final = "link_lost"

@@ -20,7 +20,7 @@ from actors.core.kernel.answers import Caller, Refusal, TargetGone
 from actors.core.kernel.death_watch import DeathWatch
 from actors.core.kernel.delivery import Delivery, Window
 from actors.core.kernel.port import Port
-from actors.core.kernel.stream_desk import StreamDesk
+from actors.core.kernel.stream_table import StreamTable
 from actors.core.kernel.streams import Stream
 from actors.core.message import class_of
 from actors.core.watch import Gone, gone_by_link
@@ -38,7 +38,7 @@ _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
 class Inbound:
     """What the transport calls with every message, and when a link comes or goes."""
 
-    def __init__(self, port: Port, deaths: DeathWatch, streams: StreamDesk) -> None:
+    def __init__(self, port: Port, deaths: DeathWatch, streams: StreamTable) -> None:
         self._port = port
         self._deaths = deaths
         self._streams = streams

@@ -1,6 +1,6 @@
 """What the parts of the kernel, and the public face above them, may ask of the process that they serve.
 
-    Ref, Context, Look ─▶ Port ◀─ Questions, StreamDesk, DeathWatch, Cell, Inbound
+    Ref, Context, Look ─▶ Port ◀─ Questions, StreamTable, DeathWatch, Cell, Inbound
                             ▲
                           Router, which is made of all of them
 

@@ -33,7 +33,7 @@ from actors.core.kernel.loop_lag import LoopLag
 from actors.core.kernel.port import Hosted, RunningActor
 from actors.core.kernel.questions import Questions
 from actors.core.kernel.requests import Requests
-from actors.core.kernel.stream_desk import StreamDesk
+from actors.core.kernel.stream_table import StreamTable
 from actors.core.kernel.streams import Producer, Stream
 from actors.core.message import Message, tag_of
 from actors.core.watch import ActorExit, Gone
@@ -68,7 +68,7 @@ class Router:
         self._last_id = 0
         questions = Questions(self)
         self.deaths = DeathWatch(self)
-        self.streams = StreamDesk(self, questions)
+        self.streams = StreamTable(self, questions)
         self.ask, self.stream, self.produce = questions.ask, self.streams.make, self.streams.produce
         self.watch, self.unwatch = self.deaths.watch, self.deaths.unwatch
 

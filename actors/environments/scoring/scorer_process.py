@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
-from actors.host.fate import lead_group
+from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:

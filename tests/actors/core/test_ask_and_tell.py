@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.epochs import EpochGuard
 from actors.core.errors import (
     DeadlineExceeded,
     NotSent,
@@ -22,6 +21,7 @@ from actors.core.errors import (
 )
 from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
+from actors.core.terms import TermGuard
 from configs.limits import DEFAULT_LIMITS
 from tests.transport.test_link_faults import Memory
 from transport.address import ActorAddress, PeerId
@@ -66,7 +66,7 @@ class Fail(Message):
 
 @message("test_ask.command")
 class Command(Message):
-    epoch: int
+    term: int
 
 
 @message("test_ask.unhandled")
@@ -83,7 +83,7 @@ class Counter(Actor):
         self.total = 0
         self.gate = asyncio.Event()
         self.held = asyncio.Event()
-        self.guard = EpochGuard()
+        self.guard = TermGuard()
         self.runs = 0
 
     @handles(Add)
@@ -110,7 +110,7 @@ class Counter(Actor):
 
     @handles(Command)
     async def command(self, message: Command) -> None:
-        self.guard.admit(message.epoch)
+        self.guard.admit(message.term)
 
 
 async def start(pair: Pair, actor: Actor | None = None) -> tuple[Any, Any]:
@@ -241,13 +241,13 @@ async def test_a_message_without_a_handler_is_refused(pair: Pair) -> None:
     assert refused.value.reason is RefusalReason.NO_HANDLER
 
 
-async def test_an_older_epoch_is_refused_and_the_actor_lives_on(pair: Pair) -> None:
+async def test_an_older_term_is_refused_and_the_actor_lives_on(pair: Pair) -> None:
     _, ref = await start(pair)
-    await ref.ask(Command(epoch=2), Done)
+    await ref.ask(Command(term=2), Done)
     with pytest.raises(Refused) as refused:
-        await ref.ask(Command(epoch=1), Done)
-    assert refused.value.reason is RefusalReason.STALE_EPOCH
-    await ref.ask(Command(epoch=2), Done)
+        await ref.ask(Command(term=1), Done)
+    assert refused.value.reason is RefusalReason.STALE_TERM
+    await ref.ask(Command(term=2), Done)
 
 
 async def test_mail_for_an_older_life_is_refused(pair: Pair) -> None:

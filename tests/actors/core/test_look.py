@@ -8,12 +8,12 @@ from typing import Any, Self
 import pytest
 
 from actors.core.actor import Actor, handles
-from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
 from actors.core.kernel.loop_lag import LoopLag
 from actors.core.look import Look, Sight
 from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
+from actors.core.terms import TermGuard
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -22,18 +22,18 @@ from transport.sim.loop import run_simulated
 
 @message("test_look.order")
 class Order(Message):
-    epoch: int = 0
+    term: int = 0
     take_s: float = 0.0
 
 
 class Worker(Actor):
     def __init__(self) -> None:
-        self.epochs = EpochGuard()
-        self.epochs.admit(5)
+        self.terms = TermGuard()
+        self.terms.admit(5)
 
     @handles(Order)
     async def order(self, message: Order) -> None:
-        self.epochs.admit(message.epoch)
+        self.terms.admit(message.term)
         await self.ctx.sleep(message.take_s)
 
 
@@ -81,7 +81,7 @@ def in_town(test: Any) -> Any:
 
 @in_town
 async def test_a_look_shows_who_works_since_when_and_not_the_look_itself(town: Town) -> None:
-    asked = asyncio.ensure_future(town.worker.ask(Order(epoch=5, take_s=8.0), Done))
+    asked = asyncio.ensure_future(town.worker.ask(Order(term=5, take_s=8.0), Done))
     await asyncio.sleep(3.0)
     sight = await town.window.ask(Look(), Sight)
     assert [(s.waiter, s.kind, s.what) for s in sight.stalls] == [("worker", "handler", "test_look.order")]
@@ -97,15 +97,15 @@ async def test_a_look_shows_who_works_since_when_and_not_the_look_itself(town: T
 async def test_every_message_without_a_receiver_is_counted_once_by_its_reason(town: Town) -> None:
     far = town.worker.address.peer
     for _ in range(2):
-        town.near.ref(ActorAddress("nobody", far, town.worker.address.endpoint)).tell(Order(epoch=5))
-    town.near.ref(ActorAddress("ghost", town.near.peer, "")).tell(Order(epoch=5))
+        town.near.ref(ActorAddress("nobody", far, town.worker.address.endpoint)).tell(Order(term=5))
+    town.near.ref(ActorAddress("ghost", town.near.peer, "")).tell(Order(term=5))
     await town.window.ask(Look(), Sight)
     with pytest.raises(AskError):
-        await town.worker.ask(Order(epoch=4), Done)
+        await town.worker.ask(Order(term=4), Done)
     gone = ActorAddress("worker", PeerId("elsewhere", 9), "")
-    town.near.ref(gone).tell(Order(epoch=5))
+    town.near.ref(gone).tell(Order(term=5))
     sight = await town.window.ask(Look(), Sight)
-    assert sight.dead_letter_counts == {"unknown_actor": 2, "stale_epoch": 1}
+    assert sight.dead_letter_counts == {"unknown_actor": 2, "stale_term": 1}
     assert town.near.sight().dead_letter_counts == {"unknown_actor": 1, "no_link": 1}
     newest = town.near.sight().dead_letters[0]
     assert (newest.reason, newest.tag, newest.target) == ("no_link", "test_look.order", f"worker@{gone.peer}")
@@ -113,7 +113,7 @@ async def test_every_message_without_a_receiver_is_counted_once_by_its_reason(to
 
 @in_town
 async def test_what_waits_for_a_link_that_is_never_made_is_a_dead_letter(town: Town) -> None:
-    town.near.ref(ActorAddress("worker", PeerId("nowhere", 9), "memory://nowhere")).tell(Order(epoch=5))
+    town.near.ref(ActorAddress("worker", PeerId("nowhere", 9), "memory://nowhere")).tell(Order(term=5))
     assert town.near.sight().dead_letter_counts == {}
     await asyncio.sleep(DEFAULT_LIMITS.connect_timeout_s + 1.0)
     assert town.near.sight().dead_letter_counts == {"link_lost": 1}
@@ -121,8 +121,8 @@ async def test_what_waits_for_a_link_that_is_never_made_is_a_dead_letter(town: T
 
 @in_town
 async def test_what_waits_in_the_mailbox_of_an_actor_that_ends_is_a_dead_letter(town: Town) -> None:
-    town.worker.tell(Order(epoch=5, take_s=3.0))
-    town.worker.tell(Order(epoch=5))
+    town.worker.tell(Order(term=5, take_s=3.0))
+    town.worker.tell(Order(term=5))
     await town.window.ask(Look(), Sight)
     await town.far.stop_actor("worker")
     assert town.far.sight().dead_letter_counts == {"stopping": 1}

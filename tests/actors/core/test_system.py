@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.context import named_rng
-from actors.core.epochs import EpochGuard
-from actors.core.errors import NotSent, RefusalReason, Refused, StaleEpoch
+from actors.core.errors import NotSent, RefusalReason, Refused, StaleTerm
 from actors.core.kernel.links import MessageTooLarge
 from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
+from actors.core.terms import TermGuard
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.codec import encode_body
@@ -307,17 +307,17 @@ def test_random_streams_depend_on_the_seed_and_the_names_only() -> None:
 
 
 @given(st.lists(st.integers(0, 20)))
-def test_the_ruling_epoch_never_goes_back(epochs: list[int]) -> None:
-    guard = EpochGuard()
-    for index, epoch in enumerate(epochs):
-        ruling = max([0, *epochs[:index]])
-        if epoch < ruling:
-            assert guard.is_stale(epoch)
-            with pytest.raises(StaleEpoch):
-                guard.admit(epoch)
+def test_the_ruling_term_never_goes_back(terms: list[int]) -> None:
+    guard = TermGuard()
+    for index, term in enumerate(terms):
+        ruling = max([0, *terms[:index]])
+        if term < ruling:
+            assert guard.is_stale(term)
+            with pytest.raises(StaleTerm):
+                guard.admit(term)
         else:
-            assert guard.admit(epoch) is (epoch > ruling)
-        assert guard.ruling == max(ruling, epoch)
+            assert guard.admit(term) is (term > ruling)
+        assert guard.ruling == max(ruling, term)
 
 
 def test_hours_of_waiting_and_blocking_calls_pass_at_once_under_virtual_time() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.core.actor import handles
-from actors.protocol.groups import LeaseGroups
+from actors.protocol.groups import GrantGroups
 from actors.protocol.work import Assign, Revoke, SetAsleep
 from actors.protocol.workers import WorkerAsleep
 from tests.actors.fleet.test_balancing import Batching
@@ -70,8 +70,8 @@ class Trainer(FakeTrainer):
         super().__init__(*arguments)
         self.given: list[tuple[int, float, list[bool]]] = []
 
-    @handles(LeaseGroups)
-    async def lease(self, message: LeaseGroups) -> None:
+    @handles(GrantGroups)
+    async def lease(self, message: GrantGroups) -> None:
         self.given.append((message.step, self.ctx.now(), [not local.asleep for local in self.locals]))
         await super().lease(message)
 

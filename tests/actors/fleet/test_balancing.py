@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.core.actor import handles
 from actors.protocol.batches import SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import Assign, EngineStats, Revoke
 from tests.actors.scheduler_world import FakeWorker, Turn, World, config, length, play_in, token
 from transport.address import ActorAddress
@@ -72,8 +72,8 @@ class Batching(FakeWorker):
         n, tokens = len(rows), [r[3] for r in rows if r[3] is not None]
         self.sequence += 1
         waiting = max(0, len(self.held) - self.runs)
-        delta = TokenDelta.of(
-            job="j", worker=self.ctx.self_address.name, epoch=self.epoch, sequence=self.sequence - 1,
+        report = TokenReport.of(
+            job="j", worker=self.ctx.self_address.name, term=self.term, sequence=self.sequence - 1,
             policy_version=self.version, assignments=np.array([r[0] for r in rows], np.int64),
             offsets=np.array([r[1] for r in rows], np.int32),
             counts=np.array([r[3] is not None for r in rows], np.int32),
@@ -82,7 +82,7 @@ class Batching(FakeWorker):
             stats=EngineStats(running=min(len(self.held), self.runs), queued=waiting, step_s=step_s),
         )  # fmt: skip
         assert n
-        self.ctx.ref(self.scheduler).tell(delta)
+        self.ctx.ref(self.scheduler).tell(report)
 
 
 def play(scenario: Callable[[World], Awaitable[None]], policy: str = "rlboost", **changes: Any) -> World:

@@ -13,7 +13,7 @@ import pytest
 from actors.core.actor import Actor, handles
 from actors.protocol.failures import Failure, FailureKind
 from actors.protocol.rewards import Verdict
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.protocol.work import Assign
 from actors.protocol.workers import AssignmentsFailed
 from tests.actors.scheduler_world import FakeWorker
@@ -48,9 +48,9 @@ class Failing(FakeWorker):
 
 
 class Says(Actor):
-    """One delta, as it starts."""
+    """One report, as it starts."""
 
-    def __init__(self, scheduler: ActorAddress, said: TokenDelta) -> None:
+    def __init__(self, scheduler: ActorAddress, said: TokenReport) -> None:
         self.scheduler, self.said = scheduler, said
 
     async def on_start(self) -> None:
@@ -89,7 +89,7 @@ def test_tokens_of_an_older_reign_never_enter(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
         for worker in world.workers:
-            worker.epoch -= 1  # as if it had been assigned by the life before
+            worker.term -= 1  # as if it had been assigned by the life before
         await asyncio.sleep(1.0)
         assert sum(worker.sequence for worker in world.workers) > 2, "they have said something"
         assert world.scheduler.counters.tokens == 0
@@ -106,7 +106,7 @@ def test_tokens_in_the_name_of_another_worker_never_enter(in_world: InWorld) -> 
         await world.start_trainer()
         worker = await world.start_worker("rollout-0", step_s=100.0)
         await world.until(lambda: bool(worker.held))
-        said = worker.delta([(number, at, 0, 10) for number, (_, _, at, _) in worker.held.items()])
+        said = worker.report([(number, at, 0, 10) for number, (_, _, at, _) in worker.held.items()])
         await (await world.system("elsewhere")).spawn("rollout-0", Says(world.scheduler_at, said))
         await asyncio.sleep(1.0)
         assert world.scheduler.counters.tokens == 0
@@ -134,7 +134,7 @@ def test_a_sample_of_which_a_token_is_missing_is_taken_back_there_and_handed_out
         worker = await silent_worker(world)
         broken, *others = worker.held
         prompt, sibling, *_ = worker.held[broken]
-        worker.ctx.ref(world.scheduler_at).tell(worker.delta([(broken, 1, 0, 10)]))
+        worker.ctx.ref(world.scheduler_at).tell(worker.report([(broken, 1, 0, 10)]))
         await asyncio.sleep(1.0)
         assert world.scheduler.counters.gap_rows == 1 and world.scheduler.counters.tokens == 0
         assert worker.revoked == 1 and broken not in worker.held
@@ -145,11 +145,11 @@ def test_a_sample_of_which_a_token_is_missing_is_taken_back_there_and_handed_out
     in_world(scenario)
 
 
-def test_of_a_worker_whose_delta_cannot_be_read_all_samples_are_taken_back(in_world: InWorld) -> None:
+def test_of_a_worker_whose_report_cannot_be_read_all_samples_are_taken_back(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         worker = await silent_worker(world)
         former = set(worker.held)
-        unreadable = msgspec.structs.replace(worker.delta([(min(former), 0, 0, 10)]), row_bytes=b"half a row")
+        unreadable = msgspec.structs.replace(worker.report([(min(former), 0, 0, 10)]), row_bytes=b"half a row")
         worker.ctx.ref(world.scheduler_at).tell(unreadable)
         await asyncio.sleep(1.0)
         assert world.scheduler.counters.tokens == 0

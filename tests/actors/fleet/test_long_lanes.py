@@ -16,7 +16,7 @@ from actors.fleet.length_ranking import LengthRanking
 from actors.fleet.long_lanes import Lanes, LongLanes, choose
 from actors.fleet.workers import Worker, WorkerTable
 from actors.ledger import events as ev
-from actors.ledger.books import Books
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
 from actors.policies.assign import decide
@@ -165,8 +165,12 @@ class Step:
     """Nine workers with measured latencies, all alike, and one step of which nothing is begun."""
 
     def __init__(self) -> None:
-        self.books, self.workers, self.told = Books(Ledger(), MemoryJournal("j")), WorkerTable(), dict[str, set[int]]()
-        self.books.apply(ev.Opened(1))
+        self.journaled, self.workers, self.told = (
+            JournaledLedger(Ledger(), MemoryJournal("j")),
+            WorkerTable(),
+            dict[str, set[int]](),
+        )
+        self.journaled.apply(ev.Opened(1))
         for name in "abcdefghi":
             address = ActorAddress(name, PeerId(f"n.{name}", 1), f"memory://{name}")
             offer = RegisterWorker(job="j", worker=address, node="n", engine="simulated", slots=64, policy_version=0)
@@ -174,7 +178,7 @@ class Step:
             for batch in (1, 4, 16, 64):
                 worker.latency.add(0.008 + 0.004 * batch, StepShape(batch, batch, 9 * batch, prefilled=False), 10)
         n = len(SKEWED)
-        self.books.apply(
+        self.journaled.apply(
             ev.BatchIssued(
                 step=0, group_size=4, sampling=SamplingParams(max_tokens=8), prompts=np.arange(n),
                 prompt_lengths=np.full(n, 1, np.int32), prompt_ids=np.arange(n, dtype=np.int32), contexts=[b""] * n,
@@ -184,7 +188,7 @@ class Step:
         ranking.past.extend(RIGHT)
         self._lanes = LongLanes()
         self._dispatcher = Dispatcher(
-            "j", self.books, self.workers, 0, DEFAULT_LIMITS, self._tell, ranking, lanes=self._lanes
+            "j", self.journaled, self.workers, 0, DEFAULT_LIMITS, self._tell, ranking, lanes=self._lanes
         )
 
     @property

@@ -122,7 +122,7 @@ def test_what_the_trainer_was_given_keeps_it_busy_for_as_long_as_it_takes_to_tra
     fleet = first_of_two()
     estimate = SeedingEstimate(fleet.ledger, fleet.ranking, 0.0, train_token_s=0.1)
     batch = fleet.ledger.batches[0]
-    fleet.ledger.apply(ev.Leased(0, np.array([0, 1], np.int32)))
+    fleet.ledger.apply(ev.Granted(0, np.array([0, 1], np.int32)))
     assert estimate.would_not_wait(batch, fleet.remote, 10.0) is False
     estimate.given(40, 10.0)
     assert estimate.would_not_wait(batch, fleet.remote, 11.9) is True
@@ -182,7 +182,7 @@ def test_what_a_step_took_to_train_is_the_pace_of_the_next_one() -> None:
     fleet.end("remote-0", [2, 3])
     batch, estimate = fleet.ledger.batches[0], SeedingEstimate(fleet.ledger, fleet.ranking, 0.0)
     rows = np.arange(4, dtype=np.int32)
-    fleet.ledger.apply(ev.Leased(0, rows))
+    fleet.ledger.apply(ev.Granted(0, rows))
     fleet.ledger.apply(ev.Committed(0, np.array([0, 0, 1, 1]), rows % GROUP, 1))
     estimate.committed(batch, train_s=0.0)
     assert estimate.train_token_s == 0.0, "it was not measured"
@@ -275,7 +275,7 @@ class Starved(Fleet):
         super().__init__([20, 10, 10, 10], slots=1, **options)
         self.finish("local", [0, 1], tokens=20)
         self.estimate = SeedingEstimate(self.ledger, self.ranking, 0.0, train_token_s=0.1)
-        self.ledger.apply(ev.Leased(0, np.array([0, 1], np.int32)))
+        self.ledger.apply(ev.Granted(0, np.array([0, 1], np.int32)))
         self.estimate.given(40, now=1.0)
 
     def ran_dry(self, now: float, switch_s: float = 0.0, local: int = 2) -> bool:

@@ -78,7 +78,7 @@ def test_what_a_crash_leaves_on_disk_holds_all_that_made_the_versions_in_use(
         disk.crash()
         left = Ledger()
         left.restore(disk.read()[1])
-        left.apply(ev.Opened(left.epoch + 1))
+        left.apply(ev.Opened(left.term + 1))
         assert served <= newest_whole_step(left) + 1
         disk.ready.set()
 

@@ -25,13 +25,13 @@ class Mute(Actor):
     def __init__(self, scheduler: ActorAddress) -> None:
         self.scheduler = scheduler
         self.assigned = 0
-        self.granted: Registered
+        self.issued: Registered
 
     async def on_start(self) -> None:
         offer = RegisterWorker(
             job="j", worker=self.ctx.self_address, node="n", engine="fake", slots=4, policy_version=0
         )
-        self.granted = await self.ctx.ref(self.scheduler).ask(offer, Registered)
+        self.issued = await self.ctx.ref(self.scheduler).ask(offer, Registered)
 
     @handles(Assign)
     async def assign(self, order: Assign) -> None:
@@ -67,13 +67,13 @@ def test_a_lease_is_renewed_for_its_own_life_and_number_only(in_world: InWorld) 
         await (await world.system("rollout-9")).spawn("rollout-9", mute)
         for _ in range(3):
             await asyncio.sleep(DEFAULT_LIMITS.lease_s - 1.0)
-            assert (await mute.renew(mute.granted.lease)).lease_s == DEFAULT_LIMITS.lease_s
+            assert (await mute.renew(mute.issued.lease)).lease_s == DEFAULT_LIMITS.lease_s
         with pytest.raises(RemoteError, match="register anew"):
-            await mute.renew(mute.granted.lease + 1)
+            await mute.renew(mute.issued.lease + 1)
         await (await world.system("elsewhere")).spawn("rollout-9", other)
-        assert other.granted.lease > mute.granted.lease
+        assert other.issued.lease > mute.issued.lease
         with pytest.raises(RemoteError, match="register anew"):
-            await mute.renew(mute.granted.lease)
+            await mute.renew(mute.issued.lease)
 
     in_world(scenario)
 
@@ -86,6 +86,6 @@ def test_a_lapsed_lease_is_not_renewed_any_more(in_world: InWorld) -> None:
         await asyncio.sleep(DEFAULT_LIMITS.lease_s + 2 * DEFAULT_LIMITS.scheduler_tick_s)
         assert "rollout-9" not in world.scheduler._workers.by_name
         with pytest.raises(RemoteError, match="register anew"):
-            await mute.renew(mute.granted.lease)
+            await mute.renew(mute.issued.lease)
 
     in_world(scenario)

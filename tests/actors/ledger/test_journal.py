@@ -32,14 +32,14 @@ def issue(step: int, prompts: int = 2, group: int = 2, max_tokens: int = 4) -> e
 def run_step(ledger: Ledger, step: int) -> list[ev.Event]:
     """The events of one whole step of four samples, applied to ``ledger``."""
     rows, first = np.arange(4, dtype=np.int32), ledger.next_assignment
-    delta = ev.TokensAppended.one(
+    report = ev.TokensAppended.one(
         "w", step, first + np.arange(4), np.zeros(4, np.int32), np.ones(4, np.int32), np.ones(4, np.uint8),
         np.full(4, 9, np.int32), np.zeros(4, np.float32),
     )  # fmt: skip
     prompts = np.repeat(np.arange(step * 2, step * 2 + 2), 2)
     todo: list[ev.Event] = [
-        issue(step), ev.Assigned.to_one("w", step, first, rows), delta, ev.Scored(step, rows, np.arange(4) / 4),
-        ev.Leased(step, rows), ev.Committed(step, prompts, np.array([0, 1, 0, 1], np.int32), step + 1),
+        issue(step), ev.Assigned.to_one("w", step, first, rows), report, ev.Scored(step, rows, np.arange(4) / 4),
+        ev.Granted(step, rows), ev.Committed(step, prompts, np.array([0, 1, 0, 1], np.int32), step + 1),
     ]  # fmt: skip
     for event in todo:
         ledger.apply(event)
@@ -152,7 +152,7 @@ async def test_a_pruned_journal_replays_from_its_floor(tmp_path: Path, kind: str
     assert after.window == learned
     after.apply(ev.Opened(2))
     after.apply(ev.Rewound(2))
-    run_replay = ev.Leased(2, np.arange(4, dtype=np.int32), replay=True)
+    run_replay = ev.Granted(2, np.arange(4, dtype=np.int32), replay=True)
     after.apply(run_replay)
 
 

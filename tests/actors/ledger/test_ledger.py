@@ -9,7 +9,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger, Outcome
-from actors.ledger.slots import EPOCH_STRIDE
+from actors.ledger.slots import TERM_STRIDE
 from actors.protocol.work import SamplingParams
 from actors.scheduler.stall import StallView, waiting_for
 
@@ -65,12 +65,12 @@ def test_a_stop_token_that_is_held_is_honoured_when_the_worker_dies() -> None:
     assert ledger.batches[0].finish[:2].tolist() == [1, 2], "stop token, spent budget"
 
 
-def test_a_new_epoch_numbers_anew_and_knows_no_older_hand_out() -> None:
+def test_a_new_term_numbers_anew_and_knows_no_older_hand_out() -> None:
     ledger = fresh()
     ledger.apply(ev.Assigned.to_one("w", 0, ledger.next_assignment, ROWS))
     late = ledger.batches[0].assignment.copy()
     ledger.apply(ev.Opened(2))
-    assert ledger.next_assignment == 2 * EPOCH_STRIDE
+    assert ledger.next_assignment == 2 * TERM_STRIDE
     event = ev.TokensAppended.one(
         "w", 0, late, np.zeros(4, np.int32), np.ones(4, np.int32), np.zeros(4, np.uint8), ROWS, np.zeros(4, np.float32)
     )
@@ -78,18 +78,18 @@ def test_a_new_epoch_numbers_anew_and_knows_no_older_hand_out() -> None:
     assert outcome.tokens == 0 and outcome.broken["w"].tolist() == late.tolist() and ledger.counters.unknown_rows == 4
 
 
-def test_a_lease_is_void_after_a_rewind_and_after_a_restart_of_the_head() -> None:
+def test_a_grant_is_void_after_a_rewind_and_after_a_restart_of_the_head() -> None:
     for end in (ev.Rewound(0), ev.Opened(2)):
         ledger = scored()
-        ledger.apply(ev.Leased(0, ROWS))
+        ledger.apply(ev.Granted(0, ROWS))
         ledger.apply(end)
         assert (ledger.batches[0].state == SampleState.SCORED).all()
-        ledger.apply(ev.Leased(0, ROWS))
+        ledger.apply(ev.Granted(0, ROWS))
 
 
 def test_what_the_trainer_does_not_name_is_counted_as_lost() -> None:
     ledger = scored()
-    ledger.apply(ev.Leased(0, ROWS))
+    ledger.apply(ev.Granted(0, ROWS))
     ledger.apply(commit([0, 1]))
     assert ledger.counters.prompts_lost == 1 and ledger.batches[0].drop_reasons[2].startswith("not named")
 
@@ -98,7 +98,7 @@ def test_a_sample_that_another_step_has_trained_is_counted() -> None:
     """No event leads there, which is why it is counted where it would show."""
     ledger = scored()
     ledger._trained.mark(np.array([1]), 7)
-    ledger.apply(ev.Leased(0, ROWS))
+    ledger.apply(ev.Granted(0, ROWS))
     ledger.apply(commit([0, 1, 2, 3]))
     assert ledger.counters.samples_trained_twice == 2, "both siblings of prompt 1"
 
@@ -114,16 +114,16 @@ def test_a_gap_in_the_prompt_stream_is_counted_as_lost_prompts() -> None:
     [
         (issued(), "issued already"),
         (issued(1, first_prompt=1), "belongs to an earlier step"),
-        (ev.Assigned.to_one("w", 0, EPOCH_STRIDE, np.array([0, 0], np.int32)), "named twice"),
-        (ev.Assigned.to_one("w", 0, EPOCH_STRIDE, np.array([4], np.int32)), "outside"),
+        (ev.Assigned.to_one("w", 0, TERM_STRIDE, np.array([0, 0], np.int32)), "named twice"),
+        (ev.Assigned.to_one("w", 0, TERM_STRIDE, np.array([4], np.int32)), "outside"),
         (ev.Assigned.to_one("w", 0, 3, ROWS), "has been given"),
-        (ev.Assigned.to_one("w", 7, EPOCH_STRIDE, ROWS), "no batch"),
-        (ev.Assigned(0, EPOCH_STRIDE, ["v", "w"], np.array([1, 1], np.int32), ROWS), "4 rows are handed to 2 workers"),
-        (ev.Assigned(0, EPOCH_STRIDE, ["v", "w"], np.array([5, -1], np.int32), ROWS), "with the counts"),
-        (ev.Assigned(0, EPOCH_STRIDE, ["v"], np.array([3, 1], np.int32), ROWS), "handed to 1 workers"),
+        (ev.Assigned.to_one("w", 7, TERM_STRIDE, ROWS), "no batch"),
+        (ev.Assigned(0, TERM_STRIDE, ["v", "w"], np.array([1, 1], np.int32), ROWS), "4 rows are handed to 2 workers"),
+        (ev.Assigned(0, TERM_STRIDE, ["v", "w"], np.array([5, -1], np.int32), ROWS), "with the counts"),
+        (ev.Assigned(0, TERM_STRIDE, ["v"], np.array([3, 1], np.int32), ROWS), "handed to 1 workers"),
         (ev.Scored(0, ROWS, np.ones(4)), "queued, not finished"),
-        (ev.Leased(0, ROWS), "queued, not scored"),
-        (commit([0, 1, 2, 3]), "queued, not leased"),
+        (ev.Granted(0, ROWS), "queued, not scored"),
+        (commit([0, 1, 2, 3]), "queued, not granted"),
         (ev.Checkpointed(1, "p"), "ahead"),
         (ev.Rewound(1), "0 steps are committed"),
         (ev.Opened(1), "not above"),
@@ -148,12 +148,12 @@ def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
 
 def test_a_replay_must_name_the_same_samples() -> None:
     ledger = scored()
-    ledger.apply(ev.Leased(0, ROWS))
+    ledger.apply(ev.Granted(0, ROWS))
     ledger.apply(commit([0, 1, 2, 3]))
     ledger.apply(ev.Rewound(0))
     with pytest.raises(IllegalTransition, match="same"):
         ledger.apply(commit([0, 1, 2]))
-    ledger.apply(ev.Leased(0, ROWS, replay=True))
+    ledger.apply(ev.Granted(0, ROWS, replay=True))
     ledger.apply(commit([3, 2, 1, 0]))
     assert ledger.committed_steps == ledger.trainer_step == 1 and ledger.counters.samples_trained_twice == 0
 
@@ -174,7 +174,7 @@ def test_after_a_rewind_the_trainer_is_at_the_step_that_it_named_and_no_commit_i
     ledger.apply(ev.Rewound(step))
     assert (ledger.trainer_step, ledger.committed_steps) == (step, 3)
     for replayed in range(step, 3):
-        ledger.apply(ev.Leased(replayed, ROWS[:0], replay=True))
+        ledger.apply(ev.Granted(replayed, ROWS[:0], replay=True))
         ledger.apply(ev.Committed(replayed, np.zeros(0, np.int64), np.zeros(0, np.int32), replayed + 1))
     assert (ledger.trainer_step, ledger.committed_steps) == (3, 3)
 
@@ -214,7 +214,7 @@ def test_a_stall_is_told_in_one_sentence(changes: dict[str, object], sentence: s
     assert waiting_for(replace(STILL, **changes)) == sentence  # type: ignore[arg-type]
 
 
-def test_steps_are_leased_and_committed_one_after_the_other() -> None:
+def test_steps_are_granted_and_committed_one_after_the_other() -> None:
     """A step that is scored early waits for its turn, and one that is committed is not committed anew."""
     ledger = scored()
     ledger.apply(issued(1))
@@ -225,9 +225,9 @@ def test_steps_are_leased_and_committed_one_after_the_other() -> None:
     )  # fmt: skip
     ledger.apply(event)
     ledger.apply(ev.Scored(1, ROWS, np.ones(4)))
-    with pytest.raises(IllegalTransition, match="cannot lease, the trainer is at step 0"):
-        ledger.apply(ev.Leased(1, ROWS))
-    ledger.apply(ev.Leased(0, ROWS))
+    with pytest.raises(IllegalTransition, match="cannot grant, the trainer is at step 0"):
+        ledger.apply(ev.Granted(1, ROWS))
+    ledger.apply(ev.Granted(0, ROWS))
     ledger.apply(commit([0, 1, 2, 3]))
     with pytest.raises(IllegalTransition, match="cannot commit, the trainer is at step 1"):
         ledger.apply(commit([0, 1, 2, 3]))

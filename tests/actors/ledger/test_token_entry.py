@@ -1,4 +1,4 @@
-"""Deltas that came together enter the ledger as if each had come alone, whatever is wrong with some of them."""
+"""Reports that came together enter the ledger as if each had come alone, whatever is wrong with some of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from actors.ledger import events as ev
 from actors.ledger.batch import SampleState
 from actors.ledger.errors import IllegalTransition
 from actors.ledger.ledger import Ledger, Outcome
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats, SamplingParams
 
 WORKERS, ROWS, BUDGET, STOP = ("a", "b"), 4, 6, 9
@@ -32,14 +32,14 @@ def handed_out() -> Ledger:
     return ledger
 
 
-def delta(worker: str, version: int, rows: list[tuple[int, int, int, int]]) -> TokenDelta:
+def report(worker: str, version: int, rows: list[tuple[int, int, int, int]]) -> TokenReport:
     """Rows of (assignment, offset, count, finished)."""
     tokens = [10 * (number % 1000) + at + i for number, at, n, _ in rows for i in range(n)]
-    return TokenDelta.of(
+    return TokenReport.of(
         np.array([r[0] for r in rows], np.int64), np.array([r[1] for r in rows], np.int32),
         np.array([r[2] for r in rows], np.int32), np.array([r[3] for r in rows], np.uint8),
         np.array(tokens, np.int32), np.array(tokens, np.float32),
-        job="j", worker=worker, epoch=1, sequence=0, policy_version=version, stats=EngineStats(),
+        job="j", worker=worker, term=1, sequence=0, policy_version=version, stats=EngineStats(),
     )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def state(ledger: Ledger) -> list[object]:
 
 
 def told(outcomes: list[Outcome]) -> list[object]:
-    """What the scheduler is told, in an order that does not depend on how the deltas were put together."""
+    """What the scheduler is told, in an order that does not depend on how the reports were put together."""
     rows = [
         sorted((step, row) for o in outcomes for step, part in vars_of(o, name).items() for row in part.tolist())
         for name in ("finished", "queued")
@@ -69,11 +69,11 @@ def vars_of(outcome: Outcome, name: str) -> dict[int, np.ndarray]:
 
 
 @st.composite
-def deltas(draw: st.DrawFn) -> list[TokenDelta]:
+def reports(draw: st.DrawFn) -> list[TokenReport]:
     """Mostly what right workers say; now and then a gap, a repeat, a stranger's number, more than the budget."""
     first = 1 << 40
     ends = {(w, first + 4 * s + 2 * i + r): 0 for s in range(2) for i, w in enumerate(WORKERS) for r in range(2)}
-    said: list[TokenDelta] = []
+    said: list[TokenReport] = []
     for _ in range(draw(st.integers(1, 6))):
         worker = draw(st.sampled_from(WORKERS))
         rows: list[tuple[int, int, int, int]] = []
@@ -88,13 +88,13 @@ def deltas(draw: st.DrawFn) -> list[TokenDelta]:
             if finished and draw(st.integers(0, 9)):
                 del ends[name]
         if rows:
-            said.append(delta(worker, draw(st.integers(0, 1)), rows))
-    return said or [delta("a", 0, [(first, 0, 1, 0)])]
+            said.append(report(worker, draw(st.integers(0, 1)), rows))
+    return said or [report("a", 0, [(first, 0, 1, 0)])]
 
 
 @settings(max_examples=50, deadline=None)
-@given(said=deltas())
-def test_deltas_that_came_together_enter_as_if_each_had_come_alone(said: list[TokenDelta]) -> None:
+@given(said=reports())
+def test_reports_that_came_together_enter_as_if_each_had_come_alone(said: list[TokenReport]) -> None:
     together, alone = handed_out(), handed_out()
     outcome = together.apply(joined(said))
     outcomes = [alone.apply(joined([one])) for one in said]
@@ -103,8 +103,8 @@ def test_deltas_that_came_together_enter_as_if_each_had_come_alone(said: list[To
 
 
 @settings(max_examples=50, deadline=None)
-@given(said=deltas())
-def test_an_event_of_many_deltas_is_taken_apart_into_those_that_it_was_made_of(said: list[TokenDelta]) -> None:
+@given(said=reports())
+def test_an_event_of_many_reports_is_taken_apart_into_those_that_it_was_made_of(said: list[TokenReport]) -> None:
     for part, one in zip(joined(said).split(), said, strict=True):
         assert (part.workers, part.versions.tolist()) == ([one.worker], [one.policy_version])
         assert part.assignments.tolist() == one.assignments.tolist()
@@ -115,7 +115,7 @@ def test_an_event_of_many_deltas_is_taken_apart_into_those_that_it_was_made_of(s
 def test_one_worker_that_is_wrong_keeps_no_other_one_from_entering() -> None:
     ledger, first = handed_out(), 1 << 40
     outcome = ledger.apply(
-        joined([delta("a", 0, [(first, 3, 1, 0)]), delta("b", 1, [(first + 2, 0, 2, FinishReason.STOP)])])
+        joined([report("a", 0, [(first, 3, 1, 0)]), report("b", 1, [(first + 2, 0, 2, FinishReason.STOP)])])
     )
     assert (ledger.counters.gap_rows, ledger.counters.tokens, outcome.ended) == (1, 2, {"b": 1})
     assert {worker: numbers.tolist() for worker, numbers in outcome.broken.items()} == {"a": [first]}
@@ -127,9 +127,9 @@ def test_one_worker_that_is_wrong_keeps_no_other_one_from_entering() -> None:
     [(b"x" * 16, b""), (b"", b"x" * 8), (b"\0" * 17, b"x" * 8), (b"\0" * 17, b"x" * 7), (b"\xff" * 17, b"")],
 )
 def test_bytes_that_are_no_rows_are_refused_before_anything_enters(row_bytes: bytes, token_bytes: bytes) -> None:
-    good = delta("a", 0, [(1 << 40, 0, 1, 0)])
-    bad = TokenDelta(
-        job="j", worker="b", epoch=1, sequence=0, policy_version=0, row_bytes=row_bytes, token_bytes=token_bytes,
+    good = report("a", 0, [(1 << 40, 0, 1, 0)])
+    bad = TokenReport(
+        job="j", worker="b", term=1, sequence=0, policy_version=0, row_bytes=row_bytes, token_bytes=token_bytes,
         stats=EngineStats(),
     )  # fmt: skip
     ledger = handed_out()
@@ -146,9 +146,9 @@ def test_bytes_that_are_no_rows_are_refused_before_anything_enters(row_bytes: by
 )
 def test_a_token_index_enters_once_in_its_order_and_within_the_budget(offset: int, count: int, counter: str) -> None:
     ledger, first = handed_out(), 1 << 40
-    ledger.apply(joined([delta("a", 0, [(first, 0, 2, 0)])]))
+    ledger.apply(joined([report("a", 0, [(first, 0, 2, 0)])]))
     before = state(ledger)[1:]
-    outcome = ledger.apply(joined([delta("a", 1, [(first, offset, count, 0)])]))
+    outcome = ledger.apply(joined([report("a", 1, [(first, offset, count, 0)])]))
     assert outcome.tokens == 0 and state(ledger)[1:] == before
     assert getattr(ledger.counters, counter) == 1
     went_on = offset + count <= 2  # a repeat is no news; of all else the worker is told to stop it

@@ -12,7 +12,7 @@ from actors.fleet.inflow import joined
 from actors.ledger import events as ev
 from actors.ledger.batch import StepBatch
 from actors.ledger.journal import SqliteJournal
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.protocol.work import EngineStats, SamplingParams
 from configs.limits import DEFAULT_LIMITS
 
@@ -20,10 +20,10 @@ TOKEN_BYTES, ROW_BYTES = 12, 64
 """In the ledger: id, log-probability, version; and what a sample has besides its tokens."""
 
 
-def delta(samples: int) -> TokenDelta:
+def report(samples: int) -> TokenReport:
     n = np.zeros(samples, np.int32)
-    return TokenDelta.of(
-        np.arange(samples), n, n + 1, n, n, n, job="j", worker="w", epoch=1, sequence=0, policy_version=0,
+    return TokenReport.of(
+        np.arange(samples), n, n + 1, n, n, n, job="j", worker="w", term=1, sequence=0, policy_version=0,
         stats=EngineStats(),
     )  # fmt: skip
 
@@ -70,13 +70,13 @@ def held(batch: StepBatch) -> int:
 
 
 def test_a_token_costs_25_bytes_on_the_wire_and_in_the_journal() -> None:
-    one, many = delta(1000), joined([delta(1000)] * 64)
+    one, many = report(1000), joined([report(1000)] * 64)
     assert len(one.row_bytes) + len(one.token_bytes) == 25 * 1000
     assert len(ev.encode_event(many)) <= 25 * 64_000 + 2048
 
 
 async def test_what_waits_for_the_disk_is_bounded_in_bytes(tmp_path: Path) -> None:
-    event = joined([delta(1000)])
+    event = joined([report(1000)])
     limits = DEFAULT_LIMITS.model_copy(update={"journal_queue_bytes": 100_000, "journal_flush_s": 0.05})
     journal = SqliteJournal(tmp_path / "journal.db", "j", limits)
     for _ in range(3):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.core.message import Message
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats
 from actors.protocol.workers import WorkerVersion
 from actors.rollout.merging import going_on, merged
@@ -18,19 +18,19 @@ Row = tuple[int, int, int, int]
 """Assignment, offset, tokens, how it ended."""
 
 
-def delta(rows: list[Row], sequence: int = 0, version: int = 0) -> TokenDelta:
+def report(rows: list[Row], sequence: int = 0, version: int = 0) -> TokenReport:
     columns = np.array(rows, np.int64).reshape(-1, 4).T
     tokens = np.concatenate([[]] + [n * 1000 + np.arange(at, at + count) for n, at, count, _ in rows])
-    return TokenDelta.of(
-        columns[0], columns[1], columns[2], columns[3], tokens, tokens / 8, job="j", worker="w", epoch=1,
+    return TokenReport.of(
+        columns[0], columns[1], columns[2], columns[3], tokens, tokens / 8, job="j", worker="w", term=1,
         sequence=sequence, policy_version=version, stats=EngineStats(step_s=1.0, tokens_total=sequence),
     )  # fmt: skip
 
 
-def entries(deltas: list[TokenDelta]) -> list[tuple[int, int, int, float, int, int]]:
+def entries(reports: list[TokenReport]) -> list[tuple[int, int, int, float, int, int]]:
     """Every token as (assignment, position, id, log-probability, version, how its row ended); and rows without one."""
     found: list[tuple[int, int, int, float, int, int]] = []
-    for one in deltas:
+    for one in reports:
         ends = np.cumsum(one.counts)
         for row, end in zip(one.rows.tolist(), ends.tolist(), strict=True):
             number, offset, count, finished = row
@@ -44,10 +44,10 @@ def entries(deltas: list[TokenDelta]) -> list[tuple[int, int, int, float, int, i
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> list[TokenDelta]:
+def runs(draw: st.DrawFn) -> list[TokenReport]:
     """What an engine may say: samples begin, end, rest, gain several tokens; versions change."""
     at: dict[int, int] = {0: 0, 1: 3}
-    version, said = 0, list[TokenDelta]()
+    version, said = 0, list[TokenReport]()
     for sequence in range(draw(st.integers(1, 12))):
         version += draw(st.integers(0, 9)) == 0
         if draw(st.integers(0, 4)) == 0:
@@ -65,13 +65,13 @@ def runs(draw: st.DrawFn) -> list[TokenDelta]:
             if reason:
                 del at[number]
         if rows:
-            said.append(delta(rows, sequence, version))
-    return said or [delta([(0, 0, 1, 0)])]
+            said.append(report(rows, sequence, version))
+    return said or [report([(0, 0, 1, 0)])]
 
 
 @given(runs(), st.integers(1, 40))
-def test_merged_or_not_the_same_is_said(said: list[TokenDelta], tokens_max: int) -> None:
-    waiting, left = list[Message](said), list[TokenDelta]()
+def test_merged_or_not_the_same_is_said(said: list[TokenReport], tokens_max: int) -> None:
+    waiting, left = list[Message](said), list[TokenReport]()
     while waiting:
         steps = going_on(waiting, tokens_max)
         assert list(steps) == waiting[: len(steps)]
@@ -86,7 +86,7 @@ def test_merged_or_not_the_same_is_said(said: list[TokenDelta], tokens_max: int)
 
 
 def test_steps_of_the_same_samples_become_one_row_a_sample() -> None:
-    said = [delta([(1, at, 1, 0), (2, at + 5, 1, int(at == 2))], at) for at in range(3)]
+    said = [report([(1, at, 1, 0), (2, at + 5, 1, int(at == 2))], at) for at in range(3)]
     steps = going_on(said, 100)
     assert list(steps) == said, "the last one may end a sample"
     one = merged(steps)
@@ -97,9 +97,9 @@ def test_steps_of_the_same_samples_become_one_row_a_sample() -> None:
 
 def test_steps_of_several_tokens_become_one_row_a_sample_too() -> None:
     said = [
-        delta([(1, 0, 2, 0), (2, 5, 2, 0)]),
-        delta([(1, 2, 1, 0), (2, 7, 1, 0)]),
-        delta([(1, 3, 3, 1), (2, 8, 3, 0)]),
+        report([(1, 0, 2, 0), (2, 5, 2, 0)]),
+        report([(1, 2, 1, 0), (2, 7, 1, 0)]),
+        report([(1, 3, 3, 1), (2, 8, 3, 0)]),
     ]
     assert list(going_on(said, 100)) == said
     one = merged(said)
@@ -109,19 +109,19 @@ def test_steps_of_several_tokens_become_one_row_a_sample_too() -> None:
 
 
 def test_what_does_not_go_on_is_said_apart() -> None:
-    first = delta([(1, 0, 1, 0), (2, 0, 1, 0)])
+    first = report([(1, 0, 1, 0), (2, 0, 1, 0)])
     news = WorkerVersion(job="j", worker="w", policy_version=1, pull_s=0.0, pull_bytes=0)
     for other in (
         news,
-        delta([(1, 1, 1, 0)]),  # one rests
-        delta([(1, 1, 1, 0), (3, 1, 1, 0)]),  # another one has taken its place
-        delta([(2, 1, 1, 0), (1, 1, 1, 0)]),
-        delta([(1, 2, 1, 0), (2, 2, 1, 0)]),  # a gap: the ledger is to see it
-        delta([(1, 1, 2, 0), (2, 1, 0, 0)]),
-        delta([(1, 1, 0, 3), (2, 1, 0, 3)]),
-        delta([(1, 1, 1, 0), (2, 1, 1, 0)], version=1),
+        report([(1, 1, 1, 0)]),  # one rests
+        report([(1, 1, 1, 0), (3, 1, 1, 0)]),  # another one has taken its place
+        report([(2, 1, 1, 0), (1, 1, 1, 0)]),
+        report([(1, 2, 1, 0), (2, 2, 1, 0)]),  # a gap: the ledger is to see it
+        report([(1, 1, 2, 0), (2, 1, 0, 0)]),
+        report([(1, 1, 0, 3), (2, 1, 0, 3)]),
+        report([(1, 1, 1, 0), (2, 1, 1, 0)], version=1),
     ):
         assert list(going_on([first, other], 100)) == [first]
-    ended = delta([(1, 0, 1, 0), (2, 0, 1, 1)])
-    assert list(going_on([ended, delta([(1, 1, 1, 0), (2, 1, 1, 0)])], 100)) == [ended]
-    assert len(going_on([first, delta([(1, 1, 1, 0), (2, 1, 1, 0)])], 3)) == 1, "no more tokens than asked for"
+    ended = report([(1, 0, 1, 0), (2, 0, 1, 1)])
+    assert list(going_on([ended, report([(1, 1, 1, 0), (2, 1, 1, 0)])], 100)) == [ended]
+    assert len(going_on([first, report([(1, 1, 1, 0), (2, 1, 1, 0)])], 3)) == 1, "no more tokens than asked for"

@@ -8,7 +8,7 @@ import numpy as np
 
 from actors.core.message import Message
 from actors.core.ref import ActorRef
-from actors.protocol.tokens import TokenDelta
+from actors.protocol.tokens import TokenReport
 from actors.protocol.work import EngineStats
 from actors.protocol.workers import Leaving
 from actors.rollout.outbox import Outbox
@@ -35,13 +35,13 @@ class Link:
 
     @property
     def steps(self) -> list[list[int]]:
-        """The positions that each delta's first row covers."""
-        deltas = [message for message in self.said if isinstance(message, TokenDelta)]
-        return [list(range(d.offsets[0], d.offsets[0] + d.counts[0])) for d in deltas]
+        """The positions that each report's first row covers."""
+        reports = [message for message in self.said if isinstance(message, TokenReport)]
+        return [list(range(d.offsets[0], d.offsets[0] + d.counts[0])) for d in reports]
 
 
 def outbox_to(link: Link, bound: int = 8, interval_s: float = 0.0) -> Outbox:
-    changed = {"outbox_messages": bound, "deltas_under_way": 4, "delta_interval_s": interval_s}
+    changed = {"outbox_messages": bound, "reports_under_way": 4, "report_interval_s": interval_s}
     limits = DEFAULT_LIMITS.model_copy(update=changed)
     return Outbox(cast(ActorRef, link), limits, lambda: link.now_s)
 
@@ -50,11 +50,11 @@ def note(text: Any) -> Leaving:
     return Leaving(job="j", worker="w", reason=str(text))
 
 
-def step(number: int, finished: int = 0) -> TokenDelta:
+def step(number: int, finished: int = 0) -> TokenReport:
     one = np.ones(2, np.int32)
     ends = np.array([0, finished])
-    return TokenDelta.of(
-        np.array([5, 6]), one * number, one, ends, one, one, job="j", worker="w", epoch=1, sequence=number,
+    return TokenReport.of(
+        np.array([5, 6]), one * number, one, ends, one, one, job="j", worker="w", term=1, sequence=number,
         policy_version=0, stats=EngineStats(step_s=0.5),
     )  # fmt: skip
 
@@ -93,14 +93,14 @@ def test_beyond_its_credit_steps_wait_and_leave_as_one_when_some_are_taken() -> 
     for number in range(7):
         outbox.send(step(number))
     assert (link.steps, len(outbox)) == ([[0], [1], [2], [3]], 3)
-    asked = [message.sequence for message in link.said if cast(TokenDelta, message).confirm]
-    assert asked == [2], "one word is enough for several deltas"
+    asked = [message.sequence for message in link.said if cast(TokenReport, message).confirm]
+    assert asked == [2], "one word is enough for several reports"
     outbox.taken(2)
     assert (link.steps[4:], len(outbox)) == ([[4, 5, 6]], 0)
-    assert cast(TokenDelta, link.said[-1]).stats.step_s == 1.5
+    assert cast(TokenReport, link.said[-1]).stats.step_s == 1.5
 
 
-def test_what_is_not_a_delta_needs_no_credit_but_overtakes_none() -> None:
+def test_what_is_not_a_report_needs_no_credit_but_overtakes_none() -> None:
     link = Link()
     outbox = outbox_to(link)
     for number in range(5):
@@ -125,7 +125,7 @@ def test_whoever_hears_nothing_for_long_says_on() -> None:
     outbox = outbox_to(link)
     for number in range(5):
         outbox.send(step(number))
-    link.now_s += DEFAULT_LIMITS.delta_patience_s - 0.01
+    link.now_s += DEFAULT_LIMITS.report_patience_s - 0.01
     outbox.flush()
     assert len(outbox) == 1
     link.now_s += 0.02

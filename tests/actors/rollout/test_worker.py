@@ -20,15 +20,15 @@ from actors.ledger.errors import NotAccepted
 from actors.protocol.failures import FailureKind
 from actors.protocol.metrics import Event, Span, Spans
 from actors.protocol.services import LookupService, ServiceFound
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.weights import Chunk, GetChunks, GetManifest, Manifest, ManifestReply, QueryVersions, Versions
 from actors.protocol.work import (
     Assign,
-    DeltasTaken,
     Drain,
     EngineStats,
     PromptWork,
     PullVersion,
+    ReportsTaken,
     Revoke,
     SampleWork,
     SamplingParams,
@@ -64,7 +64,7 @@ class FakeScheduler(Actor):
 
     def __init__(self) -> None:
         self.heard: list[Any] = []
-        self.epoch, self.version = 1, -1
+        self.term, self.version = 1, -1
         self.leases, self.mute, self.behind = 0, False, False
         self.answers_after_s = self.takes_s = 0.0
         self.weights: ActorAddress | None = None
@@ -82,7 +82,7 @@ class FakeScheduler(Actor):
         kept = [number for number in message.holds.tolist() if number in self.takes_up]
         columns = np.array([self.takes_up[number] for number in kept], np.int64).reshape(-1, 2)
         return Registered(
-            epoch=self.epoch, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights,
+            term=self.term, lease_s=10, lease=self.leases, policy_version=self.version, weights=self.weights,
             kept=np.array(kept, np.int64), numbers=columns[:, 0], lengths=columns[:, 1].astype(np.int32),
         )  # fmt: skip
 
@@ -99,13 +99,13 @@ class FakeScheduler(Actor):
             raise NotAccepted("another lease")
         return LeaseRenewed(lease=message.lease, lease_s=10)
 
-    @handles(TokenDelta, WorkerVersion, WorkerAsleep, AssignmentsFailed, Draining, Leaving)
+    @handles(TokenReport, WorkerVersion, WorkerAsleep, AssignmentsFailed, Draining, Leaving)
     async def note(self, message: Any) -> None:
         self.heard.append(message)
         await asyncio.sleep(self.takes_s)
-        if isinstance(message, TokenDelta) and message.confirm and not self.behind:
+        if isinstance(message, TokenReport) and message.confirm and not self.behind:
             worker = next(offer.worker for offer in reversed(self.heard) if isinstance(offer, RegisterWorker))
-            self.ctx.ref(worker).tell(DeltasTaken(job=JOB, epoch=message.epoch, sequence=message.sequence))
+            self.ctx.ref(worker).tell(ReportsTaken(job=JOB, term=message.term, sequence=message.sequence))
         async with self._changed:
             self._changed.notify_all()
 
@@ -124,14 +124,14 @@ class FakeScheduler(Actor):
     def samples(self) -> dict[int, tuple[list[int], FinishReason]]:
         samples: dict[int, tuple[list[int], FinishReason]] = {}
         said = -1
-        for delta in self.all(TokenDelta):
-            assert delta.sequence > said, "a delta is out of order"
-            said, start = delta.sequence, 0
+        for report in self.all(TokenReport):
+            assert report.sequence > said, "a report is out of order"
+            said, start = report.sequence, 0
             for row, count, code in zip(
-                delta.assignments.tolist(), delta.counts.tolist(), delta.finished.tolist(), strict=True
+                report.assignments.tolist(), report.counts.tolist(), report.finished.tolist(), strict=True
             ):
                 tokens, _ = samples.get(row, ([], FinishReason.RUNNING))
-                samples[row] = (tokens + delta.tokens[start : start + count].tolist(), FinishReason(code))
+                samples[row] = (tokens + report.tokens[start : start + count].tolist(), FinishReason(code))
                 start += count
         return samples
 
@@ -230,14 +230,14 @@ class Stage:
         self.worker_ref = self.head.ref(address)
 
     async def replace_head(
-        self, epoch: int, takes_up: dict[int, tuple[int, int]] | None = None, *, after_s: float = 3.0
+        self, term: int, takes_up: dict[int, tuple[int, int]] | None = None, *, after_s: float = 3.0
     ) -> None:
         """Kill the head and start another one at its place."""
         self.head_links.abort()
         self.scheduler, self.metrics = FakeScheduler(), FakeMetrics()
-        self.scheduler.epoch, self.scheduler.takes_up = epoch, takes_up or {}
+        self.scheduler.term, self.scheduler.takes_up = term, takes_up or {}
         await asyncio.sleep(after_s)
-        self.head = self._system("head", 5 + epoch)
+        self.head = self._system("head", 5 + term)
         await self.head.start()
         await self.head.spawn("metrics", self.metrics)
         self.worker_ref = self.head.ref(self.worker_ref.address)
@@ -250,21 +250,19 @@ class Stage:
     async def have_version(self, version: int) -> None:
         self.weights.publish(version)
         self.worker_ref.tell(
-            PullVersion(job=JOB, epoch=self.scheduler.epoch, policy_version=version, weights=self.weights_address)
+            PullVersion(job=JOB, term=self.scheduler.term, policy_version=version, weights=self.weights_address)
         )
         await self.scheduler.until(lambda: any(m.policy_version == version for m in self.scheduler.all(WorkerVersion)))
 
-    def assign(self, *assignments: int, tokens: int = 5, epoch: int = 1, min_version: int = -1,
+    def assign(self, *assignments: int, tokens: int = 5, term: int = 1, min_version: int = -1,
                generated: tuple[int, ...] = (), prompt_ids: tuple[int, ...] = (1, 2, 3)) -> None:  # fmt: skip
         samples = [SampleWork(assignment=n, sibling=n, generated=np.array(generated, np.int32)) for n in assignments]
         work = PromptWork(step=0, prompt=0, prompt_ids=np.array(prompt_ids, np.int32), samples=samples)
         sampling = SamplingParams(max_tokens=tokens)
-        self.worker_ref.tell(
-            Assign(job=JOB, epoch=epoch, min_policy_version=min_version, sampling=sampling, work=[work])
-        )
+        self.worker_ref.tell(Assign(job=JOB, term=term, min_policy_version=min_version, sampling=sampling, work=[work]))
 
-    def set_asleep(self, asleep: bool, epoch: int = 1) -> None:
-        self.worker_ref.tell(SetAsleep(job=JOB, epoch=epoch, asleep=asleep))
+    def set_asleep(self, asleep: bool, term: int = 1) -> None:
+        self.worker_ref.tell(SetAsleep(job=JOB, term=term, asleep=asleep))
 
     async def until_asleep(self, *said: bool) -> None:
         await self.scheduler.until(lambda: [news.asleep for news in self.scheduler.all(WorkerAsleep)] == [*said])
@@ -297,7 +295,7 @@ async def test_a_worker_registers_with_its_slots_and_streams_every_token_in_orde
     assert {n: (len(tokens), reason) for n, (tokens, reason) in ended.items()} == {
         1: (5, FinishReason.LENGTH), 2: (5, FinishReason.LENGTH), 3: (7, FinishReason.LENGTH),
     }  # fmt: skip
-    assert len(stage.scheduler.all(TokenDelta)) == 7, "one message an engine step"
+    assert len(stage.scheduler.all(TokenReport)) == 7, "one message an engine step"
 
 
 class PatientEngine(SimulatedEngine):
@@ -326,7 +324,7 @@ async def test_samples_aborts_and_versions_do_not_wait_for_a_long_step_to_end(st
     await asyncio.sleep(1.0)
     stage.assign(2, tokens=50)  # ends the step of the first
     await asyncio.sleep(1.0)
-    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([1], np.int64)))
+    stage.worker_ref.tell(Revoke(job=JOB, term=1, assignments=np.array([1], np.int64)))
     await asyncio.sleep(1.0)
     await asyncio.wait_for(stage.have_version(1), 10.0)
     tokens = {number: len(tokens) for number, (tokens, _) in stage.scheduler.samples().items()}
@@ -340,15 +338,15 @@ async def test_a_worker_whose_scheduler_is_behind_says_many_steps_at_once_and_lo
     stage.assign(1, 2, tokens=200)
     stage.assign(3, tokens=50)
     await asyncio.sleep(8 * STEP_S)
-    told, limit = stage.scheduler.all(TokenDelta), DEFAULT_LIMITS.deltas_under_way
-    assert [delta.counts.max() for delta in told] == [1] * limit, "no more than that may wait in its mailbox"
-    await asyncio.sleep(DEFAULT_LIMITS.delta_patience_s)
-    assert len(stage.scheduler.all(TokenDelta)) > limit, "its word may be lost: the worker says on all the same"
+    told, limit = stage.scheduler.all(TokenReport), DEFAULT_LIMITS.reports_under_way
+    assert [report.counts.max() for report in told] == [1] * limit, "no more than that may wait in its mailbox"
+    await asyncio.sleep(DEFAULT_LIMITS.report_patience_s)
+    assert len(stage.scheduler.all(TokenReport)) > limit, "its word may be lost: the worker says on all the same"
     await asyncio.sleep(4.0)
     stage.scheduler.behind = False
     ended = await stage.scheduler.finished(1, 2, 3)
     assert {n: len(tokens) for n, (tokens, _) in ended.items()} == {1: 200, 2: 200, 3: 50}
-    rows = np.concatenate([delta.rows for delta in stage.scheduler.all(TokenDelta)])
+    rows = np.concatenate([report.rows for report in stage.scheduler.all(TokenReport)])
     for number in ended:
         mine = rows[rows["assignment"] == number]
         assert mine["offset"].tolist() == (np.cumsum(mine["count"]) - mine["count"]).tolist(), "without a gap"
@@ -362,7 +360,7 @@ async def test_a_scheduler_that_is_slow_for_long_has_a_short_queue_and_misses_no
     stage.assign(1, tokens=80)
     ended = await stage.scheduler.finished(1)
     assert len(ended[1][0]) == 80
-    told = stage.scheduler.all(TokenDelta)
+    told = stage.scheduler.all(TokenReport)
     assert len(told) < 80 / 5, "most steps are said together"
 
 
@@ -387,7 +385,7 @@ async def test_a_version_that_exists_at_registration_is_pulled_and_announced_whe
     assert stage.scheduler.all(WorkerVersion)[0].policy_version == stage.engine.policy_version == 3
     stage.assign(1, min_version=3)
     await stage.scheduler.finished(1)
-    assert {delta.policy_version for delta in stage.scheduler.all(TokenDelta)} == {3}
+    assert {report.policy_version for report in stage.scheduler.all(TokenReport)} == {3}
 
 
 @in_virtual_time
@@ -418,10 +416,10 @@ async def test_work_that_comes_ahead_of_its_version_waits_until_that_is_loaded(s
     stage.assign(3, min_version=2)
     await stage.scheduler.finished(3)
     assert not stage.engine.has_work
-    assert not any(1 in delta.assignments for delta in stage.scheduler.all(TokenDelta))
+    assert not any(1 in report.assignments for report in stage.scheduler.all(TokenReport))
     await stage.have_version(3)
     await stage.scheduler.finished(1, 2)
-    versions = {delta.policy_version for delta in stage.scheduler.all(TokenDelta) if 1 in delta.assignments}
+    versions = {report.policy_version for report in stage.scheduler.all(TokenReport) if 1 in report.assignments}
     assert versions == {3}
 
 
@@ -430,7 +428,7 @@ async def test_work_that_came_ahead_of_its_version_can_be_revoked(stage: Stage) 
     await stage.start_worker()
     await stage.have_version(2)
     stage.assign(1, 2, min_version=3)
-    stage.worker_ref.tell(Revoke(job=JOB, epoch=stage.scheduler.epoch, assignments=np.array([1], np.int64)))
+    stage.worker_ref.tell(Revoke(job=JOB, term=stage.scheduler.term, assignments=np.array([1], np.int64)))
     ended = await stage.scheduler.finished(1)
     assert ended[1] == ([], FinishReason.ABORTED)
     await stage.have_version(3)
@@ -443,16 +441,16 @@ async def test_generation_goes_on_while_a_version_is_fetched_and_the_swap_falls_
     stage.weights.gate.clear()
     stage.weights.publish(1)
     stage.assign(1, tokens=20)
-    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=1, weights=stage.weights_address))
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 6)
+    stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=1, weights=stage.weights_address))
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 6)
     stage.weights.gate.set()
     await stage.scheduler.finished(1)
-    versions = [delta.policy_version for delta in stage.scheduler.all(TokenDelta)]
+    versions = [report.policy_version for report in stage.scheduler.all(TokenReport)]
     assert versions == sorted(versions)
     assert versions[:6] == [0] * 6
     assert versions[-1] == 1
     said = [
-        message.policy_version for message in stage.scheduler.heard if isinstance(message, TokenDelta | WorkerVersion)
+        message.policy_version for message in stage.scheduler.heard if isinstance(message, TokenReport | WorkerVersion)
     ]
     assert said == sorted(said), "a version is announced behind all that the one before has made"
 
@@ -487,7 +485,7 @@ async def test_the_newest_of_several_announced_versions_wins(stage: Stage) -> No
     stage.weights.gate.clear()
     for version in (1, 2, 3):
         stage.weights.publish(version)
-        stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=version, weights=stage.weights_address))
+        stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=version, weights=stage.weights_address))
         await asyncio.sleep(0.1)
     stage.weights.gate.set()
     await stage.scheduler.until(lambda: stage.engine.policy_version == 3)
@@ -500,7 +498,7 @@ async def test_an_announcement_of_an_older_version_than_is_wanted_already_is_ign
     stage.weights.gate.clear()
     for version in (1, 3, 2):
         stage.weights.publish(version)
-        stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=version, weights=stage.weights_address))
+        stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=version, weights=stage.weights_address))
         await asyncio.sleep(0.1)
     stage.weights.gate.set()
     await stage.scheduler.until(lambda: stage.engine.policy_version == 3)
@@ -514,7 +512,7 @@ async def test_a_weight_server_that_has_lost_its_newest_versions_takes_no_worker
     await stage.have_version(5)
     del stage.weights.versions[5]
     stage.weights.publish(3)
-    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=7, weights=stage.weights_address))
+    stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=7, weights=stage.weights_address))
     await asyncio.sleep(5)
     assert stage.engine.policy_version == 5
     stage.weights.publish(7)
@@ -527,7 +525,7 @@ async def test_a_weight_server_that_has_lost_its_newest_versions_takes_no_worker
 async def test_a_version_that_has_been_retired_is_replaced_by_the_newest(stage: Stage) -> None:
     await stage.start_worker()
     stage.weights.publish(9)
-    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=4, weights=stage.weights_address))
+    stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=4, weights=stage.weights_address))
     await stage.scheduler.until(lambda: bool(stage.scheduler.all(WorkerVersion)))
     assert stage.engine.policy_version == 9
 
@@ -535,7 +533,7 @@ async def test_a_version_that_has_been_retired_is_replaced_by_the_newest(stage: 
 @in_virtual_time
 async def test_a_pull_is_repeated_until_the_server_answers(stage: Stage) -> None:
     await stage.start_worker()
-    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=1, weights=stage.weights_address))
+    stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=1, weights=stage.weights_address))
     await asyncio.sleep(5)
     assert not stage.scheduler.all(WorkerVersion)
     stage.weights.publish(1)
@@ -546,8 +544,8 @@ async def test_a_pull_is_repeated_until_the_server_answers(stage: Stage) -> None
 async def test_revoked_work_ends_aborted_with_the_tokens_that_it_has(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, 2, tokens=30)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 4)
-    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([2, 99])))
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 4)
+    stage.worker_ref.tell(Revoke(job=JOB, term=1, assignments=np.array([2, 99])))
     ended = await stage.scheduler.finished(1, 2)
     assert (len(ended[1][0]), ended[1][1]) == (30, FinishReason.LENGTH)
     assert 4 <= len(ended[2][0]) < 10
@@ -557,19 +555,19 @@ async def test_revoked_work_ends_aborted_with_the_tokens_that_it_has(stage: Stag
 
 
 @in_virtual_time
-async def test_commands_of_an_older_epoch_are_refused_and_a_newer_epoch_voids_what_is_held(stage: Stage) -> None:
+async def test_commands_of_an_older_term_are_refused_and_a_newer_term_voids_what_is_held(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, tokens=50)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 2)
-    stage.assign(2, tokens=5, epoch=4)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 2)
+    stage.assign(2, tokens=5, term=4)
     ended = await stage.scheduler.finished(2)
     assert ended[2][1] == FinishReason.LENGTH
     assert not stage.engine.has_work, "what the older reign assigned has ended, silently"
     assert len(stage.scheduler.samples()[1][0]) <= 3
-    stage.assign(3, tokens=5, epoch=3)
+    stage.assign(3, tokens=5, term=3)
     await asyncio.sleep(10)
     assert 3 not in stage.scheduler.samples()
-    assert stage.scheduler.all(TokenDelta)[-1].epoch == 4
+    assert stage.scheduler.all(TokenReport)[-1].term == 4
 
 
 @in_virtual_time
@@ -603,7 +601,7 @@ async def test_more_samples_than_twice_the_slots_are_refused_whole_and_nothing_t
 async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, 2, tokens=500)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="preempted by the provider"))
     stage.assign(3)
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=5.0)
@@ -618,7 +616,7 @@ async def test_a_drained_worker_hands_everything_back_says_leaving_and_stops(sta
 async def test_with_notice_a_worker_goes_on_with_what_it_has_and_goes_as_soon_as_nothing_is_left(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, 2, tokens=8)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     began_s = asyncio.get_running_loop().time()
     stage.worker_ref.tell(Drain(job=JOB, deadline_s=30.0, reason="spot", notice=True))
     stage.assign(3)
@@ -638,7 +636,7 @@ async def test_what_the_scheduler_does_not_take_back_in_time_a_worker_hands_back
     """The scheduler is silent, so it goes on until half of ``hand_over_s`` is left."""
     await stage.start_worker()
     stage.assign(1, tokens=500)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     began_s = asyncio.get_running_loop().time()
     stage.worker_ref.tell(Drain(job=JOB, deadline_s=5.0, reason="spot", notice=True))
     await stage.scheduler.until(lambda: bool(stage.scheduler.all(Leaving)))
@@ -652,7 +650,7 @@ async def test_what_the_scheduler_does_not_take_back_in_time_a_worker_hands_back
 async def noticed_while_it_runs(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, tokens=500)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     stage.worker_ref.tell(Drain(job=JOB, deadline_s=30.0, reason="spot", notice=True))
     await asyncio.sleep(3 * STEP_S)
 
@@ -688,7 +686,7 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     await stage.start_worker()
     await stage.have_version(1)
     stage.assign(1, 2, tokens=60)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
     stage.network.break_link("head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
     assert [(offer.policy_version, offer.again) for offer in stage.scheduler.all(RegisterWorker)] == [
@@ -700,7 +698,7 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     ended = await stage.scheduler.finished(3)
     assert len(before) + len(ended[3][0]) == 60
     assert reason == stage.scheduler.samples()[1][1] == FinishReason.RUNNING
-    later = np.concatenate([delta.assignments for delta in stage.scheduler.all(TokenDelta)[6:]])
+    later = np.concatenate([report.assignments for report in stage.scheduler.all(TokenReport)[6:]])
     assert 1 not in later, "voided work is silent"
 
 
@@ -710,15 +708,15 @@ async def test_a_worker_finds_the_scheduler_of_a_head_that_was_started_again(sta
     await stage.start_worker()
     await stage.have_version(1)
     stage.assign(1, 2, tokens=60)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
-    await stage.replace_head(epoch=2)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
+    await stage.replace_head(term=2)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 1)
     assert stage.scheduler.all(RegisterWorker)[0].holds.tolist() == [1, 2]
-    stage.assign(3, tokens=10, epoch=2)
-    await stage.scheduler.until(lambda: any(d.finished.any() for d in stage.scheduler.all(TokenDelta)), within_s=5.0)
-    deltas = stage.scheduler.all(TokenDelta)
-    assert {delta.epoch for delta in deltas} == {2}
-    assert {n for delta in deltas for n in delta.assignments.tolist()} == {3}, "what it did not take up is silent"
+    stage.assign(3, tokens=10, term=2)
+    await stage.scheduler.until(lambda: any(d.finished.any() for d in stage.scheduler.all(TokenReport)), within_s=5.0)
+    reports = stage.scheduler.all(TokenReport)
+    assert {report.term for report in reports} == {2}
+    assert {n for report in reports for n in report.assignments.tolist()} == {3}, "what it did not take up is silent"
     await asyncio.sleep(2.0)
     assert stage.metrics.spans, "the trace goes on in the new head's file"
 
@@ -749,10 +747,10 @@ async def test_an_early_command_of_a_scheduler_that_its_successor_answers_for_is
     await stage.have_version(1)
 
     def overtake(offer: RegisterWorker) -> None:
-        stage.assign(10, epoch=1)
-        stage.assign(11, epoch=2)
+        stage.assign(10, term=1)
+        stage.assign(11, term=2)
 
-    stage.scheduler.on_offer, stage.scheduler.answers_after_s, stage.scheduler.epoch = overtake, 1.0, 2
+    stage.scheduler.on_offer, stage.scheduler.answers_after_s, stage.scheduler.term = overtake, 1.0, 2
     stage.network.break_link("head", "n.tale.rollout-0")
     assert (await stage.scheduler.finished(11)).keys() == {11}
 
@@ -779,15 +777,15 @@ async def test_what_is_generated_without_a_head_is_said_to_the_next_one_and_not_
     await stage.have_version(1)
     stage.assign(1, 2, 3, tokens=60)
     stage.assign(4, tokens=20)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
     said = {n: tokens for n, (tokens, _) in stage.scheduler.samples().items()}
     await stage.replace_head(2, {1: (101, 3), 2: (102, len(said[2])), 4: (104, 5)})
     ended = await stage.scheduler.finished(101, 102, 104)
     for number, before, tokens in ((1, said[1][:3], 60), (2, said[2], 60), (4, said[4], 20)):
         whole = before + ended[100 + number][0]
         assert (whole, ended[100 + number][1]) == (await undisturbed(number, tokens), FinishReason.LENGTH)
-    assert {n for delta in stage.scheduler.all(TokenDelta) for n in delta.assignments.tolist()} == {101, 102, 104}
-    assert {delta.epoch for delta in stage.scheduler.all(TokenDelta)} == {2}
+    assert {n for report in stage.scheduler.all(TokenReport) for n in report.assignments.tolist()} == {101, 102, 104}
+    assert {report.term for report in stage.scheduler.all(TokenReport)} == {2}
     wasted = stage.engine.stats().tokens_total - (60 + 60 + 20)
     assert wasted < 60, "of the sample that was not taken up, and only until that was known"
     [event] = stage.metrics.events
@@ -799,14 +797,14 @@ async def test_what_is_generated_without_a_head_is_said_to_the_next_one_and_not_
 async def test_a_worker_outlives_two_heads_in_a_row_and_obeys_the_third(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, 2, tokens=90)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
     said = stage.scheduler.samples()[1][0]
     await stage.replace_head(2, {1: (101, len(said)), 2: (102, 0)})
     await stage.scheduler.until(lambda: len(stage.scheduler.samples().get(101, ([], 0))[0]) > 8)
     said += stage.scheduler.samples()[101][0]
     await stage.replace_head(3, {101: (201, len(said)), 102: (202, 0)})
     await stage.scheduler.until(lambda: 202 in stage.scheduler.samples())
-    stage.worker_ref.tell(Revoke(job=JOB, epoch=3, assignments=np.array([202])))
+    stage.worker_ref.tell(Revoke(job=JOB, term=3, assignments=np.array([202])))
     ended = await stage.scheduler.finished(201, 202)
     assert said + ended[201][0] == await undisturbed(1, 90)
     assert ended[202][1] == FinishReason.ABORTED
@@ -817,7 +815,7 @@ async def test_a_worker_outlives_two_heads_in_a_row_and_obeys_the_third(stage: S
 async def test_a_worker_whose_lease_lapses_without_a_head_lets_go_of_all_and_claims_nothing(stage: Stage) -> None:
     await stage.start_worker(orphan_grace_s=60.0)
     stage.assign(1, 2, tokens=500)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
     await stage.replace_head(2, {1: (101, 0), 2: (102, 0)}, after_s=15.0)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 1, within_s=30.0)
     assert stage.scheduler.all(RegisterWorker)[0].holds.tolist() == []
@@ -831,14 +829,14 @@ async def test_what_a_next_head_wants_and_is_not_remembered_is_handed_back_to_it
     await stage.start_worker(replay_tokens=4)
     stage.assign(1, tokens=3)
     stage.assign(2, tokens=60)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 4)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 4)
     await stage.replace_head(2, {1: (101, 1), 2: (102, 0)})
-    await stage.scheduler.until(lambda: bool(stage.scheduler.all(TokenDelta)))
+    await stage.scheduler.until(lambda: bool(stage.scheduler.all(TokenReport)))
     holds = stage.scheduler.all(RegisterWorker)[0].holds.tolist()
     samples = stage.scheduler.samples()
     assert 2 in holds
     assert 1 not in holds or samples[101] == ([], FinishReason.ABORTED)
-    first = stage.scheduler.all(TokenDelta)[0]
+    first = stage.scheduler.all(TokenReport)[0]
     assert 102 not in first.assignments or first.offsets[first.assignments.tolist().index(102)] > 0, "a gap is seen"
 
 
@@ -846,11 +844,11 @@ async def test_what_a_next_head_wants_and_is_not_remembered_is_handed_back_to_it
 async def test_commands_that_overtake_the_answer_of_a_new_head_void_nothing(stage: Stage) -> None:
     await stage.start_worker()
     stage.assign(1, tokens=60)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
     said = stage.scheduler.samples()[1][0]
     killed = asyncio.create_task(stage.replace_head(2, {1: (101, len(said))}))
     await asyncio.sleep(1.0)
-    stage.scheduler.on_offer = lambda _: stage.assign(9, tokens=4, epoch=2)
+    stage.scheduler.on_offer = lambda _: stage.assign(9, tokens=4, term=2)
     await killed
     ended = await stage.scheduler.finished(101, 9)
     assert said + ended[101][0] == await undisturbed(1, 60)
@@ -861,7 +859,7 @@ async def test_commands_that_overtake_the_answer_of_a_new_head_void_nothing(stag
 async def test_without_its_scheduler_a_worker_goes_on_up_to_its_bound_and_stops_after_the_grace(stage: Stage) -> None:
     await stage.start_worker(orphan_grace_s=20.0, ask_timeout_s=1.0, orphan_tokens=50, replay_tokens=4)
     stage.assign(1, tokens=500)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     cut_at_s = asyncio.get_running_loop().time()
     await stage.head.stop()
     ended = await stage.host.wait_stopped("rollout-0", timeout_s=60.0)
@@ -877,7 +875,7 @@ async def test_idle_time_is_accounted_and_spans_tell_idle_generate_and_pull(stag
     await asyncio.sleep(20)
     stage.assign(1, tokens=30)
     await stage.scheduler.finished(1)
-    stats = stage.scheduler.all(TokenDelta)[-1].stats
+    stats = stage.scheduler.all(TokenReport)[-1].stats
     assert stats.idle_s_total == pytest.approx(20, abs=0.5)
     assert stats.busy_s_total == pytest.approx(3, abs=0.1)
     await asyncio.sleep(3)
@@ -976,11 +974,11 @@ async def test_a_worker_that_is_told_to_sleep_does_so_once_it_holds_nothing_and_
 ) -> None:
     await stage.start_worker()
     stage.assign(1, tokens=20)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 3)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 3)
     stage.set_asleep(True)
-    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 6)
+    await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 6)
     assert not stage.scheduler.all(WorkerAsleep), "what it holds keeps it awake"
-    stage.worker_ref.tell(Revoke(job=JOB, epoch=1, assignments=np.array([1], np.int64)))
+    stage.worker_ref.tell(Revoke(job=JOB, term=1, assignments=np.array([1], np.int64)))
     await stage.until_asleep(True)
     assert stage.scheduler.samples()[1][1] == FinishReason.ABORTED
     assert isinstance(stage.scheduler.heard[-1], WorkerAsleep)
@@ -994,7 +992,7 @@ async def test_a_sleeping_worker_pulls_and_loads_when_it_wakes(stage: Stage) -> 
     stage.set_asleep(True)
     await stage.until_asleep(True)
     stage.weights.publish(2)
-    stage.worker_ref.tell(PullVersion(job=JOB, epoch=1, policy_version=2, weights=stage.weights_address))
+    stage.worker_ref.tell(PullVersion(job=JOB, term=1, policy_version=2, weights=stage.weights_address))
     await asyncio.sleep(5.0)
     assert stage.weights.asked[-1] == 2
     assert stage.engine.policy_version == 1
@@ -1015,7 +1013,7 @@ async def test_a_sleeping_worker_keeps_its_lease_and_its_sleep_is_not_idle_time(
     stage.set_asleep(False)
     stage.assign(1, tokens=2)
     await stage.scheduler.finished(1)
-    assert stage.scheduler.all(TokenDelta)[-1].stats.idle_s_total < 1.0
+    assert stage.scheduler.all(TokenReport)[-1].stats.idle_s_total < 1.0
     assert "asleep" in {span.name for span in stage.metrics.spans}
 
 
@@ -1037,12 +1035,12 @@ async def test_every_order_to_sleep_is_answered_also_one_that_changes_nothing(st
     await stage.start_worker()
     stage.set_asleep(True)
     await stage.until_asleep(True)
-    await stage.replace_head(epoch=2)
+    await stage.replace_head(term=2)
     await stage.scheduler.until(lambda: bool(stage.scheduler.all(RegisterWorker)))
     assert stage.engine._level == 1, "it stays as it is until it is told"
-    stage.set_asleep(True, epoch=2)
+    stage.set_asleep(True, term=2)
     await stage.until_asleep(True)
-    stage.set_asleep(False, epoch=1)
+    stage.set_asleep(False, term=1)
     await asyncio.sleep(1.0)
     assert stage.engine._level == 1, "an order of an older reign"
 

@@ -12,7 +12,7 @@ from actors.protocol.steps import CheckpointTaken
 InWorld = Callable[..., None]
 
 
-def test_an_epoch_is_on_the_disk_before_it_rules(in_world: InWorld) -> None:
+def test_an_term_is_on_the_disk_before_it_rules(in_world: InWorld) -> None:
     """Else the next life would rule under the same number, and nobody could tell the two apart."""
 
     async def scenario(world: Any) -> None:

@@ -190,7 +190,7 @@ def test_prompts_are_read_up_to_the_staleness_bound_and_one_step_ahead_of_what_i
         assert ledger.issued_steps == ahead, "nobody trains"
         await world.start_trainer()
         await world.until(lambda: ledger.issued_steps == ahead + 1)
-        assert ledger.committed_steps == 0 and world.scheduler._leases.all_sent
+        assert ledger.committed_steps == 0 and world.scheduler._grants.all_sent
         most = 0
         while world.job.state == "running":
             most = max(most, ledger.issued_steps - ledger.committed_steps)
@@ -233,7 +233,7 @@ def test_a_worker_is_told_what_has_been_taken_of_what_it_asked_about(in_world: I
         await world.start()
         await finish(world)
         for worker in world.workers:
-            asked = list(range(2, worker.sequence, 3))  # of its deltas 2, 5, 8 …
+            asked = list(range(2, worker.sequence, 3))  # of its reports 2, 5, 8 …
             assert len(asked) > 2
             assert set(worker.taken) <= set(asked)
             assert worker.taken == sorted(worker.taken)
@@ -242,12 +242,12 @@ def test_a_worker_is_told_what_has_been_taken_of_what_it_asked_about(in_world: I
     in_world(scenario)
 
 
-def test_a_delta_that_was_lost_is_noticed_and_its_samples_are_moved(in_world: InWorld) -> None:
+def test_a_report_that_was_lost_is_noticed_and_its_samples_are_moved(in_world: InWorld) -> None:
     async def scenario(world: Any) -> None:
         await world.start()
         await world.until(lambda: bool(world.workers[0].held))
         world.workers[0].swallow = True
-        # Samples that ended in the lost delta are known to no one but the ledger, until the worker dies.
+        # Samples that ended in the lost report are known to no one but the ledger, until the worker dies.
         await asyncio.sleep(0.2)
         world.kill("rollout-0")
         await finish(world)
@@ -543,7 +543,7 @@ def test_a_trainer_that_opens_its_step_again_is_told_ahead_again(in_world: InWor
         await world.start()
         await world.until(lambda: bool(world.trainer.early))
         seen, step = set(world.trainer.early), world.trainer.step
-        assert world.trainer.leased is None
+        assert world.trainer.granted is None
         opened = OpenStep(job="j", step=step, trainer=world.trainer.ctx.self_address)
         world.trainer.ctx.ref(world.scheduler_at).tell(opened)
         world.trainer.early.clear()

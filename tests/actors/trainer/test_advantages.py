@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from actors.trainer.advantages import centred, group_normalised, is_degenerate, leave_one_out
 from actors.trainer.algorithms import ALGORITHMS, BatchShape, algorithm_named
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 
 RULES = [group_normalised, centred, leave_one_out]
 
@@ -54,7 +54,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order_of_rewards(rule, r
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("rewards", [[1.0, float("nan")], [float("inf"), 0.0], [], [[1.0, 0.0]]])
 def test_rewards_that_are_no_finite_column_are_refused_by_name(rule, rewards) -> None:
-    with pytest.raises(BadLease, match="rewards"):
+    with pytest.raises(BadGrant, match="rewards"):
         rule(np.array(rewards))
 
 

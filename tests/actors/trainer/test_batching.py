@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.protocol.groups import LeaseGroup
+from actors.protocol.groups import GroupGrant
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.batching import Inbox, TrainSample, cut, group_samples
 from actors.trainer.consumption import Consumption
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 
 GRPO = algorithm_named("grpo")
 
 
-def lease(
+def grant(
     prompt: int, *, step: int = 0, rewards: tuple[float, ...] = (1.0, 0.0), lengths=None, version: int = 0
-) -> LeaseGroup:
+) -> GroupGrant:
     g = len(rewards)
     sizes = np.array(lengths or [2 + prompt % 3] * g, dtype=np.int32)
     total = int(sizes.sum())
-    return LeaseGroup(
+    return GroupGrant(
         job="j", step=step, prompt=prompt, replay=False, prompt_ids=np.arange(3, 6 + prompt % 2, dtype=np.int32),
         siblings=np.arange(g, dtype=np.int32), lengths=sizes, tokens=np.arange(total, dtype=np.int32) + 10 * prompt,
         logprobs=-np.arange(total, dtype=np.float32), versions=np.full(total, version, dtype=np.int32),
@@ -37,19 +37,19 @@ def inbox(*, in_order: bool = True, prompts: int = 8, window: int = 2, step: int
     return Inbox(step=step, expected=range(step * prompts, (step + 1) * prompts), plan=plan)
 
 
-def prompts_of(windows: list[list[LeaseGroup]]) -> list[list[int]]:
+def prompts_of(windows: list[list[GroupGrant]]) -> list[list[int]]:
     return [[group.prompt for group in window] for window in windows]
 
 
 def test_a_group_becomes_samples_with_their_own_tokens_and_advantages() -> None:
-    samples = group_samples(lease(0, rewards=(1.0, 0.0), lengths=[2, 3]), GRPO, max_staleness=0)
+    samples = group_samples(grant(0, rewards=(1.0, 0.0), lengths=[2, 3]), GRPO, max_staleness=0)
     assert [s.tokens.tolist() for s in samples] == [[0, 1], [2, 3, 4]]
     assert [s.logprobs.tolist() for s in samples] == [[0.0, -1.0], [-2.0, -3.0, -4.0]]
     assert [s.advantage for s in samples] == pytest.approx([0.70710, -0.70710], abs=1e-4)
 
 
 def test_tokens_of_an_older_version_are_marked_stale() -> None:
-    group = lease(0, step=3, lengths=[2, 2], version=3)
+    group = grant(0, step=3, lengths=[2, 2], version=3)
     group.versions[:] = [2, 3, 3, 3]
     samples = group_samples(group, GRPO, max_staleness=1)
     assert [s.stale.tolist() for s in samples] == [[True, False], [False, False]]
@@ -57,41 +57,41 @@ def test_tokens_of_an_older_version_are_marked_stale() -> None:
 
 def test_tokens_older_than_the_staleness_bound_are_refused() -> None:
     """The scheduler gives no work to workers that are too far behind; should it ever, nobody learns from that."""
-    group = lease(0, step=3, lengths=[2, 2], version=3)
+    group = grant(0, step=3, lengths=[2, 2], version=3)
     group.versions[:] = [1, 3, 3, 3]
     assert len(group_samples(group, GRPO, max_staleness=2)) == 2
-    with pytest.raises(BadLease, match=r"step 3, prompt 0: versions has 1, expected 1 fewer .*sync.max_staleness"):
+    with pytest.raises(BadGrant, match=r"step 3, prompt 0: versions has 1, expected 1 fewer .*sync.max_staleness"):
         group_samples(group, GRPO, max_staleness=1)
 
 
 @pytest.mark.parametrize("field", ["lengths", "rewards", "tokens", "logprobs", "versions", "prompt_ids"])
 def test_columns_that_do_not_fit_together_are_refused_by_name(field: str) -> None:
-    group = lease(0)
+    group = grant(0)
     broken = {name: getattr(group, name) for name in group.__struct_fields__}
     broken[field] = broken[field][:0] if field == "prompt_ids" else broken[field][:-1]
-    with pytest.raises(BadLease, match=r"tokens|" + field):
-        group_samples(LeaseGroup(**broken), GRPO, max_staleness=0)
+    with pytest.raises(BadGrant, match=r"tokens|" + field):
+        group_samples(GroupGrant(**broken), GRPO, max_staleness=0)
 
 
 def test_a_trainer_that_lags_behind_finds_all_that_has_come_in_one_window() -> None:
     box = inbox(in_order=False)
-    box.add(lease(6))
+    box.add(grant(6))
     assert box.ready() == []
     for prompt in (3, 0):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert prompts_of(box.ready()) == [[0, 3, 6]]
     for prompt in (1, 2, 4, 5):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert prompts_of(box.ready()) == [[1, 2, 4, 5]]
-    box.add(lease(7))
+    box.add(grant(7))
     assert prompts_of(box.ready()) == [[7]], "the last one that is expected waits for nobody"
 
 
 def test_a_window_is_handed_out_once_when_all_its_prompts_are_there() -> None:
     box = inbox()
-    box.add(lease(1))
+    box.add(grant(1))
     assert box.ready() == []
-    box.add(lease(0))
+    box.add(grant(0))
     assert prompts_of(box.ready()) == [[0, 1]]
     assert box.ready() == []
 
@@ -99,24 +99,24 @@ def test_a_window_is_handed_out_once_when_all_its_prompts_are_there() -> None:
 def test_in_order_a_later_window_waits_for_the_earlier_ones() -> None:
     box = inbox(in_order=True)
     for prompt in (2, 3):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert box.ready() == []
     for prompt in (0, 1):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert prompts_of(box.ready()) == [[0, 1], [2, 3]]
 
 
 def test_out_of_order_a_later_window_does_not_wait() -> None:
     box = inbox(in_order=False)
     for prompt in (2, 3):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert prompts_of(box.ready()) == [[2, 3]]
 
 
-def test_dropped_prompts_hold_up_nothing_once_the_step_is_leased() -> None:
+def test_dropped_prompts_hold_up_nothing_once_the_step_is_granted() -> None:
     box = inbox()
     for prompt in (0, 2, 3):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     box.close(groups=3)
     assert box.complete
     assert prompts_of(box.ready()) == [[0], [2, 3]]
@@ -126,7 +126,7 @@ def test_dropped_prompts_hold_up_nothing_once_the_step_is_leased() -> None:
 def test_prompts_outside_the_expected_range_are_trained_last() -> None:
     box = inbox(prompts=2, window=2)
     for prompt in (99, 1, 0, 50):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     assert prompts_of(box.ready()) == [[0, 1]]
     box.close(groups=4)
     assert prompts_of(box.ready()) == [[50, 99]]
@@ -135,40 +135,42 @@ def test_prompts_outside_the_expected_range_are_trained_last() -> None:
 
 def test_duplicates_and_other_steps_are_not_taken() -> None:
     box = inbox()
-    assert box.add(lease(0))
-    assert not box.add(lease(0))
-    assert not box.add(lease(1, step=7))
+    assert box.add(grant(0))
+    assert not box.add(grant(0))
+    assert not box.add(grant(1, step=7))
     assert len(box.groups) == 1
 
 
-def test_a_group_that_is_leased_anew_with_other_samples_before_it_was_handed_out_takes_the_place_of_the_first() -> None:
+def test_a_group_that_is_granted_anew_with_other_samples_before_it_was_handed_out_takes_the_place_of_the_first() -> (
+    None
+):
     box = inbox()
-    box.add(lease(0, rewards=(1.0, 0.0)))
-    assert not box.add(lease(0, rewards=(0.0, 1.0))), "it is counted once"
+    box.add(grant(0, rewards=(1.0, 0.0)))
+    assert not box.add(grant(0, rewards=(0.0, 1.0))), "it is counted once"
     assert (box.changed, box.missing) == (None, 7)
-    box.add(lease(1))
+    box.add(grant(1))
     [[first, _]] = box.ready()
     assert first.rewards.tolist() == [0.0, 1.0]
 
 
-def test_a_group_that_was_handed_out_and_is_leased_anew_voids_the_step_only_with_other_samples() -> None:
+def test_a_group_that_was_handed_out_and_is_granted_anew_voids_the_step_only_with_other_samples() -> None:
     box = inbox()
     for prompt in (0, 1):
-        box.add(lease(prompt))
+        box.add(grant(prompt))
     box.ready()
-    box.add(lease(1))
+    box.add(grant(1))
     assert box.changed is None
-    box.add(lease(1, lengths=[1, 1]))
+    box.add(grant(1, lengths=[1, 1]))
     assert box.changed == 1
     assert box.ready() == [], "it is not handed out twice"
 
 
 def test_a_step_that_says_it_sent_more_than_came_has_lost_groups() -> None:
     box = inbox()
-    box.add(lease(0))
+    box.add(grant(0))
     box.close(groups=2)
     assert box.has_lost_groups and not box.complete
-    box.add(lease(1))
+    box.add(grant(1))
     assert box.complete and not box.has_lost_groups
 
 
@@ -182,7 +184,7 @@ def test_whatever_the_order_of_arrival_each_group_is_trained_exactly_once(seed, 
     box = inbox(window=window, in_order=in_order)
     handed: list[list[int]] = []
     for prompt in arrivals:
-        box.add(lease(prompt))
+        box.add(grant(prompt))
         handed += prompts_of(box.ready())
     box.close(groups=len(arrivals))
     handed += prompts_of(box.ready())

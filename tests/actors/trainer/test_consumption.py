@@ -10,7 +10,7 @@ import pytest
 from actors.trainer.batching import Inbox, tokens_of
 from actors.trainer.consumption import Consumption, consumption
 from configs.schema import JobConfig
-from tests.actors.trainer.trainer_world import lease
+from tests.actors.trainer.trainer_world import grant
 from tests.smallest_job import smallest_job
 
 
@@ -41,7 +41,7 @@ def test_dynamic_begins_with_a_full_device_or_a_quarter_of_the_step_before() -> 
 
 
 def test_with_a_threshold_of_tokens_all_that_has_arrived_is_taken_once_it_is_enough_and_the_rest_at_the_end() -> None:
-    groups = [lease(0, prompt) for prompt in range(6)]
+    groups = [grant(0, prompt) for prompt in range(6)]
     enough = tokens_of(groups[:2])
     inbox = Inbox(step=0, expected=range(6), plan=Consumption(1, in_order=False, saturation_tokens=enough))
     inbox.add(groups[1])
@@ -57,5 +57,5 @@ def test_with_a_threshold_of_tokens_all_that_has_arrived_is_taken_once_it_is_eno
 
 
 def test_tokens_are_those_of_prompts_and_responses_of_all_siblings() -> None:
-    group = lease(0, 1)
+    group = grant(0, 1)
     assert tokens_of([group]) == int(np.sum(group.lengths)) + 2 * len(group.prompt_ids)

@@ -11,7 +11,7 @@ import pytest
 from actors.protocol.groups import EarlySamples
 from actors.trainer.backend import MicroBatch
 from actors.trainer.batching import TrainSample, cut
-from actors.trainer.errors import BadLease
+from actors.trainer.errors import BadGrant
 from actors.trainer.reference import ReferenceScores
 
 BUDGET = 32
@@ -137,5 +137,5 @@ def test_samples_of_another_step_or_known_ones_are_not_taken() -> None:
 def test_a_column_that_does_not_fit_the_others_is_refused(column: str) -> None:
     message = early(*SAMPLES[:3])
     broken = msgspec.structs.replace(message, **{column: getattr(message, column)[:-1]})
-    with pytest.raises(BadLease, match=r"early samples of step 3: .* entries, expected"):
+    with pytest.raises(BadGrant, match=r"early samples of step 3: .* entries, expected"):
         scores(Model()).offer(broken)

@@ -15,12 +15,12 @@ from actors.core.errors import ReplyError
 from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
 from actors.ledger.errors import NotAccepted
-from actors.protocol.steps import CommitStep, Committed, OpenStep, StepLeased
+from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
 from actors.trainer import checkpoint
 from actors.trainer.backend import StepResult
 from actors.trainer.backends.simulated_backend import TrainCost
-from actors.trainer.errors import LeaseChanged, TrainingDiverged
+from actors.trainer.errors import GrantChanged, TrainingDiverged
 from actors.trainer.trainer import Trainer
 from configs.limits import Limits
 from tests.actors.trainer.trainer_world import (
@@ -31,9 +31,9 @@ from tests.actors.trainer.trainer_world import (
     ScriptedScheduler,
     World,
     early,
+    grant,
+    grants,
     job_config,
-    lease,
-    leases,
     prompts_of,
 )
 from transport.address import ActorAddress, PeerId
@@ -73,7 +73,7 @@ def test_the_metrics_of_a_step_are_complete(tmp_path: Path) -> None:
     world = World(tmp_path, backend=NotingBackend(TrainCost(accumulate_base_s=1.0, step_s=1.0)))
     run_to_end(world)
     metrics = world.scheduler.commits[0].metrics
-    groups = [lease(0, p) for p in prompts_of(0)]
+    groups = [grant(0, p) for p in prompts_of(0)]
     lengths = np.concatenate([g.lengths for g in groups])
     assert metrics["response_tokens_mean"] == pytest.approx(lengths.mean())
     assert metrics["response_tokens_max"] == lengths.max()
@@ -104,24 +104,24 @@ def test_training_begins_before_the_last_group_has_come(tmp_path: Path) -> None:
         await asyncio.sleep(1.0)
         trainer = world.system.ref(world.system.address("trainer"))
         for prompt in prompts_of(0)[:2]:
-            trainer.tell(leases(lease(0, prompt)))
+            trainer.tell(grants(grant(0, prompt)))
         await asyncio.sleep(1.0)
         assert "accumulate" in world.backend.calls
         assert not any(call.startswith("step") for call in world.backend.calls)
-        world.scheduler.lease_step(0, trainer.address)  # repeats the two, and sends the rest
+        world.scheduler.grant_step(0, trainer.address)  # repeats the two, and sends the rest
         await world.finish()
 
     run_simulated(main())
     assert world.scheduler.commits[0].prompts.size == PROMPTS * GROUP
-    assert world.trainer.ignored_leases == 2
+    assert world.trainer.ignored_grants == 2
 
 
 def test_groups_of_equal_rewards_are_counted_but_not_computed(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.scheduler.equal = set(prompts_of(0)[:3])
     run_to_end(world)
-    trained = lease(0, prompts_of(0)[3])
-    everything = sum(int(lease(0, p).lengths.sum()) for p in prompts_of(0))
+    trained = grant(0, prompts_of(0)[3])
+    everything = sum(int(grant(0, p).lengths.sum()) for p in prompts_of(0))
     commit = world.scheduler.commits[0]
     assert commit.metrics["tokens_trained"] == trained.lengths.sum()
     assert commit.metrics["degenerate_fraction"] == 0.75
@@ -234,7 +234,7 @@ def test_a_new_weight_server_gets_the_current_version_at_once(tmp_path: Path) ->
         await world.weights_moved(successor)
         await asyncio.sleep(5.0)
         assert successor.published == [1]
-        world.scheduler.lease_step(1, world.system.address("trainer"))
+        world.scheduler.grant_step(1, world.system.address("trainer"))
         world.scheduler.on_open = lambda message: True
         await world.finish()
 
@@ -253,7 +253,7 @@ def test_a_weight_server_that_moved_while_nobody_could_say_so_is_looked_up_again
         await asyncio.sleep(5.0)
         await world.system.stop_actor("weights")
         world.scheduler.services["weights"] = (await world.system.spawn("weights-2", successor)).address
-        world.scheduler.lease_step(1, world.system.address("trainer"))
+        world.scheduler.grant_step(1, world.system.address("trainer"))
         world.scheduler.on_open = lambda message: True
         await world.finish()
 
@@ -272,7 +272,7 @@ def test_a_weight_server_that_adopted_the_versions_is_sent_nothing_twice(tmp_pat
         await world.weights_moved(successor)
         await asyncio.sleep(5.0)
         assert successor.published == []
-        world.scheduler.lease_step(1, world.system.address("trainer"))
+        world.scheduler.grant_step(1, world.system.address("trainer"))
         world.scheduler.on_open = lambda message: True
         await world.finish()
 
@@ -314,27 +314,29 @@ def test_a_restarted_scheduler_is_told_who_trains_and_which_step_is_open(tmp_pat
 
 
 class Strict(ScriptedScheduler):
-    """One life that commits only what it has leased itself. ``dies`` on a commit; ``altered``: leases other rewards."""
+    """One life that commits only what it has granted itself. ``dies`` on a commit; ``altered``: grants other
+    rewards.
+    """
 
     def __init__(self, *, dies: Callable[[], None] | None = None, altered: bool = False) -> None:
         super().__init__(3)
         self.dies, self.altered = dies, altered
 
-    def lease_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
+    def grant_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
         if not self.altered:
-            super().lease_step(step, trainer, sent=sent)
+            super().grant_step(step, trainer, sent=sent)
             return
         ref = self.ctx.ref(trainer)
-        for group in [lease(step, prompt) for prompt in prompts_of(step)]:
-            ref.tell(leases(msgspec.structs.replace(group, rewards=group.rewards[::-1].copy())))
-        ref.tell(StepLeased(job="j", step=step, groups=PROMPTS, samples=PROMPTS * GROUP, dropped=0))
+        for group in [grant(step, prompt) for prompt in prompts_of(step)]:
+            ref.tell(grants(msgspec.structs.replace(group, rewards=group.rewards[::-1].copy())))
+        ref.tell(StepGranted(job="j", step=step, groups=PROMPTS, samples=PROMPTS * GROUP, dropped=0))
 
     @handles(CommitStep)
     async def commit(self, message: CommitStep) -> Committed:
         if self.dies is not None:
             self.dies()
         if message.step not in self.opened:
-            raise NotAccepted("these samples are not leased")
+            raise NotAccepted("these samples are not granted")
         self.commits[message.step] = message
         return Committed(step=message.step, stop=message.step == 2, checkpoint=False)
 
@@ -364,8 +366,8 @@ async def until_the_head_was_replaced(world: World, first: Strict, second: Stric
     return end
 
 
-def test_a_step_that_was_trained_when_the_head_died_is_leased_again_and_not_trained_again(tmp_path: Path) -> None:
-    """The next head, another incarnation, knows of no lease and refuses the commit until it has leased the step."""
+def test_a_step_that_was_trained_when_the_head_died_is_granted_again_and_not_trained_again(tmp_path: Path) -> None:
+    """The next head, another incarnation, knows of no grant and refuses the commit until it has granted the step."""
     world, successor = World(tmp_path), Strict()
     end = run_simulated(until_the_head_was_replaced(world, Strict(), successor))
     assert end.reason == "completed"
@@ -376,10 +378,10 @@ def test_a_step_that_was_trained_when_the_head_died_is_leased_again_and_not_trai
 
 
 def test_a_trainer_ends_rather_than_commit_what_it_has_not_trained(tmp_path: Path) -> None:
-    """The journal of the dead head lacked the newest samples, so the next one leases others."""
+    """The journal of the dead head lacked the newest samples, so the next one grants others."""
     world, successor = World(tmp_path), Strict(altered=True)
     end = run_simulated(until_the_head_was_replaced(world, Strict(), successor))
-    assert isinstance(end.error, LeaseChanged)
+    assert isinstance(end.error, GrantChanged)
     assert not successor.commits
 
 
@@ -402,7 +404,7 @@ def test_groups_that_were_lost_on_the_way_are_asked_for_again(tmp_path: Path) ->
     def lose_first(message: OpenStep) -> bool:
         if world.scheduler.opened.count(0) == 1 and message.step == 0:
             world.scheduler.dropped = {0}
-            world.scheduler.lease_step(0, message.trainer, sent=PROMPTS)
+            world.scheduler.grant_step(0, message.trainer, sent=PROMPTS)
             world.scheduler.dropped = set()
             return False
         return True
@@ -425,7 +427,7 @@ def test_a_step_that_never_comes_ends_the_trainer_with_a_checkpoint_of_what_it_h
     world = World(tmp_path)
 
     def nothing_after_one(message: OpenStep) -> bool:
-        never = StepLeased(job="j", step=message.step, groups=0, samples=0, dropped=0, never=True)
+        never = StepGranted(job="j", step=message.step, groups=0, samples=0, dropped=0, never=True)
         if message.step > 0:
             world.system.ref(message.trainer).tell(never)
         return message.step == 0
@@ -477,7 +479,7 @@ def test_a_trainer_that_waits_for_siblings_computes_the_reference_model_of_those
     world.scheduler.steps = 1
     world.backend = NotingBackend(TrainCost(score_token_s=1.0))
     world.scheduler.on_open = lambda message: False
-    groups = [lease(0, prompt) for prompt in prompts_of(0)]
+    groups = [grant(0, prompt) for prompt in prompts_of(0)]
     first = sum(int(group.lengths[0]) + group.prompt_ids.size for group in groups)
     whole = sum(int(group.lengths.sum()) + GROUP * group.prompt_ids.size for group in groups)
     late_s = 500.0
@@ -491,7 +493,7 @@ def test_a_trainer_that_waits_for_siblings_computes_the_reference_model_of_those
         await asyncio.sleep(late_s)
         assert world.backend.scored_tokens == (first if told_early else 0)
         assert "accumulate" not in world.backend.calls
-        world.scheduler.lease_step(0, trainer.address)
+        world.scheduler.grant_step(0, trainer.address)
         await world.finish()
         return world.scheduler.commit_times[0]
 
@@ -558,10 +560,10 @@ def test_in_async_mode_a_later_window_is_trained_while_an_earlier_one_waits(tmp_
         await asyncio.sleep(1.0)
         trainer = world.system.ref(world.system.address("trainer"))
         for prompt in prompts_of(0)[2:]:
-            trainer.tell(leases(lease(0, prompt)))
+            trainer.tell(grants(grant(0, prompt)))
         await asyncio.sleep(1.0)
         assert world.backend.calls.count("accumulate") > 0
-        world.scheduler.lease_step(0, trainer.address)
+        world.scheduler.grant_step(0, trainer.address)
         await world.finish()
 
     run_simulated(main())

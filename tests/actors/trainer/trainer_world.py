@@ -1,6 +1,6 @@
 """A small world for the trainer: a scripted scheduler, a bookkeeping weight server, a backend that notes its calls.
 
-scheduler.j   leases the groups of each step in a scripted order, and remembers commits and checkpoints
+scheduler.j   grants the groups of each step in a scripted order, and remembers commits and checkpoints
 weights       answers Publish and QueryVersions as the real one does
 trainer       the real actor, on the simulated backend
 """
@@ -20,10 +20,10 @@ from actors.core.errors import ReplyError
 from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.protocol.failures import Acknowledged
-from actors.protocol.groups import EarlySamples, LeaseGroup, LeaseGroups
+from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
 from actors.protocol.metrics import Spans
 from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
-from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepLeased
+from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepGranted
 from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, Versions
 from actors.roles import RoleArgs
 from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
@@ -49,12 +49,12 @@ def job_config(steps: int = 3, **changes: object) -> JobConfig:
     return smallest_job(**sections | changes)
 
 
-def lease(step: int, prompt: int, *, replay: bool = False, equal: bool = False) -> LeaseGroup:
-    """Group ``prompt`` of ``step``: a function of the two numbers, so that a replay leases the same bits."""
+def grant(step: int, prompt: int, *, replay: bool = False, equal: bool = False) -> GroupGrant:
+    """Group ``prompt`` of ``step``: a function of the two numbers, so that a replay grants the same bits."""
     rng = np.random.default_rng(1000 * step + prompt)
     lengths = rng.integers(1, 6, GROUP).astype(np.int32)
     total = int(lengths.sum())
-    return LeaseGroup(
+    return GroupGrant(
         job="j", step=step, prompt=prompt, replay=replay, prompt_ids=rng.integers(0, 32, 3).astype(np.int32),
         siblings=np.arange(GROUP, dtype=np.int32), lengths=lengths, tokens=rng.integers(0, 32, total).astype(np.int32),
         logprobs=np.full(total, -3.4, np.float32), versions=np.full(total, step, np.int32),
@@ -62,14 +62,14 @@ def lease(step: int, prompt: int, *, replay: bool = False, equal: bool = False) 
     )  # fmt: skip
 
 
-def leases(*groups: LeaseGroup) -> LeaseGroups:
+def grants(*groups: GroupGrant) -> GrantGroups:
     """``groups`` of one step as the message that carries them."""
     first = groups[0]
     ragged = {
         name: np.concatenate([getattr(group, name) for group in groups])
         for name in ("prompt_ids", "siblings", "lengths", "tokens", "logprobs", "versions", "finished", "rewards")
     }
-    return LeaseGroups(
+    return GrantGroups(
         job=first.job, step=first.step, replay=first.replay,
         prompts=np.array([group.prompt for group in groups], np.int64),
         prompt_lengths=np.array([len(group.prompt_ids) for group in groups], np.int32),
@@ -77,7 +77,7 @@ def leases(*groups: LeaseGroup) -> LeaseGroups:
     )  # fmt: skip
 
 
-def early(group: LeaseGroup, *siblings: int) -> EarlySamples:
+def early(group: GroupGrant, *siblings: int) -> EarlySamples:
     """Some samples of a group, before it is whole."""
     ends = np.cumsum(group.lengths)
     rows = list(siblings)
@@ -94,7 +94,7 @@ def prompts_of(step: int) -> list[int]:
 
 
 class ScriptedScheduler(Actor):
-    """Leases each opened step at once, in an order drawn from ``seed``; stops the job after ``steps``."""
+    """Grants each opened step at once, in an order drawn from ``seed``; stops the job after ``steps``."""
 
     def __init__(self, steps: int, *, seed: int = 0) -> None:
         self.steps = steps
@@ -114,7 +114,7 @@ class ScriptedScheduler(Actor):
         self.dropped: set[int] = set()
         self.equal: set[int] = set()
         self.on_open: Callable[[OpenStep], bool] = lambda message: True
-        """Returns whether to lease now; a test may take over."""
+        """Returns whether to grant now; a test may take over."""
 
     @handles(RegisterService)
     async def register(self, message: RegisterService) -> Acknowledged:
@@ -139,17 +139,17 @@ class ScriptedScheduler(Actor):
             raise self.refuse
         self.opened.append(message.step)
         if self.on_open(message):
-            self.lease_step(message.step, message.trainer)
+            self.grant_step(message.step, message.trainer)
         return Acknowledged()
 
-    def lease_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
+    def grant_step(self, step: int, trainer: ActorAddress, *, sent: int | None = None) -> None:
         prompts = [p for p in prompts_of(step) if p not in self.dropped]
         self.rng.shuffle(prompts)
         ref = self.ctx.ref(trainer)
         for prompt in prompts:
-            ref.tell(leases(lease(step, prompt, replay=step in self.commits, equal=prompt in self.equal)))
+            ref.tell(grants(grant(step, prompt, replay=step in self.commits, equal=prompt in self.equal)))
         groups = len(prompts) if sent is None else sent
-        ref.tell(StepLeased(job="j", step=step, groups=groups, samples=groups * GROUP, dropped=0))
+        ref.tell(StepGranted(job="j", step=step, groups=groups, samples=groups * GROUP, dropped=0))
 
     @handles(CommitStep)
     async def commit(self, message: CommitStep) -> Committed:

@@ -14,7 +14,7 @@ STATES = {
     SampleState.QUEUED: r.QUEUED,
     SampleState.FINISHED: r.FINISHED,
     SampleState.SCORED: r.SCORED,
-    SampleState.LEASED: r.LEASED,
+    SampleState.GRANTED: r.GRANTED,
     SampleState.COMMITTED: r.COMMITTED,
     SampleState.DROPPED: r.DROPPED,
 } | dict.fromkeys(IN_FLIGHT, r.IN_FLIGHT)

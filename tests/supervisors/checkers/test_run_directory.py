@@ -149,7 +149,7 @@ def test_a_resumed_run_that_has_just_begun_is_running_although_it_was_interrupte
     from supervisors.checkers.run_directory import _state
 
     ended = {"event": "job_state", "state": "interrupted"}
-    opened = {"event": "scheduler_opened", "epoch": 2}
+    opened = {"event": "scheduler_opened", "term": 2}
     assert _state([ended], alive=False) is RunState.INTERRUPTED
     assert _state([ended], alive=True) is RunState.INTERRUPTED
     assert _state([ended, opened], alive=True) is RunState.RUNNING

@@ -19,7 +19,7 @@ KILL = Kill(target=Target(role="rollout", count=2))
 
 
 def victim(name: str, role: str) -> Victim:
-    own = ActorAddress("envoy", PeerId(name, 1))
+    own = ActorAddress("reporter", PeerId(name, 1))
     return Victim(name, role, "head", 1, name, own, own)
 
 

@@ -15,7 +15,7 @@ from transport.address import ActorAddress, PeerId
 def victim(name: str, role: str, node: str = "head") -> Victim:
     peer = name if role in ("head", "node") else f"{node}.j.{name}"
     there = beside(ActorAddress("agent", PeerId(node, 1)))
-    return Victim(name, role, node, 100, peer, there, ActorAddress("envoy", PeerId(peer, 1)))
+    return Victim(name, role, node, 100, peer, there, ActorAddress("reporter", PeerId(peer, 1)))
 
 
 ROSTER = Roster(

@@ -15,7 +15,7 @@ from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.head import machine_process
 from supervisors.head.head_messages import HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
-from supervisors.head.machine_process import HeadDesk, MachineProcess
+from supervisors.head.machine_process import HeadKeeper, MachineProcess
 from supervisors.machine.node import NodeProcess
 from supervisors.tree.errors import HeadGaveUp
 from transport.address import ActorAddress, PeerId
@@ -30,7 +30,7 @@ NOBODY = ActorAddress("", PeerId("", 0))
 def order(run_dir: Path) -> HeadOrder:
     log = str(run_dir / "logs" / "head.log")
     return HeadOrder(
-        life=1, run_root=str(run_dir), listen="", control="", log=log, agent=NOBODY, desk=NOBODY, limits=""
+        life=1, run_root=str(run_dir), listen="", control="", log=log, agent=NOBODY, keeper=NOBODY, limits=""
     )
 
 
@@ -94,17 +94,17 @@ def test_an_earlier_life_of_the_head_is_not_heard() -> None:
         told: list[Any] = []
         system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("machine", 1)), limits=LIMITS)
         await system.start()
-        desk = HeadDesk(told.append, told.append)
-        ref = await system.spawn("desk", desk)
-        desk.expect(2)
+        keeper = HeadKeeper(told.append, told.append)
+        ref = await system.spawn("keeper", keeper)
+        keeper.expect(2)
         ref.tell(HeadReady(life=1, endpoint="e", control="c"))
         ref.tell(HeadProgress(life=1, fields={"step": 9}))
         await ref.ask(HeadEnded(life=1, summary={"state": "failed"}), HeadHeard)
-        assert (desk.ready, desk.step, desk.summary, told) == (None, 0, None, [])
+        assert (keeper.ready, keeper.step, keeper.summary, told) == (None, 0, None, [])
         ref.tell(HeadReady(life=2, endpoint="e", control="c"))
         ref.tell(HeadProgress(life=2, fields={"step": 4, "restarts": 1}))
         await ref.ask(HeadEnded(life=2, summary={"state": "finished"}), HeadHeard)
-        assert (desk.step, desk.restarts, desk.summary) == (4, 1, {"state": "finished"})
+        assert (keeper.step, keeper.restarts, keeper.summary) == (4, 1, {"state": "finished"})
         assert len(told) == 2
         await system.stop()
 

@@ -14,7 +14,7 @@ from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.head.head import Head
 from supervisors.head.head_messages import Former, HeadOrder, HeadProgress
 from supervisors.head.head_process import lead
-from supervisors.head.machine_process import HeadDesk, MachineProcess
+from supervisors.head.machine_process import HeadKeeper, MachineProcess
 from supervisors.jobs.job_run import FormerLife
 from supervisors.machine.machine import JOURNAL, LocalMachine
 from supervisors.machine.process import EXIT_CRASHED, Child, Launch
@@ -65,12 +65,12 @@ def test_a_journal_of_before_the_resume_is_no_sign_of_a_former_life(
     async def lives() -> None:
         system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
         await system.start()
-        desk = await system.spawn("desk", HeadDesk(lambda _: None, lambda _: None))
+        keeper = await system.spawn("keeper", HeadKeeper(lambda _: None, lambda _: None))
         if journal:
             (tmp_path / JOURNAL).touch()
         head = PretendHead(system)
         former = Former(ended="killed", restarts=1, workers=3, begun=begun)
-        told = msgspec.structs.replace(order(tmp_path, resume=resume, former=former), life=2, desk=desk.address)
+        told = msgspec.structs.replace(order(tmp_path, resume=resume, former=former), life=2, keeper=keeper.address)
         await lead(cast(Head, head), told, "", asyncio.Event())
         assert head.former == (FormerLife("killed", 1, 3) if goes_on else None)
 
@@ -120,7 +120,7 @@ def test_the_next_life_is_told_whether_any_before_it_got_as_far_as_the_core(tmp_
         for says in ("nothing", "ready", "nothing", "nothing"):
             told, head = await machine.heads.get()
             begun.append(told.former.begun if told.former is not None else None)
-            await process.desk.head_progress(HeadProgress(life=told.life, fields={"core": says}))
+            await process.keeper.head_progress(HeadProgress(life=told.life, fields={"core": says}))
             head.crash()
         assert begun == [None, False, True, True]
         leading.cancel()
@@ -139,4 +139,4 @@ def test_a_head_whose_core_stands_has_said_so(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(main_process, "MachineProcess", Kept)
     assert simulate(scenario(jobs=[{"name": "a", "steps": 1}]), 1).violations == []
-    assert [process.desk.begun for process in led] == [True]
+    assert [process.keeper.begun for process in led] == [True]

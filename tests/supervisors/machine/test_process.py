@@ -134,7 +134,7 @@ def test_a_missing_executable_is_an_error_at_once(run, tmp_path):
 
 def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path):
     """A parent process launches a child that binds its fate to it; the parent is killed without notice."""
-    child_code = "from actors.host.fate import die_with_parent; die_with_parent()\n" + SLEEP
+    child_code = "from actors.host.parent_death import die_with_parent; die_with_parent()\n" + SLEEP
     parent_code = (
         "import asyncio,sys\nfrom pathlib import Path\nfrom supervisors.machine.process import Launch,launch\n"
         "async def go():\n"
@@ -152,7 +152,7 @@ def test_kill_9_of_the_parent_leaves_no_orphan(tmp_path):
 
 
 def test_a_child_whose_parent_died_before_it_could_bind_itself_ends():
-    code = "from actors.host.fate import die_with_parent; die_with_parent(1 << 30); print('survived')"
+    code = "from actors.host.parent_death import die_with_parent; die_with_parent(1 << 30); print('survived')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=20, check=False)
     assert (done.returncode, done.stdout) == (-9, b"")
 
@@ -164,7 +164,7 @@ def test_a_child_whose_parent_died_before_it_could_bind_itself_ends():
 def test_the_guard_of_a_group_ends_as_its_leader_did(ending: str, code: int) -> None:
     """And passes over that the leader was stopped for a while; told to end, it kills the leader."""
     pause = "os.kill(os.getpid(), 19)"
-    lead = "import os,sys,time\nfrom actors.host.fate import lead_group\nlead_group(os.getppid())\n"
+    lead = "import os,sys,time\nfrom actors.host.parent_death import lead_group\nlead_group(os.getppid())\n"
     guard = subprocess.Popen([sys.executable, "-c", f"{lead}{pause}\n{ending}"])
     leader = None
     while leader is None or leader.status() != psutil.STATUS_STOPPED:

@@ -12,24 +12,24 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
-from actors.core.epochs import EpochGuard
 from actors.core.errors import AskError
+from actors.core.terms import TermGuard
 from actors.environments import worker as rewards_worker
 from actors.fleet import dispatch
 from actors.fleet.reattachment import Reattachment
 from actors.fleet.returns import Returns
 from actors.jobs.job import Job
 from actors.ledger import events as ev
-from actors.ledger.books import Books
+from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger, Outcome
 from actors.ledger.slots import Slots
 from actors.policies import assign
-from actors.protocol.tokens import TokenDelta
-from actors.rollout.delta_log import DeltaLog
+from actors.protocol.tokens import TokenReport
 from actors.rollout.generation import Generation
 from actors.rollout.reports import Reports
+from actors.rollout.token_log import TokenLog
 from actors.rollout.worker import RolloutWorker
-from actors.scheduler.leases import Leases
+from actors.scheduler.grants import Grants
 from actors.scheduler.scoring import Scoring
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.batching import Inbox
@@ -90,14 +90,14 @@ def a_worker_that_is_cut_off_does_not_fence_itself(replace: Replace) -> None:
 
 @planted
 def a_return_is_not_journaled(replace: Replace) -> None:
-    def apply(self: Books, event: ev.Event) -> Outcome:
+    def apply(self: JournaledLedger, event: ev.Event) -> Outcome:
         outcome = self.ledger.apply(event)
         if not isinstance(event, ev.Returned):
             self.journal.append(event)
         self.events += 1
         return outcome
 
-    replace(Books, "apply", apply)
+    replace(JournaledLedger, "apply", apply)
 
 
 @caught_by(1)
@@ -185,31 +185,31 @@ def work_goes_to_workers_of_any_version(replace: Replace) -> None:
 
 @planted
 def tokens_that_come_twice_are_taken_twice(replace: Replace) -> None:
-    right = Leases.open
+    right = Grants.open
 
-    def open_(self: Leases, step: int, trainer: Any) -> None:
+    def open_(self: Grants, step: int, trainer: Any) -> None:
         right(self, step, trainer)
-        batch = self._books.ledger.batches.get(step)
+        batch = self._journaled.ledger.batches.get(step)
         if batch is not None and not batch.committed and batch.length.any():
             row = int(np.argmax(batch.length))
             batch.length[row] += batch.length[row] < batch.sampling.max_tokens
 
-    replace(Leases, "open", open_)
+    replace(Grants, "open", open_)
 
 
 @caught_by(2)
-def a_step_that_is_opened_again_is_leased_from_where_it_was(replace: Replace) -> None:
-    def open_(self: Leases, step: int, trainer: Any) -> None:
+def a_step_that_is_opened_again_is_granted_from_where_it_was(replace: Replace) -> None:
+    def open_(self: Grants, step: int, trainer: Any) -> None:
         again = step == self.step
         self.step, self.trainer, self.all_sent = step, trainer, False
         if not again:
             self._sent = np.zeros(0, np.bool_)
 
-    replace(Leases, "open", open_)
+    replace(Grants, "open", open_)
 
 
 @caught_by(2)
-def a_rewound_step_stays_leased(replace: Replace) -> None:
+def a_rewound_step_stays_granted(replace: Replace) -> None:
     def rewound(self: Ledger, event: ev.Rewound) -> Outcome:
         self.trainer_step = event.step
         return Outcome()
@@ -276,8 +276,8 @@ async def _ignores(self: object, message: object) -> None:
 
 
 @planted
-def epochs_are_never_taken_note_of(replace: Replace) -> None:
-    replace(EpochGuard, "admit", lambda self, epoch: False)
+def terms_are_never_taken_note_of(replace: Replace) -> None:
+    replace(TermGuard, "admit", lambda self, term: False)
 
 
 # ------------------------------------------------------------ a head that comes back
@@ -286,23 +286,23 @@ def epochs_are_never_taken_note_of(replace: Replace) -> None:
 @planted
 def a_continuation_is_entered_wherever_the_sample_ends(replace: Replace) -> None:
     """Its first token is left out, and the rest is moved up so that it fits: misaligned, and accepted."""
-    right = DeltaLog.continuation
+    right = TokenLog.continuation
 
-    def continuation(self: DeltaLog, kept: Any, epoch: int) -> Any:
-        deltas = right(self, kept, epoch)
-        for i, delta in enumerate(deltas):
-            counts = delta.counts.tolist()
-            ends = np.cumsum(delta.counts)
+    def continuation(self: TokenLog, kept: Any, term: int) -> Any:
+        reports = right(self, kept, term)
+        for i, report in enumerate(reports):
+            counts = report.counts.tolist()
+            ends = np.cumsum(report.counts)
             first = [int(end) - n for end, n in zip(ends, counts, strict=True) if n > 1]
             moved = np.array([n - (n > 1) for n in counts], np.int32)
-            wrong = TokenDelta.of(
-                delta.assignments, delta.offsets, moved, delta.finished, np.delete(delta.tokens, first),
-                np.delete(delta.logprobs, first), job="", worker="", epoch=0, sequence=0, policy_version=0, stats=None,
+            wrong = TokenReport.of(
+                report.assignments, report.offsets, moved, report.finished, np.delete(report.tokens, first),
+                np.delete(report.logprobs, first), job="", worker="", term=0, sequence=0, policy_version=0, stats=None,
             )  # fmt: skip
-            deltas[i] = msgspec.structs.replace(delta, row_bytes=wrong.row_bytes, token_bytes=wrong.token_bytes)
-        return deltas
+            reports[i] = msgspec.structs.replace(report, row_bytes=wrong.row_bytes, token_bytes=wrong.token_bytes)
+        return reports
 
-    replace(DeltaLog, "continuation", continuation)
+    replace(TokenLog, "continuation", continuation)
 
 
 @caught_by(1)

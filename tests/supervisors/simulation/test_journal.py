@@ -17,8 +17,8 @@ from transport.sim.process import SimProcess
 FLUSH_S = DEFAULT_LIMITS.journal_flush_s
 
 
-def opened(epoch: int) -> ev.Opened:
-    return ev.Opened(epoch)
+def opened(term: int) -> ev.Opened:
+    return ev.Opened(term)
 
 
 def journal() -> tuple[JournalFile, SimulatedJournal]:
@@ -27,7 +27,7 @@ def journal() -> tuple[JournalFile, SimulatedJournal]:
 
 
 def read(file: JournalFile) -> list[int]:
-    return [event.epoch for event in file.read()[1] if isinstance(event, ev.Opened)]
+    return [event.term for event in file.read()[1] if isinstance(event, ev.Opened)]
 
 
 def test_what_is_appended_is_written_by_the_group_and_read_by_the_next_life() -> None:
@@ -74,11 +74,11 @@ def test_the_loss_of_power_leaves_a_prefix_with_all_that_was_durable() -> None:
         lengths = set[int]()
         for seed in range(40):
             file, ours = journal()
-            for epoch in range(1, 4):
-                ours.append(opened(epoch))
+            for term in range(1, 4):
+                ours.append(opened(term))
             await ours.durable()
-            for epoch in range(4, 8):
-                ours.append(opened(epoch))
+            for term in range(4, 8):
+                ours.append(opened(term))
             await asyncio.sleep(2 * FLUSH_S)
             lost = file.lose_power(random.Random(seed))
             left = read(file)

@@ -99,13 +99,13 @@ KNOWN: dict[str, Any] = {
     "seeding_end": "estimated", "length_ranking": "history", "prompts": 24, "by_prompt": 0.8, "steps": 6,
     "prompts_per_step": 12, "mode": "dynamic", "max_tokens": 64, "mean_tokens": 16.0,
 }  # fmt: skip
-"""Two steps are an epoch, so from the third on lengths are expected."""
+"""Two steps are a term, so from the third on lengths are expected."""
 
 
 def test_with_lengths_expected_a_window_ends_once_the_trainer_would_not_wait_and_the_same_comes_out(seen: Seen) -> None:
     costs = COSTS | {"train_token_s": 0.002, "micro_batch_s": 0.05}
     estimated = run(seeded(nodes=1, job=KNOWN, costs=costs))
-    assert [window["why"] for window in seen.windows[:2]] == ["time", "time"], "nothing is known in the first epoch"
+    assert [window["why"] for window in seen.windows[:2]] == ["time", "time"], "nothing is known in the first term"
     ends = [window["why"] for window in seen.windows[2:]]
     assert "time" not in ends and ends.count("estimate") >= 2, ends
     assert seen.both == 0

@@ -40,7 +40,7 @@ _OURS = frozenset(
 )
 _STEP_MS = "step_ms"
 _STEP_MS_DEFAULT = 50.0
-"""The length of a step: tokens are held back that long anyway, to leave as one message (``delta_interval_s``)."""
+"""The length of a step: tokens are held back that long anyway, to leave as one message (``report_interval_s``)."""
 _KV_CACHE_MAX_BYTES = 1 << 30
 """The largest cache on a CPU: vLLM zeroes it at start, which takes seconds per GiB."""
 _CPU_BLOCK_TOKENS = 32

@@ -42,7 +42,7 @@ def lengths(prompt: int, text: int, by_prompt: float) -> list[int]:
     return [len(whole_response(one, options, 20_000)) for one in asked]
 
 
-def test_a_length_is_the_prompts_as_far_as_it_is_told_and_the_same_in_each_epoch() -> None:
+def test_a_length_is_the_prompts_as_far_as_it_is_told_and_the_same_in_each_term() -> None:
     whole = lengths(prompt=3, text=11, by_prompt=1.0)
     assert len(set(whole)) == 1
     assert lengths(prompt=40, text=11, by_prompt=1.0) == whole, "the same prompt comes again under another number"

@@ -1,7 +1,7 @@
 """Looks into every process of a head at once: who waits for whom, and what found no receiver.
 
-    Operations ─▶ Lookout ─┬─ head: looked into directly                       ┐
-                           ├─ role processes: Look to their envoys             ├─▶ rows, oldest first
+    Operations ─▶ StallReport ─┬─ head: looked into directly                       ┐
+                           ├─ role processes: Look to their process reporters             ├─▶ rows, oldest first
                            ├─ machines: Look to their node agents              │
                            └─ jobs: their schedulers, looked at directly       ┘
 
@@ -45,7 +45,7 @@ class Silent:
         return _row(self.process, Stall("head", self.process, "silent", self.why, self.waited_s))
 
 
-class Lookout:
+class StallReport:
     """Looks into the processes of one head."""
 
     def __init__(self, head: HeadView) -> None:
@@ -99,7 +99,7 @@ class Lookout:
                 for info in supervisor.snapshot():
                     running = supervisor.running(info.name)
                     if running is not None and running.address.peer != own:
-                        yield ActorAddress("envoy", running.address.peer, running.address.endpoint)
+                        yield ActorAddress("reporter", running.address.peer, running.address.endpoint)
 
     async def _ask(self, window: ActorAddress, longer_than_s: float) -> Sight | Silent:
         timeout_s, loop = self._head.limits.look_timeout_s, asyncio.get_running_loop()

@@ -82,7 +82,7 @@ def _when_parent_ends(parent_pid: int, number: signal.Signals) -> None:
         if libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     else:
-        threading.Thread(target=_poll_parent, args=(parent_pid, number), name="fate", daemon=True).start()
+        threading.Thread(target=_poll_parent, args=(parent_pid, number), name="parent-death", daemon=True).start()
 
 
 def _poll_parent(parent_pid: int, number: signal.Signals) -> None:

@@ -3,13 +3,13 @@
 Invariants
 - A group is sent once all its siblings are scored or dropped; one with fewer than two scored siblings is dropped,
   since nothing can be learned from it.
-- StepLeased follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
+- StepGranted follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
 - A committed step is sent again exactly as it was committed, marked ``replay``.
-- What the trainer's queue does not take is not leased; it is tried again at the next tick.
+- What the trainer's queue does not take is not granted; it is tried again at the next tick.
 - With ``early``, scored samples of the other groups are sent beside, once for each opening. That is advice: it changes
   nothing in the ledger, and who has not heard it misses nothing.
 
-    OpenStep ──▶ open ──▶ pump: complete groups ──LeaseGroups──▶ trainer ──(all sent)── StepLeased ──▶ trainer
+    OpenStep ──▶ open ──▶ pump: complete groups ──GrantGroups──▶ trainer ──(all sent)── StepGranted ──▶ trainer
                        └── the scored samples of others ──EarlySamples──▶ trainer
 """
 
@@ -22,8 +22,8 @@ from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.whole_steps import complete_groups
-from actors.protocol.groups import EarlySamples, LeaseGroups
-from actors.protocol.steps import StepLeased
+from actors.protocol.groups import EarlySamples, GrantGroups
+from actors.protocol.steps import StepGranted
 from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
@@ -33,12 +33,12 @@ MESSAGE_TOKENS = 1 << 18
 """Tokens in a message, about 3 MiB: cheap for each group, and what comes behind it is not held up."""
 
 
-class Leases:
+class Grants:
     """It sends the trainer the groups of the one step that it consumes now."""
 
     def __init__(self, scope: JobScope, fleet: Fleet) -> None:
         self._scope = scope
-        self._books = scope.books
+        self._journaled = scope.journaled
         self._fleet = fleet
         self.trainer: ActorAddress | None = None
         self.step = -1
@@ -47,15 +47,15 @@ class Leases:
         self._told_early = np.zeros(0, np.bool_)
 
     def open(self, step: int, trainer: ActorAddress) -> None:
-        """Start over with ``step``: leases of an earlier opening are void.
+        """Start over with ``step``: grants of an earlier opening are void.
 
         Raises:
             IllegalTransition: the step is ahead of the frontier, or its samples have been pruned.
         """
-        ledger = self._books.ledger
+        ledger = self._journaled.ledger
         batch = ledger.batches.get(step)
-        if step != ledger.trainer_step or (batch is not None and bool(np.any(batch.state == S.LEASED))):
-            self._books.apply(ev.Rewound(step))
+        if step != ledger.trainer_step or (batch is not None and bool(np.any(batch.state == S.GRANTED))):
+            self._journaled.apply(ev.Rewound(step))
         self.step, self.trainer = step, trainer
         self.all_sent = False
         self._sent = np.zeros(0, np.bool_)
@@ -71,12 +71,12 @@ class Leases:
         """Tell the trainer that there is no such step. One who does not hear it opens the step again."""
         if self.trainer is not None:
             self._scope.tell(
-                self.trainer, StepLeased(self._scope.name, self.step, groups=0, samples=0, dropped=0, never=True)
+                self.trainer, StepGranted(self._scope.name, self.step, groups=0, samples=0, dropped=0, never=True)
             )
 
     def pump(self) -> None:
         """Send what can be sent."""
-        batch = self._books.ledger.batches.get(self.step)
+        batch = self._journaled.ledger.batches.get(self.step)
         if self.trainer is None or batch is None or self.all_sent or self._fleet.holds(batch):
             return
         if not len(self._sent):
@@ -101,7 +101,7 @@ class Leases:
             rows = batch.group_rows(index)
             rows = rows[batch.state[rows] == S.SCORED]
             if len(rows):
-                self._books.apply(ev.Dropped(batch.step, rows, f"fewer than {_MIN_GROUP} siblings have a reward"))
+                self._journaled.apply(ev.Dropped(batch.step, rows, f"fewer than {_MIN_GROUP} siblings have a reward"))
             self._sent[index] = True
         return ready[scored >= _MIN_GROUP]
 
@@ -114,7 +114,7 @@ class Leases:
                 groups = _groups(self._scope.name, batch, rows.astype(np.int32))
                 if self._scope.tell(trainer, groups) is not SendOutcome.QUEUED:
                     return
-                self._books.apply(ev.Leased(batch.step, rows.astype(np.int32), replay=batch.committed))
+                self._journaled.apply(ev.Granted(batch.step, rows.astype(np.int32), replay=batch.committed))
                 self._fleet.trainer_given(batch, rows)
             self._sent[indices] = True
 
@@ -129,9 +129,9 @@ class Leases:
                 self._told_early[part] = True
 
     def _finish(self, batch: StepBatch, trainer: ActorAddress) -> None:
-        wanted = S.COMMITTED if batch.committed else S.LEASED
+        wanted = S.COMMITTED if batch.committed else S.GRANTED
         there = batch.state.reshape(-1, batch.group_size) == wanted
-        message = StepLeased(
+        message = StepGranted(
             job=self._scope.name,
             step=batch.step,
             groups=int(there.any(axis=1).sum()),
@@ -153,9 +153,9 @@ def _cuts(tokens: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.diff(np.cumsum(tokens) // MESSAGE_TOKENS)) + 1
 
 
-def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> LeaseGroups:
+def _groups(job: str, batch: StepBatch, rows: np.ndarray) -> GrantGroups:
     ragged = batch.ragged(rows)
-    return LeaseGroups(
+    return GrantGroups(
         job=job,
         step=batch.step,
         replay=batch.committed,

@@ -29,7 +29,7 @@ _FULL_RETRY_FIRST_S: Final = 0.001
 _FULL_RETRY_MAX_S: Final = 0.016
 
 
-class StreamDesk:
+class StreamTable:
     """What ``ActorRef.stream`` and stream handlers do; consumers are in the table of questions."""
 
     def __init__(self, port: Port, questions: Questions) -> None:

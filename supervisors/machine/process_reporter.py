@@ -25,7 +25,7 @@ from supervisors.tree.messages import ProcessBeacon, ProcessReady
 from transport.address import ActorAddress
 
 
-class Envoy(Actor):
+class ProcessReporter(Actor):
     """It is spawned last, when the role's actors are up. A beacon proves that the event loop turns, and how late."""
 
     def __init__(

@@ -1,10 +1,10 @@
 """What a worker has said last, and what it could not say: enough to go on with another life of its scheduler.
 
-    engine step ─▶ add ─▶ newest deltas, bounded ──── the scheduler is gone: nothing is trimmed, up to a bound ────┐
+    engine step ─▶ add ─▶ newest reports, bounded ──── the scheduler is gone: nothing is trimmed, up to a bound ────┐
                                                                                                                    ▼
-    Registered(which of them the next one takes, and how many tokens of each it has) ──────▶ continuation ─▶ deltas
+    Registered(which of them the next one takes, and how many tokens of each it has) ──────▶ continuation ─▶ reports
 
-The journal of a head that was killed may lack what was said within its last moments; the newest deltas hold that too.
+The journal of a head that was killed may lack what was said within its last moments; the newest reports hold that too.
 
 Invariants
 - A continuation has for each assignment the rows that follow on what the scheduler has, without a gap, oldest first,
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from actors.protocol.tokens import FinishReason, TokenDelta
+from actors.protocol.tokens import FinishReason, TokenReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Kept:
     """Response tokens that the scheduler has."""
 
 
-class DeltaLog:
-    """Holds deltas in the order in which they were made.
+class TokenLog:
+    """Holds reports in the order in which they were made.
 
     Args:
         newest_tokens: how many are remembered of what has been said.
@@ -44,7 +44,7 @@ class DeltaLog:
     def __init__(self, newest_tokens: int, orphan_tokens: int) -> None:
         self._newest = newest_tokens
         self._most = newest_tokens + orphan_tokens
-        self._deltas: deque[TokenDelta] = deque()
+        self._reports: deque[TokenReport] = deque()
         self._size = 0
         self._unheard = 0
         self.orphaned = False
@@ -64,39 +64,41 @@ class DeltaLog:
         """The scheduler is gone."""
         self.orphaned, self._unheard = True, 0
 
-    def add(self, delta: TokenDelta) -> None:
-        """Remember a delta; a row without tokens counts as one."""
-        self._deltas.append(delta)
-        self._size += delta.weight
+    def add(self, report: TokenReport) -> None:
+        """Remember a report; a row without tokens counts as one."""
+        self._reports.append(report)
+        self._size += report.weight
         if self.orphaned:
-            self._unheard += len(delta.tokens)
+            self._unheard += len(report.tokens)
             return
-        while self._size > self._newest and len(self._deltas) > 1:
-            self._size -= self._deltas.popleft().weight
+        while self._size > self._newest and len(self._reports) > 1:
+            self._size -= self._reports.popleft().weight
 
     def assignments(self) -> set[int]:
         """Every assignment of which something is remembered."""
-        return {number for delta in self._deltas for number in delta.assignments.tolist()}
+        return {number for report in self._reports for number in report.assignments.tolist()}
 
     def clear(self) -> None:
         """Nobody will go on with any of it."""
-        self._deltas.clear()
+        self._reports.clear()
         self._size, self.orphaned = 0, False
 
-    def continuation(self, kept: dict[int, Kept], epoch: int) -> list[TokenDelta]:
-        """What the scheduler lacks of ``kept`` (by their former numbers), one delta for each version in a row."""
+    def continuation(self, kept: dict[int, Kept], term: int) -> list[TokenReport]:
+        """What the scheduler lacks of ``kept`` (by their former numbers), one report for each version in a row."""
         at = {number: has.length for number, has in kept.items()}
-        return [delta for version in _runs(self._deltas) if (delta := _following(version, kept, at, epoch)) is not None]
+        return [
+            report for version in _runs(self._reports) if (report := _following(version, kept, at, term)) is not None
+        ]
 
 
-def _runs(deltas: deque[TokenDelta]) -> Iterator[list[TokenDelta]]:
-    """Deltas of the same version that follow each other."""
-    run: list[TokenDelta] = []
-    for delta in deltas:
-        if run and run[-1].policy_version != delta.policy_version:
+def _runs(reports: deque[TokenReport]) -> Iterator[list[TokenReport]]:
+    """Reports of the same version that follow each other."""
+    run: list[TokenReport] = []
+    for report in reports:
+        if run and run[-1].policy_version != report.policy_version:
             yield run
             run = []
-        run.append(delta)
+        run.append(report)
     if run:
         yield run
 
@@ -111,15 +113,15 @@ class _Row:
     finished: int = FinishReason.RUNNING
 
 
-def _following(run: list[TokenDelta], kept: dict[int, Kept], at: dict[int, int], epoch: int) -> TokenDelta | None:
+def _following(run: list[TokenReport], kept: dict[int, Kept], at: dict[int, int], term: int) -> TokenReport | None:
     """The rows of ``run`` that follow on, one an assignment; ``at`` says where each goes on, and is moved along."""
     rows: dict[int, _Row] = {}
-    for delta in run:
-        ends = np.cumsum(delta.counts).tolist()
-        ids, logprobs = delta.tokens, delta.logprobs
+    for report in run:
+        ends = np.cumsum(report.counts).tolist()
+        ids, logprobs = report.tokens, report.logprobs
         columns = zip(
-            delta.assignments.tolist(), delta.offsets.tolist(), delta.counts.tolist(), delta.finished.tolist(), ends,
-            strict=True,
+            report.assignments.tolist(), report.offsets.tolist(), report.counts.tolist(), report.finished.tolist(),
+            ends, strict=True,
         )  # fmt: skip
         for number, offset, count, finished, end in columns:
             if at.get(number) != offset:
@@ -132,10 +134,10 @@ def _following(run: list[TokenDelta], kept: dict[int, Kept], at: dict[int, int],
     if not rows:
         return None
     parts, newest = list(rows.values()), run[-1]
-    return TokenDelta.of(
+    return TokenReport.of(
         job=newest.job,
         worker=newest.worker,
-        epoch=epoch,
+        term=term,
         sequence=newest.sequence,
         policy_version=newest.policy_version,
         stats=newest.stats,

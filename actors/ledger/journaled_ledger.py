@@ -7,7 +7,7 @@ from actors.ledger.journal import Journal
 from actors.ledger.ledger import Ledger, Outcome
 
 
-class Books:
+class JournaledLedger:
     """The scheduler changes the ledger through this alone."""
 
     def __init__(self, ledger: Ledger, journal: Journal) -> None:

@@ -31,8 +31,8 @@ class Left:
         return remove_held_by(self.run_dir, self.holders, self.pid)
 
 
-class Leavings:
-    """Leavings are kept by run and name of the process. Times are the caller's."""
+class LeftoverFiles:
+    """LeftoverFiles are kept by run and name of the process. Times are the caller's."""
 
     def __init__(self) -> None:
         self._left: dict[tuple[str, str], Left] = {}

@@ -6,19 +6,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.protocol.groups import LeaseGroup, LeaseGroups
+from actors.protocol.groups import GrantGroups, GroupGrant
 from actors.trainer.batching import split
-from actors.trainer.errors import BadLease
-from tests.actors.trainer.trainer_world import lease, leases, prompts_of
+from actors.trainer.errors import BadGrant
+from tests.actors.trainer.trainer_world import grant, grants, prompts_of
 
 
-def same(ours: LeaseGroup, theirs: LeaseGroup) -> bool:
+def same(ours: GroupGrant, theirs: GroupGrant) -> bool:
     return all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ours.__struct_fields__)
 
 
 def test_groups_come_out_of_a_message_as_they_went_in() -> None:
-    groups = [lease(3, prompt) for prompt in prompts_of(3)]
-    for ours, theirs in zip(split(leases(*groups)), groups, strict=True):
+    groups = [grant(3, prompt) for prompt in prompts_of(3)]
+    for ours, theirs in zip(split(grants(*groups)), groups, strict=True):
         assert same(ours, theirs)
 
 
@@ -28,14 +28,14 @@ def test_groups_come_out_of_a_message_as_they_went_in() -> None:
      "rewards"],
 )  # fmt: skip
 def test_a_column_that_does_not_fit_the_others_is_refused(column: str) -> None:
-    message = leases(*[lease(0, prompt) for prompt in prompts_of(0)])
+    message = grants(*[grant(0, prompt) for prompt in prompts_of(0)])
     broken = msgspec.structs.replace(message, **{column: getattr(message, column)[:-1]})
-    with pytest.raises(BadLease, match=r"has .* entries, expected"):
+    with pytest.raises(BadGrant, match=r"has .* entries, expected"):
         split(broken)
 
 
 def test_negative_counts_are_refused_although_their_sums_fit() -> None:
-    message: LeaseGroups = leases(lease(0, 0), lease(0, 1))
+    message: GrantGroups = grants(grant(0, 0), grant(0, 1))
     sizes = np.array([len(message.siblings) + 1, -1], np.int32)
-    with pytest.raises(BadLease, match="sizes has a negative entry"):
+    with pytest.raises(BadGrant, match="sizes has a negative entry"):
         split(msgspec.structs.replace(message, sizes=sizes))

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from actors.core.system import ActorSystem
     from transport.address import ActorAddress
 
-log = structlog.get_logger("headrace.strays")
+log = structlog.get_logger("headrace.orphans")
 
 
-class Strays:
+class OrphanedProcesses:
     """It looks for those of one job, from ``start`` to ``stop``. ``children``: what its supervisors have."""
 
     def __init__(self, system: ActorSystem, nodes: Nodes, job: str, children: Callable[[], list[ChildInfo]]) -> None:
@@ -56,7 +56,7 @@ class Strays:
         for node in self._nodes.present:
             if node.agent not in self._seen:
                 self._seen.add(node.agent)
-                task = asyncio.create_task(self._clear(node), name=f"strays on {node.name}")
+                task = asyncio.create_task(self._clear(node), name=f"orphans on {node.name}")
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
 
@@ -69,7 +69,7 @@ class Strays:
                 if await self._are_clear(node):
                     return
             except AskError as error:
-                log.warning("a node is not clear of strays yet; looking again", node=node.name, error=str(error))
+                log.warning("a node is not clear of orphans yet; looking again", node=node.name, error=str(error))
             await asyncio.sleep(limits.health_check_s)
 
     async def _are_clear(self, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The envoy's news reaches the node agent, whatever the link does to it."""
+"""The reporter's news reaches the node agent, whatever the link does to it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from actors.core.system import ActorSystem
 from actors.roles import RoleArgs
 from configs.limits import DEFAULT_LIMITS
 from supervisors.faults.process_faults import ProcessFaults
-from supervisors.machine.envoy import Envoy
+from supervisors.machine.process_reporter import ProcessReporter
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import ProcessBeacon, ProcessReady
 from transport.address import PeerId
@@ -38,7 +38,7 @@ class Agent(Actor):
 
 
 async def readiness(loses_for_s: float) -> tuple[Agent, float]:
-    """An envoy's first seconds on a link that loses all that it says for so long."""
+    """An reporter's first seconds on a link that loses all that it says for so long."""
     network = SimNetwork()
     network.set_weather("process", "agent", Weather(loss=1.0 if loses_for_s else 0.0))
     near = ActorSystem(MemoryTransport(network, PeerId("agent", 1)))
@@ -55,7 +55,7 @@ async def readiness(loses_for_s: float) -> tuple[Agent, float]:
         name="j.rollout-0", peer="process", args=args, agent=address, cluster="", listen="memory://process",
         limits=DEFAULT_LIMITS.model_dump_json(), seed=0,
     )  # fmt: skip
-    await far.spawn("envoy", Envoy(spec, {"rollout-0": far.address("rollout-0")}, ProcessFaults(), pid=7))
+    await far.spawn("reporter", ProcessReporter(spec, {"rollout-0": far.address("rollout-0")}, ProcessFaults(), pid=7))
     loop = asyncio.get_running_loop()
     loop.call_later(loses_for_s, network.set_weather, "process", "agent", Weather())
     while not agent.ready and loop.time() < 60:
