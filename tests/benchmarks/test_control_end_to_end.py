@@ -26,7 +26,7 @@ def test_bench_control_asks_a_head_under_load_and_tells_how_late_it_and_its_proc
     assert found["late_heartbeats"] == 0 and found["looks"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_bench_control_fails_where_nothing_flows_any_more_while_it_asks(capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--seconds", "1", "--workers", "1", "--sequences", "2", "--tokens", "4096", "--bytes", "4000000"]

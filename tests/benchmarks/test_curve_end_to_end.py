@@ -17,12 +17,15 @@ from benchmarks import all as everything
 from benchmarks._echo import ECHO, Echo, Ping, Pong, new_system
 from benchmarks._processes import on_uvloop
 
-SHORT: list[tuple[Callable[[list[str]], int], list[str], str]] = [
+SHORT: list[Any] = [
     (ask.main, ["--count", "256"], "rtt_p50_us"),
     (tell.main, ["--count", "1024"], "per_second"),
     (stream.main, ["--items", "256", "--chunks", "8"], "chunks"),
     (tokens.main, ["--workers", "4", "--sequences", "8", "--tokens", "64"], "cpu_us_per_token"),
-    (weights.main, ["--bytes", "2000000", "--rounds", "1", "--pullers", "2"], "gb_per_second_tcp"),
+    pytest.param(
+        *(weights.main, ["--bytes", "2000000", "--rounds", "1", "--pullers", "2"], "gb_per_second_tcp"),
+        marks=pytest.mark.long,
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ from benchmarks import join
 SETTINGS = (
     "model.hidden=32", "model.layers=1", "model.warm_start_steps=0", "algorithm.prompts_per_step=8",
     "reward={kind: function, function: 'benchmarks._harm:spread_reward'}", "limits.lease_s=3.0",
+    "rollout.engine=simulated", "rollout.engine_options={base_s: 0.05, mean_tokens: 12}", "trainer.backend=simulated",
 )  # fmt: skip
 
 

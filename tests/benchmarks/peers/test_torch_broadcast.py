@@ -37,7 +37,7 @@ def test_only_pullers_of_the_trainers_machine_may_map() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_every_way_brings_the_bytes_to_all_and_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert torch_broadcast.main(["--json", "--bytes", "2000000", "--pullers", "2", "--rounds", "1"]) == 0

@@ -53,7 +53,7 @@ def test_an_environment_without_vllm_is_refused_with_what_to_do(capsys: pytest.C
 
 
 @pytest.mark.vllm
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_server_and_a_worker_say_the_same_tokens_and_both_costs_are_printed(
     capsys: pytest.CaptureFixture[str],
