@@ -101,8 +101,6 @@ class FaultableTransport:
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
 
-    # what an injector does
-
     def add(self, rule: LinkRule, lasts_s: float | None = None) -> LinkRule:
         """Let ``rule`` apply from now on, for ``lasts_s`` seconds or until ``remove``.
 
@@ -154,8 +152,6 @@ class FaultableTransport:
             self._lanes.pop((peer, lane), None)
         self._inbound.pop(peer, None)
 
-    # outbound
-
     @property
     def peer(self) -> PeerId:
         return self.inner.peer
@@ -165,7 +161,6 @@ class FaultableTransport:
         return self.inner.endpoint
 
     async def start(self, receiver: Receiver) -> None:
-        """See ``Transport.start``."""
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
         await self.inner.start(self)
@@ -177,14 +172,13 @@ class FaultableTransport:
         until_s, left_s = self._loop.time() + timeout_s, timeout_s
         while left_s > 0.0:
             peer = await self.inner.connect(endpoint, timeout_s=left_s)
-            if peer not in self._hidden and not self._cut(peer):
+            if peer in self._up and not self._cut(peer):
                 return peer
             await asyncio.sleep(_POLL_S)
             left_s = until_s - self._loop.time()
         raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s")
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
-        """See ``Transport.send``."""
         if self._idle:
             return self.inner.send(peer, lane, frames)
         if peer not in self._up:
@@ -248,8 +242,6 @@ class FaultableTransport:
             copies[at] = bytes(victim)
         return list(copies)
 
-    # inbound
-
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
         """Pass on, or hold while the peer is cut off."""
         if self._idle:
@@ -288,13 +280,10 @@ class FaultableTransport:
     # the rest is the inner transport's
 
     def peers(self) -> list[PeerId]:
-        """See ``Transport.peers``."""
         return self.inner.peers() if self._idle else [peer for peer in self.inner.peers() if peer in self._up]
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
-        """See ``Transport.disconnect``."""
         self.inner.disconnect(peer, reason)
 
     async def close(self, *, timeout_s: float) -> None:
-        """See ``Transport.close``."""
         await self.inner.close(timeout_s=timeout_s)

@@ -69,8 +69,6 @@ class Cell:
         self._stop_reason = ""
         self.task = loop.create_task(self._live(), name=f"actor {name}")
 
-    # from outside
-
     def stop(self, reason: str = "stopped") -> None:
         """End after the message that is being handled."""
         self._stop_reason = self._stop_reason or reason
@@ -101,8 +99,6 @@ class Cell:
         """Put a message into the mailbox that the actor itself has set in motion."""
         handler = self.actor.handlers[type(message)]
         self.mailbox.put(Delivery(message, tag_of(type(message)), handler, sender, watch_id=watch_id), own=True)
-
-    # life
 
     async def _live(self) -> None:
         error: BaseException | None = None
@@ -235,8 +231,6 @@ class Cell:
             self.working.pop(delivery, None)
         # What stays is being cancelled because the actor ends: its exit will be the answer.
         self.mailbox.wake()
-
-    # end
 
     def _close_mailbox(self, ended: ActorExit) -> None:
         if not self.started.done():

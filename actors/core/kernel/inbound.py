@@ -60,8 +60,6 @@ class Inbound:
             Kind.UNWATCH: self._unwatch,
         }
 
-    # Receiver
-
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
         """One message has come."""
         try:
@@ -97,8 +95,6 @@ class Inbound:
             self._port.count("peers_cut_off")
             log.error("a peer sends what cannot be read and is cut off", peer=str(peer))
             self._port.links.cut(peer)
-
-    # for actors
 
     def _message(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         refusal = self._try_message(peer, lane, envelope, body)
@@ -144,8 +140,6 @@ class Inbound:
             timeout_s = envelope.deadline_ms / 1000
         return Window(envelope.number, envelope.number_bytes, timeout_s)
 
-    # answers
-
     def _answer(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.kind is Kind.REFUSED and envelope.request_id == 0:
             refusal = decode_body(Refusal, body or [b""])
@@ -170,8 +164,6 @@ class Inbound:
             self._deaths.end(envelope.request_id, gone.reason, gone.detail)
         else:
             self._answer(peer, lane, envelope, body)
-
-    # streams
 
     def _item(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         stream = self._port.requests.get(envelope.request_id)
@@ -202,8 +194,6 @@ class Inbound:
 
     def _cancel(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         self._port.cancel(envelope.target, Caller(peer, envelope.request_id))
-
-    # watches
 
     def _watch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.target in self._port.cells:

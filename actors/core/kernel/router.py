@@ -90,8 +90,6 @@ class Router:
         """One more of it, for ``stats``."""
         self.counters[what] += 1
 
-    # actors
-
     async def spawn(self, name: str, actor: Hosted, parent: RunningActor | None = None) -> Cell:
         """Start an actor; returns when ``on_start`` is done."""
         if self.stopping:
@@ -137,8 +135,6 @@ class Router:
             del self.exits[next(iter(self.exits))]
         self.deaths.actor_ended(name, TargetGone(reason=ended.gone, detail=ended.detail))
 
-    # sending
-
     def post(
         self,
         peer: PeerId,
@@ -182,8 +178,6 @@ class Router:
         if refusal.reason in NO_RECEIVER:
             self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
 
-    # questions and tells, from refs
-
     def tell(self, owner: ActorAddress | None, address: ActorAddress, message: Message, lane: Lane) -> SendOutcome:
         """See ``ActorRef.tell``."""
         if address.peer != self.own:
@@ -214,8 +208,6 @@ class Router:
         if (cell := self.cells.get(target)) is not None:
             cell.cancel_question(caller)
 
-    # into a mailbox
-
     def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[Cell, Handler] | Refusal:
         """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
         cell = self.cells.get(target)
@@ -242,8 +234,6 @@ class Router:
         delivery = Delivery(message, tag_of(type(message)), handler, sender, caller, deadline_at, window=window)
         cell.mailbox.put(delivery)
         return None
-
-    # answers
 
     def answer(self, delivery: Delivery, kind: Kind, message: Message | None, number: int = 0) -> None:
         """Answer a question, once; a tell is not answered."""
@@ -279,8 +269,6 @@ class Router:
             got = "nothing" if message is None else type(message).__name__
             text = f"{waiter.question} to {waiter.target}: expected {waiter.reply_kind.__name__}, got {got}"
             waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
-
-    # lost links
 
     def _unreachable(self, peer: PeerId, why: str) -> None:
         """No way to ``peer`` was found."""

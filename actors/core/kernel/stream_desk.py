@@ -36,8 +36,6 @@ class StreamDesk:
         self._port = port
         self._questions = questions
 
-    # consuming
-
     def make(
         self,
         owner: ActorAddress | None,
@@ -103,8 +101,6 @@ class StreamDesk:
         """An item that is none has come: the stream ends, at both ends."""
         self._port.settle(stream.request_id, Kind.STREAM_ITEM, None, 0)
         self._questions.cancel(stream, stream.lane)
-
-    # producing
 
     def credit(self, caller: Caller, items: int, size: int) -> None:
         """A consumer has granted credit to a producer here."""

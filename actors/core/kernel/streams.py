@@ -154,8 +154,6 @@ class Stream(Waiter, Generic[T]):
     def is_stream(self) -> bool:
         return True
 
-    # called by the router
-
     def item(self, item: Message, offset: int, size: int) -> bool:
         """An item has come; False if one is missing before it, or it is of another type: then the stream is over."""
         if self.ended:
@@ -190,8 +188,6 @@ class Stream(Waiter, Generic[T]):
     def _wake(self) -> None:
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
-
-    # called by the consumer
 
     async def __aenter__(self) -> AsyncIterator[T]:
         self._host.open(self)
