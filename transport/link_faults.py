@@ -54,8 +54,6 @@ class LinkRule:
     probability: float = 1.0
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    until_s: float = math.inf
-    """End of the rule, on the loop's clock."""
 
     def names(self, peer: PeerId) -> bool:
         return not self.peers or peer.name in self.peers
@@ -112,8 +110,7 @@ class FaultableTransport:
         self.rules.append(rule)
         self._idle = False
         if lasts_s is not None:
-            rule.until_s = self._loop.time() + lasts_s
-            self._loop.call_at(rule.until_s, self.remove, rule)
+            self._loop.call_later(lasts_s, self.remove, rule)
         if rule.kind is Misbehaviour.PARTITION:
             self._loop.call_later(self._limits.heartbeat_timeout_s, self._heartbeat_missed, rule)
         return rule

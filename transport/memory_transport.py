@@ -42,19 +42,9 @@ class MemoryNetwork:
         """Who listens at ``endpoint`` now."""
         return self._listening.get(endpoint)
 
-    def link_between(self, name: str, other: str) -> Link | None:
-        """The live link between two peers by name, if there is one."""
-        for transport in self._listening.values():
-            for link in transport.links():
-                if {link.near.peer.name, link.far.peer.name} == {name, other}:
-                    return link
-        return None
-
-    def break_link(self, name: str, other: str) -> None:
-        """Cut the link between two peers: each sees the other UNREACHABLE; they may connect again."""
-        link = self.link_between(name, other)
-        if link is not None:
-            link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
+    def transports(self) -> list[MemoryTransport]:
+        """Who listens, in order of arrival."""
+        return list(self._listening.values())
 
     # hooks of a simulated network
 

@@ -1,24 +1,4 @@
-"""What can go wrong between actors. Continues the tree of ``transport/errors.py``.
-
-HeadraceError
-└── ActorError
-    ├── AskError               how an ask or a stream can fail
-    │   ├── NotSent            infrastructure; surely not executed, a retry is safe
-    │   ├── SentNoReply        infrastructure; may have been executed
-    │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
-    │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
-    │   ├── DeadlineExceeded   unknown whether executed
-    │   ├── WrongReply         a bug: the handler answered with another type
-    │   └── StreamDown         the producer is gone; resume elsewhere from the last item
-    ├── ReplyError             raise it in a handler to answer with an error without crashing
-    │   ├── ConsumerTooSlow    a stream's consumer granted no credit in time; it may open the stream again
-    │   └── StaleEpoch         the sender's epoch is no longer the ruling one; it must step down
-    ├── StartFailed            ``on_start`` raised or took too long; the cause is attached
-    ├── NameTaken              a bug of the caller: an actor of that name lives here
-    ├── UnknownActor           a bug of the caller: no actor of that name has lived here
-    ├── WrongHandler           a bug, found at class creation or at the first use
-    └── HandlerCancelled       a bug: a handler let a CancelledError escape that nobody sent to it
-"""
+"""What can go wrong between actors. The tree of all errors is in ``docs/reference/errors.md``."""
 
 from __future__ import annotations
 
@@ -121,8 +101,6 @@ class StaleEpoch(ReplyError):
 
     def __init__(self, epoch: int, ruling: int) -> None:
         super().__init__(f"epoch {epoch} is over, {ruling} rules: register again to learn the ruling one")
-        self.epoch = epoch
-        self.ruling = ruling
 
 
 class ConsumerTooSlow(ReplyError):

@@ -54,7 +54,6 @@ class LeaseGranter:
         return grant
 
     def holder(self, now_s: float) -> Grant | None:
-        """The running grant, or None."""
         return self._grant if self._grant is not None and now_s < self.expires_s else None
 
 
@@ -83,5 +82,4 @@ class HeldLease:
         return max(0.0, self._until_s - now_s)
 
     def lapse(self) -> None:
-        """Give it up at once."""
         self._until_s = float("-inf")

@@ -30,10 +30,10 @@ from actors.protocol.work import Assign, DeltasTaken, EngineStats, PullVersion, 
 from actors.protocol.workers import Registered, RegisterWorker, WorkerVersion
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 STOP = 9
 BUDGET = 8

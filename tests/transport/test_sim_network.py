@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from configs.limits import DEFAULT_LIMITS
+from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.errors import LinkTimeout
 from transport.memory_transport import MemoryTransport
-from transport.sim.loop import run_simulated
 from transport.sim.network import Cut, Disturbance, SimNetwork, Weather
 from transport.transport import DownReason, Frame, Lane, SendOutcome
 

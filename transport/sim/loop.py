@@ -221,13 +221,3 @@ def _places(coroutine: object) -> list[str]:
             found.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
     return found
-
-
-def run_simulated(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = True) -> T:
-    """Run ``main`` to its end in virtual time.
-
-    Raises:
-        SimulationDeadlock: nothing could ever happen again.
-    """
-    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(seed, shuffle=shuffle)) as runner:
-        return runner.run(main)

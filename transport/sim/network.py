@@ -179,7 +179,6 @@ class SimNetwork(MemoryNetwork):
         return bool(self._cuts) and any(cut.holds(source.name, target.name) for cut in self._cuts)
 
     def handshake_s(self) -> float:
-        """Two round trips."""
         return 2 * (self._latency_s() + self._latency_s())
 
     def _latency_s(self) -> float:
@@ -248,7 +247,6 @@ class SimNetwork(MemoryNetwork):
         link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
 
     def crashed(self, link: Link, transport: MemoryTransport, *, silent: bool = False) -> None:
-        """See ``MemoryNetwork.crashed``."""
         other = link.far if transport is link.near else link.near
         if not self.reachable(transport.peer, other.peer):
             silent = True
@@ -266,7 +264,3 @@ class SimNetwork(MemoryNetwork):
         for pipe in link.pipes():
             for lane in Lane:
                 self._tracks.pop((pipe, lane), None)
-
-    def transports(self) -> list[MemoryTransport]:
-        """Who listens, in order of arrival."""
-        return list(self._listening.values())

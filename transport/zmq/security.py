@@ -54,7 +54,6 @@ class NodeKeys:
         return public == self.public or public in self.allowed
 
     def for_listener(self) -> Curve:
-        """Options of a listening socket."""
         return Curve(self.public, self.secret, None)
 
     def for_dialer(self, server_hex: str | None, endpoint: str) -> Curve:
@@ -164,5 +163,4 @@ class ZapAllowList:
         return z85_encode(raw) if len(raw) == 32 else b""
 
     def close(self) -> None:
-        """Stop answering."""
         self._socket.close(linger_s=0)

@@ -43,12 +43,7 @@ from transport.zmq.links import Links
 from transport.zmq.listen import Incoming, Listener, ListenHost
 from transport.zmq.options import Curve, lane_options
 from transport.zmq.security import NodeKeys, ZapAllowList
-from transport.zmq.socket import (
-    Context,
-    Role,
-    SocketEvent,
-    ZmqSocket,
-)
+from transport.zmq.socket import Context, Role, SocketEvent, ZmqSocket
 from transport.zmq.timers import Probes, Timers
 
 log = structlog.get_logger("headrace.transport")
@@ -183,7 +178,7 @@ class ZmqTransport:
         if dial is not None and not dial.done.done():
             return dial
         address, key = split_key(endpoint)
-        host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self._count_malformed)
+        host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self.counters)
         dial = Dial(host, endpoint, address, key, next(self._dial_numbers))
         self._dials[endpoint] = dial
         dial.done.add_done_callback(
@@ -278,9 +273,6 @@ class ZmqTransport:
         self._accepted[peer] = number
         if len(self._accepted) > 4096:
             del self._accepted[next(iter(self._accepted))]
-
-    def _count_malformed(self) -> None:
-        self.counters.malformed += 1
 
     def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
         if event is SocketEvent.DISCONNECTED:

@@ -61,7 +61,6 @@ class Inbound:
         }
 
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
-        """One message has come."""
         try:
             if not frames:
                 raise MalformedEnvelope("a message without frames")
@@ -75,16 +74,12 @@ class Inbound:
             log.exception("a message could not be routed", peer=str(peer))
 
     def on_peer_up(self, peer: PeerId) -> None:
-        """A link is there."""
-        self._port.count("links_up")
         self._port.links.on_peer_up(peer)
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
-        """A link is lost."""
-        self._port.count("links_down")
         self._strikes.pop(peer, None)
         self._port.links.on_peer_down(peer, reason)
-        self._port.peer_gone(peer, gone_by_link(reason), f"the link to {peer} is down ({reason.value})")
+        self._port.peer_gone(peer, f"the link to {peer} is down ({reason.value})", gone_by_link(reason))
 
     def _strike(self, peer: PeerId, why: str) -> None:
         self._port.count("malformed")
@@ -168,7 +163,6 @@ class Inbound:
     def _item(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         stream = self._port.requests.get(envelope.request_id)
         if not isinstance(stream, Stream) or stream.target.peer != peer:
-            self._port.count("late_items")
             return
         kind = class_of(envelope.tag)
         if kind is not stream.reply_kind or not body:

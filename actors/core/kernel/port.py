@@ -13,7 +13,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -79,7 +78,6 @@ class Port(Protocol):
     requests: Requests
     producers: dict[Caller, Producer]
     dead_letters: DeadLetters
-    counters: Counter[str]
     lag: LoopLag
 
     @property
@@ -118,7 +116,7 @@ class Port(Protocol):
         self, sender: ActorAddress | None, target: str, message: Message, caller: Caller | None = None,
         deadline_at: float | None = None, *, window: Window | None = None,
     ) -> Refusal | None: ...  # fmt: skip
-    def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None: ...
+    def peer_gone(self, peer: PeerId, why: str, reason: Gone) -> None: ...
 
     async def produce(self, delivery: Delivery, items: AsyncIterator[Message]) -> None: ...
     def answer(self, delivery: Delivery, kind: Kind, message: Message | None, number: int = 0) -> None: ...

@@ -45,7 +45,6 @@ class StreamDesk:
         lane: Lane,
         window: Window,
     ) -> Stream[R]:
-        """A stream that is not opened yet."""
         port = self._port
         asker = "" if owner is None else owner.name
         return Stream(self, message, port.next_id(), asker, address, tag_of(type(message)), item,
@@ -84,7 +83,6 @@ class StreamDesk:
                               request_id=stream.request_id, number=items, number_bytes=size, surely=True)  # fmt: skip
 
     def leave(self, stream: Stream[Any]) -> None:
-        """The consumer wants no more."""
         if self._port.requests.get(stream.request_id) is stream:
             self._port.requests.close(stream)
             self._questions.cancel(stream, stream.lane)
@@ -109,7 +107,6 @@ class StreamDesk:
             producer.grant(items, size)
 
     def cancel(self, caller: Caller) -> None:
-        """A consumer has left. Idempotent."""
         producer = self._port.producers.get(caller)
         if producer is not None:
             producer.cancel()

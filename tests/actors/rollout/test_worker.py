@@ -51,9 +51,10 @@ from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
 from configs.limits import DEFAULT_LIMITS
+from tests.broken_links import break_link
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 JOB = "tale"
 STEP_S = 0.1
@@ -679,7 +680,7 @@ async def test_a_second_notice_without_any_time_ends_the_first(stage: Stage) -> 
 @in_virtual_time
 async def test_with_notice_and_without_a_scheduler_there_is_nobody_to_go_on_for(stage: Stage) -> None:
     await noticed_while_it_runs(stage)
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await goes_within(stage, 3.0)
 
 
@@ -689,7 +690,7 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     await stage.have_version(1)
     stage.assign(1, 2, tokens=60)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenDelta)) == 5)
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
     assert [(offer.policy_version, offer.again) for offer in stage.scheduler.all(RegisterWorker)] == [
         (-1, False),
@@ -733,7 +734,7 @@ async def overtaken(stage: Stage, commands: int) -> None:
             stage.assign(10 + number)
 
     stage.scheduler.on_offer, stage.scheduler.answers_after_s = overtake, 1.0
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
 
 
@@ -753,7 +754,7 @@ async def test_an_early_command_of_a_scheduler_that_its_successor_answers_for_is
         stage.assign(11, epoch=2)
 
     stage.scheduler.on_offer, stage.scheduler.answers_after_s, stage.scheduler.epoch = overtake, 1.0, 2
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     assert (await stage.scheduler.finished(11)).keys() == {11}
 
 

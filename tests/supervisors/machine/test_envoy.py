@@ -12,9 +12,9 @@ from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine.envoy import Envoy
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import ProcessBeacon, ProcessReady
+from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
-from transport.sim.loop import run_simulated
 from transport.sim.network import Disturbance, SimNetwork
 
 JOB = (
