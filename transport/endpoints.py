@@ -113,11 +113,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def advertised(bound: str, *, host: str | None, key: str | None) -> str:
+def advertised(bound: str, key: str | None) -> str:
     """The endpoint that others are told: the bound one, with a host that means something elsewhere, and the key."""
     match = _TCP.fullmatch(bound)
-    if match is not None and (host is not None or match["host"] in _WILDCARDS):
-        bound = f"tcp://{host or socket.gethostname()}:{match['port']}"
+    if match is not None and match["host"] in _WILDCARDS:
+        bound = f"tcp://{socket.gethostname()}:{match['port']}"
     return bound if key is None else f"{bound}?key={key}"
 
 

@@ -54,8 +54,6 @@ class LinkRule:
     probability: float = 1.0
     delay_s: float = 0.0
     jitter_s: float = 0.0
-    until_s: float = math.inf
-    """End of the rule, on the loop's clock."""
 
     def names(self, peer: PeerId) -> bool:
         return not self.peers or peer.name in self.peers
@@ -101,8 +99,6 @@ class FaultableTransport:
         self._loop: asyncio.AbstractEventLoop
         self._receiver: Receiver
 
-    # what an injector does
-
     def add(self, rule: LinkRule, lasts_s: float | None = None) -> LinkRule:
         """Let ``rule`` apply from now on, for ``lasts_s`` seconds or until ``remove``.
 
@@ -114,8 +110,7 @@ class FaultableTransport:
         self.rules.append(rule)
         self._idle = False
         if lasts_s is not None:
-            rule.until_s = self._loop.time() + lasts_s
-            self._loop.call_at(rule.until_s, self.remove, rule)
+            self._loop.call_later(lasts_s, self.remove, rule)
         if rule.kind is Misbehaviour.PARTITION:
             self._loop.call_later(self._limits.heartbeat_timeout_s, self._heartbeat_missed, rule)
         return rule
@@ -154,8 +149,6 @@ class FaultableTransport:
             self._lanes.pop((peer, lane), None)
         self._inbound.pop(peer, None)
 
-    # outbound
-
     @property
     def peer(self) -> PeerId:
         return self.inner.peer
@@ -165,7 +158,6 @@ class FaultableTransport:
         return self.inner.endpoint
 
     async def start(self, receiver: Receiver) -> None:
-        """See ``Transport.start``."""
         self._loop = asyncio.get_running_loop()
         self._receiver = receiver
         await self.inner.start(self)
@@ -184,7 +176,6 @@ class FaultableTransport:
         raise LinkTimeout(f"nobody answered at {endpoint} within {timeout_s} s")
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
-        """See ``Transport.send``."""
         if self._idle:
             return self.inner.send(peer, lane, frames)
         if peer not in self._up:
@@ -248,8 +239,6 @@ class FaultableTransport:
             copies[at] = bytes(victim)
         return list(copies)
 
-    # inbound
-
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
         """Pass on, or hold while the peer is cut off."""
         if self._idle:
@@ -288,13 +277,10 @@ class FaultableTransport:
     # the rest is the inner transport's
 
     def peers(self) -> list[PeerId]:
-        """See ``Transport.peers``."""
         return self.inner.peers() if self._idle else [peer for peer in self.inner.peers() if peer in self._up]
 
     def disconnect(self, peer: PeerId, reason: DownReason = DownReason.STOPPED) -> None:
-        """See ``Transport.disconnect``."""
         self.inner.disconnect(peer, reason)
 
     async def close(self, *, timeout_s: float) -> None:
-        """See ``Transport.close``."""
         await self.inner.close(timeout_s=timeout_s)

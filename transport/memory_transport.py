@@ -42,19 +42,9 @@ class MemoryNetwork:
         """Who listens at ``endpoint`` now."""
         return self._listening.get(endpoint)
 
-    def link_between(self, name: str, other: str) -> Link | None:
-        """The live link between two peers by name, if there is one."""
-        for transport in self._listening.values():
-            for link in transport.links():
-                if {link.near.peer.name, link.far.peer.name} == {name, other}:
-                    return link
-        return None
-
-    def break_link(self, name: str, other: str) -> None:
-        """Cut the link between two peers: each sees the other UNREACHABLE; they may connect again."""
-        link = self.link_between(name, other)
-        if link is not None:
-            link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
+    def transports(self) -> list[MemoryTransport]:
+        """Who listens, in order of arrival."""
+        return list(self._listening.values())
 
     # hooks of a simulated network
 
@@ -62,7 +52,7 @@ class MemoryNetwork:
         """Whether a handshake from ``source`` can reach ``target`` at this moment."""
         return True
 
-    def handshake_s(self, source: PeerId, target: PeerId) -> float:
+    def handshake_s(self) -> float:
         """How long a handshake takes."""
         return 0.0
 
@@ -79,8 +69,6 @@ class MemoryNetwork:
         ``silent``: its machine is gone with it, so nobody is there who could say so.
         """
         link.down_seen_from(transport, None, DownReason.UNREACHABLE)
-
-    # called by transports
 
     def listen(self, transport: MemoryTransport) -> None:
         """Make ``transport`` reachable; a newer life of a name takes over its endpoint."""
@@ -166,11 +154,6 @@ class Pipe:
         if self.link.alive:
             self.target.context.run(self.target.receiver.on_frames, self.source.peer, lane, frames)
 
-    @property
-    def empty(self) -> bool:
-        """Nothing queued and nothing in flight."""
-        return self.next_lane() is None and not any(self.in_flight.values())
-
 
 class Link:
     """A link is what two transports share: a pipe each way, and whether it lives."""
@@ -224,28 +207,21 @@ class MemoryTransport:
         self.loop: asyncio.AbstractEventLoop
         self.receiver: Receiver
         self.context = contextvars.copy_context()
-        self._peer = peer
-        self._endpoint = listen or SCHEME + peer.name
+        self.peer = peer
+        self.endpoint = listen or SCHEME + peer.name
         self._bounds = queue_bounds(limits)
         self._links: dict[PeerId, Link] = {}
         self.lives = Lives(limits)
-        self._open = False
+        self.open = False
+        """Whether it hears anything."""
         self._unlinked = asyncio.Event()
-
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
-
-    @property
-    def endpoint(self) -> str:
-        return self._endpoint
 
     async def start(self, receiver: Receiver) -> None:
         """Listen; callbacks come on the loop that runs this."""
         self.loop = asyncio.get_running_loop()
         self.receiver = receiver
         self.context = contextvars.copy_context()
-        self._open = True
+        self.open = True
         self.network.listen(self)
 
     async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
@@ -267,11 +243,11 @@ class MemoryTransport:
             other = await self.network.wait_listening(endpoint)
             if other.peer in self._links:
                 return other.peer
-            if not self._open:
-                raise LinkTimeout(f"{self._peer} is closed")
-            delay_s = self.network.handshake_s(self._peer, other.peer)
-            await asyncio.sleep(delay_s if self.network.reachable(self._peer, other.peer) else max(delay_s, 0.05))
-            if not self.network.reachable(self._peer, other.peer) or self.network.listener(endpoint) is not other:
+            if not self.open:
+                raise LinkTimeout(f"{self.peer} is closed")
+            delay_s = self.network.handshake_s()
+            await asyncio.sleep(delay_s if self.network.reachable(self.peer, other.peer) else max(delay_s, 0.05))
+            if not self.network.reachable(self.peer, other.peer) or self.network.listener(endpoint) is not other:
                 continue
             if other.peer not in self._links:
                 self._welcome(other)
@@ -282,26 +258,21 @@ class MemoryTransport:
             raise HandshakeRefused(
                 f"{other.peer} belongs to cluster {other.cluster!r}, this process to {self.cluster!r}"
             )
-        if other.lives.is_fenced(self._peer):
-            raise HandshakeRefused(f"{other.peer} has welcomed a newer {self._peer.name}; this one is fenced")
+        if other.lives.is_fenced(self.peer):
+            raise HandshakeRefused(f"{other.peer} has welcomed a newer {self.peer.name}; this one is fenced")
         link = Link(self, other)
-        for here, there in ((self, other.peer), (other, self._peer)):
-            here.replace_older(there)
-            here.adopt(there, link)
-            here.loop.call_soon(here.receiver.on_peer_up, there, context=here.context)
+        self.take(link, other.peer)
+        other.take(link, self.peer)
 
-    def adopt(self, peer: PeerId, link: Link) -> None:
-        """A link is up; called at both ends by whoever dialed."""
-        self._links[peer] = link
-
-    def replace_older(self, newer: PeerId) -> None:
-        """Fence every other life of ``newer``'s name."""
-        self.lives.welcome(newer)
-        for old in [peer for peer in self._links if peer.name == newer.name and peer != newer]:
+    def take(self, link: Link, peer: PeerId) -> None:
+        """A link to ``peer`` is up; called at both ends by whoever dialed. Every other life of that name is fenced."""
+        self.lives.welcome(peer)
+        for old in [old for old in self._links if old.name == peer.name and old != peer]:
             self._links[old].down_seen_from(self, DownReason.REPLACED, DownReason.REPLACED)
+        self._links[peer] = link
+        self.loop.call_soon(self.receiver.on_peer_up, peer, context=self.context)
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
-        """See ``Transport.send``."""
         link = self._links.get(peer)
         if link is None or link.pipe_from(self).ending is not None:
             return SendOutcome.NO_LINK
@@ -323,8 +294,7 @@ class MemoryTransport:
         return list(self._links.values())
 
     async def close(self, *, timeout_s: float) -> None:
-        """See ``Transport.close``."""
-        self._open = False
+        self.open = False
         self.network.unlisten(self)
         for peer in self.peers():
             self.disconnect(peer)
@@ -334,7 +304,7 @@ class MemoryTransport:
                     self._unlinked.clear()
                     await self._unlinked.wait()
         for peer, link in list(self._links.items()):
-            heard = self.network.reachable(self._peer, peer)
+            heard = self.network.reachable(self.peer, peer)
             link.down_seen_from(self, None, DownReason.STOPPED if heard else DownReason.UNREACHABLE)
 
     def abort(self, *, silent: bool = False) -> None:
@@ -342,21 +312,16 @@ class MemoryTransport:
 
         ``silent``: see ``MemoryNetwork.crashed``. Idempotent.
         """
-        if self._open:
-            self._open = False
+        if self.open:
+            self.open = False
             self.network.unlisten(self)
             for link in self.links():
                 self.network.crashed(link, self, silent=silent)
-
-    @property
-    def open(self) -> bool:
-        """Whether it still hears anything."""
-        return self._open
 
     def lose(self, link: Link, peer: PeerId, reason: DownReason | None) -> None:
         """A link ended; called by the link, once."""
         if self._links.get(peer) is link:
             del self._links[peer]
-        if reason is not None and self._open:
+        if reason is not None and self.open:
             self.loop.call_soon(self.receiver.on_peer_down, peer, reason, context=self.context)
         self._unlinked.set()

@@ -73,9 +73,7 @@ class Transport(Protocol):
     """A transport moves frames between this process and its peers."""
 
     @property
-    def peer(self) -> PeerId:
-        """This process's own identity."""
-        ...
+    def peer(self) -> PeerId: ...
 
     @property
     def endpoint(self) -> str:

@@ -227,7 +227,7 @@ def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
 def for_others(endpoint: str) -> str:
     """A server's endpoint as other machines use it: a wildcard address becomes this host's name."""
     address, key = split_key(endpoint)
-    return advertised(address, host=None, key=key)
+    return advertised(address, key)
 
 
 def for_this_machine(endpoint: str) -> str:

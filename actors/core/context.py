@@ -83,7 +83,6 @@ class Context:
         return self._port.now()
 
     async def sleep(self, delay_s: float) -> None:
-        """Wait on the loop's clock."""
         await asyncio.sleep(delay_s)
 
     def rng(self, name: str) -> random.Random:

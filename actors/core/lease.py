@@ -83,5 +83,4 @@ class HeldLease:
         return max(0.0, self._until_s - now_s)
 
     def lapse(self) -> None:
-        """Give it up at once."""
         self._until_s = float("-inf")

@@ -59,8 +59,7 @@ class Sight(Message):
     """Lag of the event loop; None where it is not probed, as under virtual time."""
 
 
-def stalls(port: Port, *, longer_than_s: float = 0.0) -> list[Stall]:
-    """Every wait of this process that has lasted longer, longest first."""
+def _stalls(port: Port, longer_than_s: float) -> list[Stall]:
     now = port.now()
     found: list[Stall] = []
     for waiter in port.requests:
@@ -81,7 +80,7 @@ def stalls(port: Port, *, longer_than_s: float = 0.0) -> list[Stall]:
 
 def sight(port: Port, longer_than_s: float, *, but: object = None) -> Sight:
     """What is to be seen in this process. ``but``: the message that asks for it, whose own handler is no wait."""
-    found = [stall for stall in stalls(port, longer_than_s=longer_than_s) if stall.what != but]
+    found = [stall for stall in _stalls(port, longer_than_s) if stall.what != but]
     return Sight(
         process=port.own.name,
         stalls=found,

@@ -49,7 +49,6 @@ class Done(Message):
 
 
 def tag_of(kind: type[Message]) -> str:
-    """The tag of a registered message class."""
     return _tags[kind]
 
 

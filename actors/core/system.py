@@ -21,7 +21,7 @@ from actors.core.actor import Actor
 from actors.core.errors import ActorError, UnknownActor
 from actors.core.kernel.inbound import Inbound
 from actors.core.kernel.router import Router
-from actors.core.look import Sight, Stall, sight, stalls
+from actors.core.look import Sight, sight
 from actors.core.ref import ActorRef
 from actors.core.watch import ActorExit, Gone
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -129,10 +129,6 @@ class ActorSystem:
     def sight(self, longer_than_s: float = 0.0) -> Sight:
         """Who waits in this process, what found no receiver, and how late its loop is."""
         return sight(self._router, longer_than_s)
-
-    def stalls(self, longer_than_s: float = 0.0) -> list[Stall]:
-        """Who waits for whom since when, longest first."""
-        return stalls(self._router, longer_than_s=longer_than_s)
 
     async def stop(self) -> None:
         """End all actors, youngest first, say goodbye to the peers, close the transport. Idempotent."""

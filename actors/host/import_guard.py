@@ -17,11 +17,7 @@ BROKEN_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 
 
 def hide_broken_optionals(names: tuple[str, ...] = BROKEN_ON_CPU) -> tuple[str, ...]:
-    """Make every module of ``names`` that is installed but cannot be imported look as if it were not installed.
-
-    Returns:
-        The modules that are hidden now.
-    """
+    """Make each of ``names`` that is installed but cannot be imported look as if it were not; return those."""
     hidden: list[str] = []
     for name in names:
         if name in sys.modules:

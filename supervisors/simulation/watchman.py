@@ -62,7 +62,7 @@ class Watchman:
         lines = [what]
         for body in sorted(world.bodies.values(), key=lambda body: body.name):
             state = " (halted)" if body.halted else ""
-            stalls = [] if body.system is None else body.system.stalls(longer_than_s=_SHORTEST_S)
+            stalls = [] if body.system is None else body.system.sight(_SHORTEST_S).stalls
             lines += [f"  {body.name}{state}: {stall}" for stall in stalls[:_STALLS_MAX]]
         lines += [f"  {line}" for line in await self._what_jobs_say()]
         lines.append("tasks that are not just waiting for a message:")

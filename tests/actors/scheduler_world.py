@@ -34,7 +34,6 @@ from supervisors.jobs.job_news import JobListener
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 STOP = 9
 BUDGET = 8

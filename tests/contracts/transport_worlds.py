@@ -14,11 +14,12 @@ from typing import Any
 import uvloop
 
 from configs.limits import DEFAULT_LIMITS, Limits
+from tests.broken_links import break_link
 from tests.free_ports import free_ports
+from tests.simulated import run_simulated
 from transport.address import PeerId, new_peer
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 from transport.sim.network import SimNetwork
 from transport.transport import DownReason, Frame, Lane, Transport
 from transport.zmq.security import NodeKeys, generate_keys
@@ -156,7 +157,7 @@ class World:
     def break_link(self, one: Any, other: Any) -> None:
         """Break the link between two peers, which both live on."""
         if "zmq" not in self.kind:
-            self.network.break_link(one.peer.name, other.peer.name)
+            break_link(self.network, one.peer.name, other.peer.name)
         else:
             _hang_up([bound for end in (one, other) for bound in getattr(end, "inner", end)._bound])
 

@@ -12,11 +12,11 @@ import pytest
 
 from configs.limits import DEFAULT_LIMITS, Limits
 from tests.contracts.transport_worlds import Recorder
+from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.errors import LinkTimeout
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 from transport.transport import DownReason, Frame, Lane, SendOutcome
 from transport.zmq.transport import ZmqTransport
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from transport.sim.loop import SimulatedLoop, SimulationDeadlock, SimulationError, run_simulated
+from tests.simulated import run_simulated
+from transport.sim.loop import SimulatedLoop, SimulationDeadlock, SimulationError
 
 
 def test_a_year_passes_in_a_moment() -> None:

@@ -77,8 +77,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._timers_set = 0
         self._births = 0
         self._graves: list[SimTask] = []
-        self.turns = 0
-        """Number of callbacks that have run."""
         self.set_task_factory(self._new_task)  # type: ignore[arg-type]  # typeshed knows only the older signature
 
     def time(self) -> float:
@@ -89,8 +87,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """What the wall clock of the running process shows: these seconds, unless it has been set wrong."""
         process = PROCESS.get()
         return self._now_s + (0.0 if process is None else process.clock_error_s)
-
-    # ------------------------------------------------------------ turns
 
     def _run_once(self) -> None:
         """One turn, in place of the base class's: nothing to poll, processes to respect, an order to draw."""
@@ -113,7 +109,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                 continue
             process = handle._context.get(PROCESS)
             if process is None or (process.alive and not process.halted):
-                self.turns += 1
                 handle._run()
             elif process.alive:
                 process.held.append(handle)
@@ -176,8 +171,6 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             f"a thread was asked to run {func!r}: a simulation has none, hand in a simulated part instead"
         )
 
-    # ------------------------------------------------------------ processes
-
     def kill(self, process: SimProcess) -> None:
         """End ``process`` as SIGKILL does. Idempotent.
 
@@ -228,13 +221,3 @@ def _places(coroutine: object) -> list[str]:
             found.append(f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}")
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "ag_await", None)
     return found
-
-
-def run_simulated(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = True) -> T:
-    """Run ``main`` to its end in virtual time.
-
-    Raises:
-        SimulationDeadlock: nothing could ever happen again.
-    """
-    with asyncio.Runner(loop_factory=lambda: SimulatedLoop(seed, shuffle=shuffle)) as runner:
-        return runner.run(main)

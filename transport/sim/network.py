@@ -1,4 +1,4 @@
-"""A memory network with weather: seeded latency, bandwidth, loss, repeats and partitions, per direction of a link.
+"""A memory network with weather: seeded latency, bandwidth, loss, repeats and partitions.
 
 Invariants
 - It behaves as TCP does: within a lane nothing overtakes; what a partition holds back arrives when it heals in time;
@@ -31,7 +31,7 @@ Ends = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Weather:
-    """Weather says how one direction of a link behaves."""
+    """Weather says how each direction of each link behaves."""
 
     latency_s: float = 0.0005
     jitter_s: float = 0.0002
@@ -97,34 +97,24 @@ class _Track:
 
 
 class SimNetwork(MemoryNetwork):
-    """This network has weather, disturbances and cuts. All lives of a name share the weather."""
+    """This network has weather, disturbances and cuts, which cover all lives of a name."""
 
     def __init__(self, seed: int = 0, weather: Weather | None = None, limits: Limits = DEFAULT_LIMITS) -> None:
         super().__init__()
         self.weather = weather or Weather()
         self.limits = limits
         self.lost = 0
-        self.duplicates_dropped = 0
-        self.delivered = 0
         self.heard: Callable[[str, str, Lane, list[Frame]], None] | None = None
         """Callback for every message at its delivery: source, target, lane, frames."""
         self.tamper: Callable[[str, list[Frame]], list[Frame]] | None = None
         """Callback that is given a source and what it sends, and may return other frames."""
         self._rng = random.Random(f"network/{seed}")
-        self._links_weather: dict[tuple[str, str], Weather] = {}
         self._disturbances: dict[Disturbance, None] = {}
         self._cuts: dict[Cut, None] = {}
-        self._named_cuts: dict[tuple[str, str], Cut] = {}
         self._halted: dict[str, list[Callable[[], None]]] = {}
         """Peers that take nothing now, each with the arrivals that wait."""
         self._tracks: dict[tuple[Pipe, Lane], _Track] = {}
         self._nobody = contextvars.Context()
-
-    # what a scenario does
-
-    def set_weather(self, source: str, target: str, weather: Weather) -> None:
-        """Weather of one direction."""
-        self._links_weather[source, target] = weather
 
     def disturb(self, disturbance: Disturbance) -> None:
         """Add a disturbance; ``calm`` takes it away."""
@@ -149,18 +139,6 @@ class SimNetwork(MemoryNetwork):
             for end in (link.near, link.far):
                 if not end.open:  # it crashed behind the cut: now the news gets through
                     self.crashed(link, end)
-
-    def partition(self, one: str, other: str, *, one_way: bool = False) -> None:
-        """Cut two peers off from each other, by name."""
-        self.heal(one, other)
-        cut = self._named_cuts[one, other] = Cut(one.__eq__, other.__eq__, one_way)
-        self.cut(cut)
-
-    def heal(self, one: str, other: str) -> None:
-        """End a ``partition``."""
-        for pair in ((one, other), (other, one)):
-            if (cut := self._named_cuts.pop(pair, None)) is not None:
-                self.mend(cut)
 
     def halt(self, name: str, *, heartbeats: bool = False) -> None:
         """``name`` takes nothing until ``go_on``. Without ``heartbeats`` its links break after the time-out."""
@@ -191,8 +169,6 @@ class SimNetwork(MemoryNetwork):
     def _later(self, delay_s: float, function: Callable[..., None], *args: object) -> None:
         asyncio.get_running_loop().call_later(delay_s, function, *args, context=self._nobody)
 
-    # hooks
-
     def reachable(self, source: PeerId, target: PeerId) -> bool:
         """A handshake needs both directions, and somebody at both ends."""
         if self._halted and (source.name in self._halted or target.name in self._halted):
@@ -202,16 +178,11 @@ class SimNetwork(MemoryNetwork):
     def _is_cut(self, source: PeerId, target: PeerId) -> bool:
         return bool(self._cuts) and any(cut.holds(source.name, target.name) for cut in self._cuts)
 
-    def handshake_s(self, source: PeerId, target: PeerId) -> float:
-        """Two round trips."""
-        return 2 * (self._latency(source, target) + self._latency(target, source))
+    def handshake_s(self) -> float:
+        return 2 * (self._latency_s() + self._latency_s())
 
-    def _weather_of(self, source: PeerId, target: PeerId) -> Weather:
-        return self._links_weather.get((source.name, target.name), self.weather)
-
-    def _latency(self, source: PeerId, target: PeerId) -> float:
-        weather = self._weather_of(source, target)
-        return weather.latency_s + self._rng.random() * weather.jitter_s
+    def _latency_s(self) -> float:
+        return self.weather.latency_s + self._rng.random() * self.weather.jitter_s
 
     def route(self, pipe: Pipe) -> None:
         """Let everything queued depart, unless the direction is cut."""
@@ -225,7 +196,7 @@ class SimNetwork(MemoryNetwork):
 
     def _depart(self, pipe: Pipe, lane: Lane) -> None:
         source, target, loop = pipe.source.peer, pipe.target.peer, pipe.source.loop
-        weather = self._weather_of(source, target)
+        weather = self.weather
         loss, duplicate, delay_s = weather.loss, weather.duplicate, 0.0
         for disturbance in self._disturbances:
             if disturbance.hits(source.name, target.name, lane):
@@ -240,7 +211,7 @@ class SimNetwork(MemoryNetwork):
         size_bytes = sum(map(len, frames))
         track.departed += 1
         track.free_s = max(loop.time(), track.free_s) + size_bytes / weather.bandwidth_bytes_s
-        track.last_s = max(track.last_s, track.free_s + self._latency(source, target) + delay_s)
+        track.last_s = max(track.last_s, track.free_s + self._latency_s() + delay_s)
         if self._rng.random() < loss:
             self.lost += 1
             self._later(self.limits.heartbeat_timeout_s, self._break, pipe.link)
@@ -261,13 +232,12 @@ class SimNetwork(MemoryNetwork):
         flight = track.flights.popleft()
         pipe.in_flight[lane] -= 1
         if flight.seq == track.arrived:
-            self.duplicates_dropped += 1
+            pass  # a repeat: dropped
         elif flight.seq > track.arrived + 1:
             self._break(pipe.link)
         else:
             track.arrived = flight.seq
             if pipe.link.alive and pipe.target.open:
-                self.delivered += 1
                 if self.heard is not None:
                     self.heard(pipe.source.peer.name, pipe.target.peer.name, lane, flight.frames)
                 pipe.deliver(lane, flight.frames)
@@ -277,7 +247,6 @@ class SimNetwork(MemoryNetwork):
         link.down(DownReason.UNREACHABLE, DownReason.UNREACHABLE)
 
     def crashed(self, link: Link, transport: MemoryTransport, *, silent: bool = False) -> None:
-        """See ``MemoryNetwork.crashed``."""
         other = link.far if transport is link.near else link.near
         if not self.reachable(transport.peer, other.peer):
             silent = True
@@ -287,7 +256,7 @@ class SimNetwork(MemoryNetwork):
         pipe = link.pipe_from(transport)
         tracks = [track for lane in Lane if (track := self._tracks.get((pipe, lane))) is not None]
         now_s = transport.loop.time()
-        news_s = max([now_s + self._latency(transport.peer, other.peer), *(track.last_s for track in tracks)])
+        news_s = max([now_s + self._latency_s(), *(track.last_s for track in tracks)])
         self._later(news_s - now_s, self._break, link)
 
     def link_ended(self, link: Link) -> None:
@@ -295,11 +264,3 @@ class SimNetwork(MemoryNetwork):
         for pipe in link.pipes():
             for lane in Lane:
                 self._tracks.pop((pipe, lane), None)
-
-    def names(self) -> list[str]:
-        """Names of who listens, in order of arrival."""
-        return [transport.peer.name for transport in self.transports()]
-
-    def transports(self) -> list[MemoryTransport]:
-        """Who listens, in order of arrival."""
-        return list(self._listening.values())

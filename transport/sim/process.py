@@ -53,7 +53,6 @@ class SimProcess:
         self._context.run(variable.set, value)
 
     def start(self, coroutine: Coroutine[Any, Any, R], name: str) -> asyncio.Task[R]:
-        """Run ``coroutine`` as a task of this process."""
         return asyncio.get_running_loop().create_task(coroutine, name=name, context=self._context.copy())
 
     @staticmethod

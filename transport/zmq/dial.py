@@ -15,7 +15,7 @@ from transport.endpoints import resolve_lane
 from transport.errors import HandshakeRefused, MalformedInput
 from transport.transport import Frame, Lane
 from transport.zmq.handshake import Confirm, Hello, Mark, Refusal, Welcome, control, read_control, read_head
-from transport.zmq.link import Link
+from transport.zmq.link import Counters, Link
 from transport.zmq.socket import Sent, SocketEvent, ZmqSocket
 
 
@@ -28,7 +28,7 @@ class DialHost:
     welcomed: Callable[[Dial, Welcome], Confirm | None]
     """Callback once the listener is known; None means that a link exists or is nearly there, so give up this dial."""
     linked: Callable[[Dial], Link]
-    malformed: Callable[[], None]
+    counters: Counters
 
 
 class Dial:
@@ -68,14 +68,13 @@ class Dial:
             del self._unsent[socket]
 
     def on_message(self, socket: int, frames: list[Frame]) -> None:
-        """One message from the listener."""
         try:
             if self.link is None:
                 self._handshake(frames)
             else:
                 self.link.receive(socket, frames)
         except MalformedInput:
-            self._host.malformed()
+            self._host.counters.malformed += 1
             if self.link is None:
                 self.finish(None)
             else:
@@ -138,6 +137,5 @@ class Dial:
                 self.close(linger_s=0)
 
     def close(self, *, linger_s: float) -> None:
-        """Close the sockets."""
         for socket in self.sockets.values():
             socket.close(linger_s=linger_s)

@@ -64,7 +64,6 @@ class Doorkeeper:
         self._look_later()
 
     def close(self) -> None:
-        """Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         self._waiting.clear()

@@ -69,12 +69,10 @@ class LaneOut:
 
     @property
     def idle(self) -> bool:
-        """Nothing waits here."""
         return not self.queued and not self._pack
 
     @property
     def queued(self) -> bool:
-        """Something waits for libzmq."""
         return any(out.queue for out in self.outs)
 
     def offer(self, frames: Sequence[Frame]) -> SendOutcome:

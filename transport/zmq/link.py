@@ -91,7 +91,6 @@ class Link:
             self.on_broken(self)
 
     def send(self, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
-        """See ``Transport.send``."""
         if self.state is not LinkState.LIVE:
             return SendOutcome.NO_LINK
         outcome = self.outs[lane].offer(frames)
@@ -181,5 +180,4 @@ class Link:
 
     @property
     def flushed(self) -> bool:
-        """Nothing is queued on our side."""
         return all(out.idle for out in self.outs.values())

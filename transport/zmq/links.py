@@ -48,7 +48,6 @@ class Links:
         self.open = True
 
     def live(self) -> list[PeerId]:
-        """Peers with a live link."""
         return [peer for peer, link in self.by_peer.items() if link.state is LinkState.LIVE]
 
     def at(self, endpoint: str) -> PeerId | None:
@@ -59,7 +58,6 @@ class Links:
         return None
 
     def make(self, peer: PeerId, number: int, outs: dict[Lane, LaneOut], *, dialed_here: bool) -> Link:
-        """A link that is not up yet."""
         return Link(
             peer, number, dialed_here, outs, self._counters, self._limits.early_messages, self._receiver.on_frames,
             self.broken, self.malformed,

@@ -71,7 +71,6 @@ class Listener:
         self._pending: dict[bytes, Incoming] = {}
 
     def on_message(self, socket: int, frames: list[Frame]) -> None:
-        """One message, routing id first."""
         route = bytes(frames[0])
         link = self._links.get(route)
         try:
@@ -162,6 +161,5 @@ class Listener:
             del self._pending[route]
 
     def close(self, *, linger_s: float) -> None:
-        """Close the sockets."""
         for socket in self.sockets.values():
             socket.close(linger_s=linger_s)

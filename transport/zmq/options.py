@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
 
 from configs.limits import Limits
 from transport.transport import Lane
-from transport.zmq.kernel_buffers import send_buffer_bytes
+
+_NET: Final = Path("/proc/sys/net")
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class SocketOptions:
     heartbeat_timeout_s: float | None = None
     zero_copy_receive: bool = False
     send_buffer_bytes: int | None = None
-    """Size to ask the kernel for; None: it tunes the buffer itself. See ``kernel_buffers.py``."""
+    """Size to ask the kernel for; None: it tunes the buffer itself. See the function below."""
     with_user: bool = False
     """Whether the user that the allow-list named for the sender's key comes before the frames, empty without keys."""
     routing_id: bytes | None = None
@@ -67,3 +70,22 @@ def lane_options(
         stranger_bytes=limits.stranger_bytes,
         strangers_max=limits.strangers_max,
     )
+
+
+def send_buffer_bytes(chunk_bytes: int, net: Path = _NET) -> int | None:
+    """Size to ask for, so that the kernel takes ``chunk_bytes`` in one go; None: leave it to the system.
+
+        chunk ─▶ send ─▶ kernel's send buffer ─▶ wire        all of it fits: one call, and the I/O thread is done
+                      └▶ a part, sleep, a part, sleep …      it does not: a wake-up for each third that has gone
+
+    The kernel grows a connection's buffer to 4 MiB with its bookkeeping, in which a chunk of 4 MiB does not quite fit.
+    What is asked for by name is granted twice over (socket(7), SO_SNDBUF) and is not tuned any more. So it is asked for
+    only where the system grants enough, and where it would not have let the buffer grow beyond that by itself.
+    """
+    try:
+        granted_at_most_bytes = int((net / "core/wmem_max").read_text())
+        tuned_at_most_bytes = int((net / "ipv4/tcp_wmem").read_text().split()[2])
+    except (OSError, ValueError, IndexError):
+        return None
+    fits = granted_at_most_bytes >= chunk_bytes and 2 * chunk_bytes >= tuned_at_most_bytes
+    return chunk_bytes if fits else None

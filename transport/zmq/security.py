@@ -54,7 +54,6 @@ class NodeKeys:
         return public == self.public or public in self.allowed
 
     def for_listener(self) -> Curve:
-        """Options of a listening socket."""
         return Curve(self.public, self.secret, None)
 
     def for_dialer(self, server_hex: str | None, endpoint: str) -> Curve:
@@ -145,7 +144,6 @@ class ZapAllowList:
 
     def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys
-        self.refused = 0
         options = SocketOptions(1024, 4096, limits.drain_max_messages, limits.drain_max_ms, limits.connect_timeout_s)
         self._socket = ZmqSocket(context, Role.LISTENER, options, self._answer)
         self._socket.bind(ZAP_ENDPOINT)
@@ -156,7 +154,6 @@ class ZapAllowList:
             return
         key = self._z85(bytes(frames[8])) if len(frames) == 9 and bytes(frames[7]) == b"CURVE" else b""
         allowed = self._keys.allows(key)
-        self.refused += not allowed
         status, text = (b"200", b"OK") if allowed else (b"400", b"this key is not on the allow-list")
         user = key if allowed else b""
         self._socket.try_send([frames[0], b"", b"1.0", frames[3], status, text, user, b""])
@@ -166,5 +163,4 @@ class ZapAllowList:
         return z85_encode(raw) if len(raw) == 32 else b""
 
     def close(self) -> None:
-        """Stop answering."""
         self._socket.close(linger_s=0)

@@ -177,7 +177,6 @@ class ZmqSocket:
 
     @property
     def closed(self) -> bool:
-        """Whether ``close`` has been called."""
         return self._socket.closed
 
     def bind(self, endpoint: str) -> str:
@@ -262,7 +261,6 @@ class ZmqSocket:
             self.check_soon()
 
     def _drain(self) -> None:
-        """Take what is there."""
         if self._socket.closed:
             return
         # not the loop's clock: uvloop's stands still during a turn

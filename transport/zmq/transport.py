@@ -43,12 +43,7 @@ from transport.zmq.links import Links
 from transport.zmq.listen import Incoming, Listener, ListenHost
 from transport.zmq.options import Curve, lane_options
 from transport.zmq.security import NodeKeys, ZapAllowList
-from transport.zmq.socket import (
-    Context,
-    Role,
-    SocketEvent,
-    ZmqSocket,
-)
+from transport.zmq.socket import Context, Role, SocketEvent, ZmqSocket
 from transport.zmq.timers import Probes, Timers
 
 log = structlog.get_logger("headrace.transport")
@@ -66,18 +61,16 @@ class ZmqTransport:
         limits: Limits,
         keys: NodeKeys | None = None,
         context: Context[Any] | None = None,
-        advertise_host: str | None = None,
         role: str = "",
     ) -> None:
         if keys is not None and context is not None:
             raise ValueError("keys need a context of their own: the allow-list is one per context; pass context=None")
         self.limits = limits
         self.counters = Counters()
-        self._peer = peer
+        self.peer = peer
         self._cluster = cluster
         self._listen = listen
         self._keys = keys
-        self._advertise_host = advertise_host
         self._role = role
         self._owns_context = context is None
         self._context = context
@@ -90,26 +83,16 @@ class ZmqTransport:
         self._accepted: dict[PeerId, int] = {}
         self._dial_numbers = itertools.count(1)
         self._bound: list[str] = []
-        self._endpoint = ""
+        self.endpoint = ""
         self._zap: ZapAllowList | None = None
         self._listener: Listener
         self._timers: Timers
         self._probes: Probes
         self._loop: asyncio.AbstractEventLoop
 
-    @property
-    def peer(self) -> PeerId:
-        return self._peer
-
-    @property
-    def endpoint(self) -> str:
-        return self._endpoint
-
     def peers(self) -> list[PeerId]:
         """Peers with a live link, in order of arrival."""
         return self._links.live()
-
-    # start
 
     async def start(self, receiver: Receiver) -> None:
         """Bind and listen.
@@ -123,7 +106,7 @@ class ZmqTransport:
         if self._secure:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
-        host = ListenHost(self._peer, self._cluster, self._welcome, self._accept)
+        host = ListenHost(self.peer, self._cluster, self._welcome, self._accept)
         self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:
@@ -134,7 +117,7 @@ class ZmqTransport:
             self._close_sockets(linger_s=0)
             raise
         key = self._keys.public_hex if self._secure and self._keys is not None else None
-        self._endpoint = advertised(self._bound[0], host=self._advertise_host, key=key)
+        self.endpoint = advertised(self._bound[0], key)
         self._links.start(self._timers, receiver)
         self._tick()
 
@@ -158,13 +141,11 @@ class ZmqTransport:
 
     def _welcome(self) -> Welcome:
         lanes = for_welcome(self._bound)
-        return Welcome(self._peer.name, self._peer.incarnation, self._endpoint, lanes, self._role)
-
-    # connect
+        return Welcome(self.peer.name, self.peer.incarnation, self.endpoint, lanes, self._role)
 
     async def connect(self, endpoint: str, *, timeout_s: float) -> PeerId:
         """See ``Transport.connect``; failed attempts are repeated until ``timeout_s`` is over."""
-        if endpoint == self._endpoint:
+        if endpoint == self.endpoint:
             raise HandshakeRefused(f"endpoint {endpoint!r} is this process itself; deliver locally instead")
         try:
             async with asyncio.timeout(timeout_s):
@@ -178,7 +159,7 @@ class ZmqTransport:
             if (linked := self._links.at(endpoint)) is not None:
                 return linked
             if not self._links.open:
-                raise LinkTimeout(f"{self._peer} is closed")
+                raise LinkTimeout(f"{self.peer} is closed")
             dial = self._dial(endpoint)
             dial.waiters += 1
             try:
@@ -197,7 +178,7 @@ class ZmqTransport:
         if dial is not None and not dial.done.done():
             return dial
         address, key = split_key(endpoint)
-        host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self._count_malformed)
+        host = DialHost(self._hello, self._dealer, self._on_welcome, self._on_ready, self.counters)
         dial = Dial(host, endpoint, address, key, next(self._dial_numbers))
         self._dials[endpoint] = dial
         dial.done.add_done_callback(
@@ -213,13 +194,13 @@ class ZmqTransport:
         return dial
 
     def _hello(self, number: int) -> Hello:
-        name, incarnation = self._peer.name, self._peer.incarnation
-        return Hello(PROTOCOL_VERSION, CODEC, self._cluster, name, incarnation, self._endpoint, number, self._role)
+        name, incarnation = self.peer.name, self.peer.incarnation
+        return Hello(PROTOCOL_VERSION, CODEC, self._cluster, name, incarnation, self.endpoint, number, self._role)
 
     def _dealer(self, dial: Dial, number: int) -> ZmqSocket:
         assert self._context is not None, "made at start"
         lane = lane_of(number)
-        route = routing_id(self._peer, dial.number)
+        route = routing_id(self.peer, dial.number)
         options = lane_options(lane, self._bounds[lane], self.limits, routing_id=route, curve=self._dial_curve(dial))
         return ZmqSocket(
             self._context,
@@ -240,7 +221,7 @@ class ZmqTransport:
         return None
 
     def _on_welcome(self, dial: Dial, welcome: Welcome) -> Confirm | None:
-        if welcome.peer == self._peer:
+        if welcome.peer == self.peer:
             dial.refuse("this is the process itself; deliver locally instead")
             return None
         if self._lives.is_fenced(welcome.peer):
@@ -263,8 +244,6 @@ class ZmqTransport:
         self._links.up(link)
         return link
 
-    # accept
-
     def _accept(self, incoming: Incoming, confirm: Confirm, route: bytes) -> Link | None:
         peer = incoming.hello.peer
         if not self._links.open:
@@ -273,7 +252,7 @@ class ZmqTransport:
         if old is not None and old.dialed_here and confirm.last_seen < old.dial:
             return None
         mine = [dial for dial in self._dials.values() if dial.peer == peer and dial.confirmed and not dial.done.done()]
-        if mine and self._peer < peer:
+        if mine and self.peer < peer:
             return None
         if old is not None:
             self._links.down(old, DownReason.UNREACHABLE)
@@ -295,9 +274,6 @@ class ZmqTransport:
         if len(self._accepted) > 4096:
             del self._accepted[next(iter(self._accepted))]
 
-    def _count_malformed(self) -> None:
-        self.counters.malformed += 1
-
     def _on_listener_event(self, lane: Lane, event: SocketEvent) -> None:
         if event is SocketEvent.DISCONNECTED:
             self._probes.after_disconnect(lane)
@@ -311,8 +287,6 @@ class ZmqTransport:
         for link in list(self._links.by_peer.values()):
             link.flush()
         self._timers.later(self.limits.heartbeat_interval_s, self._tick)
-
-    # send and stop
 
     def send(self, peer: PeerId, lane: Lane, frames: Sequence[Frame]) -> SendOutcome:
         """See ``Transport.send``.
@@ -343,7 +317,6 @@ class ZmqTransport:
             self._links.end(link, reason)
 
     async def close(self, *, timeout_s: float) -> None:
-        """See ``Transport.close``."""
         if not self._links.open:
             return
         self._links.open = False

@@ -9,14 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actors.core.errors import (
-    AskError,
-    RefusalReason,
-    Refused,
-    RemoteError,
-    SentNoReply,
-    StreamDown,
-)
+from actors.core.errors import AskError, RefusalReason, Refused, RemoteError, SentNoReply, StreamDown
 from actors.core.message import Message, message
 from actors.core.watch import Gone
 from transport.address import ActorAddress, PeerId

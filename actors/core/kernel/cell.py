@@ -69,10 +69,7 @@ class Cell:
         self._stop_reason = ""
         self.task = loop.create_task(self._live(), name=f"actor {name}")
 
-    # from outside
-
     def stop(self, reason: str = "stopped") -> None:
-        """End after the message that is being handled."""
         self._stop_reason = self._stop_reason or reason
         self.mailbox.wake()
 
@@ -82,14 +79,12 @@ class Cell:
         return bool(self._stop_reason) or self.mailbox.closed
 
     def start_task(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[object]:
-        """A task in the actor's group: if it raises, the actor crashes; when the actor ends, it is cancelled."""
         if self._group is None:
             coroutine.close()
             raise RuntimeError(f"{self.name} has ended: it cannot start the task {name!r}")
         return self._group.create_task(coroutine, name=f"{self.name}: {name}")
 
     def cancel_question(self, caller: Caller) -> None:
-        """Whoever asked has lost interest: forget the question, or interrupt its ``@concurrent`` handler."""
         if self.mailbox.withdraw(caller):
             return
         for delivery, task in self.working.items():
@@ -100,9 +95,7 @@ class Cell:
     def put_own(self, message: Message, sender: ActorAddress, watch_id: int = 0) -> None:
         """Put a message into the mailbox that the actor itself has set in motion."""
         handler = self.actor.handlers[type(message)]
-        self.mailbox.put(Delivery(message, tag_of(type(message)), handler, sender, watch_id=watch_id), own=True)
-
-    # life
+        self.mailbox.put(Delivery(message, tag_of(type(message)), handler, sender, watch_id=watch_id))
 
     async def _live(self) -> None:
         error: BaseException | None = None
@@ -208,7 +201,6 @@ class Cell:
             answer(delivery, Kind.REFUSED, refusal)
         except ReplyError as error:
             if delivery.caller is None:
-                self._port.count("tells_failed")
                 log.warning("a tell was answered with an error", actor=self.name, tag=delivery.tag, error=str(error))
             answer(delivery, Kind.ERROR, failure_of(error, declared=True))
         except asyncio.CancelledError as error:
@@ -236,8 +228,6 @@ class Cell:
         # What stays is being cancelled because the actor ends: its exit will be the answer.
         self.mailbox.wake()
 
-    # end
-
     def _close_mailbox(self, ended: ActorExit) -> None:
         if not self.started.done():
             failed = StartFailed(f"{self.name} did not start: {ended.error!r}")
@@ -262,7 +252,6 @@ class Cell:
                 await self.actor.on_stop()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any actor's code; its exit reports it
             log.error("on_stop failed", actor=self.name, error=repr(error))
-            self._port.count("on_stop_failed")
             return error
         return None
 

@@ -46,7 +46,6 @@ class DeadLetters:
         self._newest: deque[tuple[float, str, str, str, str]] = deque(maxlen=kept)
 
     def add(self, reason: str, tag: str, source: str, target: str, now: float) -> None:
-        """Note one."""
         self.counts[reason] += 1
         self._newest.append((now, reason, tag, source, target))
 

@@ -21,7 +21,6 @@ class DeathWatch:
         """Who watches an actor of this process, by its name; each under the id of the watch."""
 
     def watch(self, cell: RunningActor, target: ActorAddress) -> None:
-        """See ``Context.watch``."""
         port = self._port
         if target in cell.watching:
             return
@@ -40,7 +39,6 @@ class DeathWatch:
             self.end(watch_id, Gone.UNREACHABLE, f"there is no link to {target.peer}")
 
     def unwatch(self, cell: RunningActor, target: ActorAddress) -> None:
-        """See ``Context.unwatch``."""
         port = self._port
         watch_id = cell.watching.pop(target, 0)
         if self.held.pop(watch_id, None) is None:
@@ -66,7 +64,6 @@ class DeathWatch:
             cell.put_own(Down(address=target, reason=reason, detail=detail), target, watch_id)
 
     def add_watcher(self, target: str, watcher: Caller) -> None:
-        """Somebody watches the actor ``target`` of this process."""
         self.watchers.setdefault(target, {})[watcher] = None
 
     def remove_watcher(self, target: str, watcher: Caller) -> None:
@@ -77,7 +74,6 @@ class DeathWatch:
             self.watchers.pop(target, None)
 
     def actor_ended(self, name: str, gone: TargetGone) -> None:
-        """Tell everybody who watches the local actor ``name``."""
         port = self._port
         for peer, watch_id in self.watchers.pop(name, ()):
             if peer == port.own:

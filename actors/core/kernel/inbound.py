@@ -60,10 +60,7 @@ class Inbound:
             Kind.UNWATCH: self._unwatch,
         }
 
-    # Receiver
-
     def on_frames(self, peer: PeerId, lane: Lane, frames: list[Frame]) -> None:
-        """One message has come."""
         try:
             if not frames:
                 raise MalformedEnvelope("a message without frames")
@@ -77,16 +74,12 @@ class Inbound:
             log.exception("a message could not be routed", peer=str(peer))
 
     def on_peer_up(self, peer: PeerId) -> None:
-        """A link is there."""
-        self._port.count("links_up")
         self._port.links.on_peer_up(peer)
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
-        """A link is lost."""
-        self._port.count("links_down")
         self._strikes.pop(peer, None)
         self._port.links.on_peer_down(peer, reason)
-        self._port.peer_gone(peer, gone_by_link(reason), f"the link to {peer} is down ({reason.value})")
+        self._port.peer_gone(peer, f"the link to {peer} is down ({reason.value})", gone_by_link(reason))
 
     def _strike(self, peer: PeerId, why: str) -> None:
         self._port.count("malformed")
@@ -97,8 +90,6 @@ class Inbound:
             self._port.count("peers_cut_off")
             log.error("a peer sends what cannot be read and is cut off", peer=str(peer))
             self._port.links.cut(peer)
-
-    # for actors
 
     def _message(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         refusal = self._try_message(peer, lane, envelope, body)
@@ -144,8 +135,6 @@ class Inbound:
             timeout_s = envelope.deadline_ms / 1000
         return Window(envelope.number, envelope.number_bytes, timeout_s)
 
-    # answers
-
     def _answer(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.kind is Kind.REFUSED and envelope.request_id == 0:
             refusal = decode_body(Refusal, body or [b""])
@@ -171,12 +160,9 @@ class Inbound:
         else:
             self._answer(peer, lane, envelope, body)
 
-    # streams
-
     def _item(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         stream = self._port.requests.get(envelope.request_id)
         if not isinstance(stream, Stream) or stream.target.peer != peer:
-            self._port.count("late_items")
             return
         kind = class_of(envelope.tag)
         if kind is not stream.reply_kind or not body:
@@ -202,8 +188,6 @@ class Inbound:
 
     def _cancel(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         self._port.cancel(envelope.target, Caller(peer, envelope.request_id))
-
-    # watches
 
     def _watch(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if envelope.target in self._port.cells:

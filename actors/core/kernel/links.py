@@ -152,7 +152,6 @@ class Links:
         if len(box.queues[lane]) < self._limits.message_queue_frames:
             box.queues[lane].append(parcel)
             return SendOutcome.QUEUED
-        self.counters["outbox_full"] += 1
         if surely:
             self.cut(peer)
         return SendOutcome.FULL
@@ -188,7 +187,6 @@ class Links:
         self.on_peer_up(peer)
 
     def _give_up(self, peer: PeerId, box: _Outbox, why: str) -> None:
-        self.counters["connects_failed"] += 1
         if self._boxes.get(peer) is box:
             del self._boxes[peer]
             box.connecting = None
@@ -263,7 +261,6 @@ class Links:
                 del self._replaced[next(iter(self._replaced))]
 
     def close(self) -> None:
-        """Connect no more and retry no more."""
         self._closed = True
         for task in list(self._tasks):
             task.cancel()

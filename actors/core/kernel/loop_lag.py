@@ -33,7 +33,6 @@ class LoopLag:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Begin to probe on the running loop."""
         loop = asyncio.get_running_loop()
         if threads_allowed(loop):
             self._schedule(loop)
@@ -48,7 +47,6 @@ class LoopLag:
         self._timer = loop.call_at(due, probe)
 
     def stop(self) -> None:
-        """Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
 

@@ -1,8 +1,8 @@
 """A bounded queue that one actor reads.
 
 Invariants
-- Nothing is dropped silently: ``put`` says no when the mailbox is full or closed, and the sender is told.
-- What the actor has set in motion itself (Down, timers) is always taken: watches and timers bound how much that is.
+- Nothing is dropped silently: ``room`` is asked before ``put``, and the sender is told.
+- What the actor has set in motion itself (Down, timers) needs no room: watches and timers bound how much that is.
 - First in, first out. The future only signals; the deque stores, so a cancelled wait loses nothing.
 """
 
@@ -28,16 +28,11 @@ class Mailbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, delivery: Delivery, *, own: bool = False) -> RefusalReason | None:
-        """Append; returns why not. ``own`` is what the actor itself has set in motion."""
-        if self.closed:
-            return RefusalReason.STOPPING
-        if len(self._items) >= self._bound and not own:
-            return RefusalReason.MAILBOX_FULL
-        self._items.append(delivery)
-        if self._signal is not None:
+    def put(self, delivery: Delivery) -> None:
+        """Append, unless the mailbox is closed."""
+        if not self.closed:
+            self._items.append(delivery)
             self.wake()
-        return None
 
     def room(self) -> RefusalReason | None:
         """Why a message would be refused now; None if it would be taken."""

@@ -51,12 +51,10 @@ class Waiter:
         return False
 
     def settle(self, reply: Message) -> None:
-        """The answer is here."""
         if self.future is not None and not self.future.done():
             self.future.set_result(reply)
 
     def fail(self, error: AskError) -> None:
-        """There will be no answer."""
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
 

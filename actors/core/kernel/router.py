@@ -13,16 +13,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from functools import partial
 from typing import TypeVar
 
 from actors.core.context import Context
-from actors.core.errors import (
-    NameTaken,
-    NotSent,
-    RefusalReason,
-    StartFailed,
-    WrongReply,
-)
+from actors.core.errors import NameTaken, NotSent, RefusalReason, StartFailed, WrongReply
 from actors.core.kernel.answers import Caller, NoReply, Refusal, TargetGone, error_of
 from actors.core.kernel.cell import Cell
 from actors.core.kernel.dead_letters import LINK_LOST, NO_LINK, NO_RECEIVER, DeadLetters
@@ -63,7 +58,13 @@ class Router:
         self.counters: Counter[str] = Counter()
         self.dead_letters = DeadLetters(limits.dead_letters_kept)
         self.lag = LoopLag()
-        self.links = Links(transport, limits, self.requests.mark_sent, self._unreachable, self._parcel_lost)
+        self.links = Links(
+            transport,
+            limits,
+            self.requests.mark_sent,
+            partial(self.peer_gone, reason=Gone.UNREACHABLE),
+            partial(self._note_dead, LINK_LOST),
+        )
         self.stopping = False
         self._last_id = 0
         questions = Questions(self)
@@ -74,11 +75,9 @@ class Router:
 
     @property
     def endpoint(self) -> str:
-        """Where this process listens."""
         return self.transport.endpoint
 
     def now(self) -> float:
-        """The loop's clock."""
         return self.loop.time()
 
     def next_id(self) -> int:
@@ -87,10 +86,8 @@ class Router:
         return self._last_id
 
     def count(self, what: str) -> None:
-        """One more of it, for ``stats``."""
+        """One more of it, for ``ActorSystem.counters``."""
         self.counters[what] += 1
-
-    # actors
 
     async def spawn(self, name: str, actor: Hosted, parent: RunningActor | None = None) -> Cell:
         """Start an actor; returns when ``on_start`` is done."""
@@ -137,8 +134,6 @@ class Router:
             del self.exits[next(iter(self.exits))]
         self.deaths.actor_ended(name, TargetGone(reason=ended.gone, detail=ended.detail))
 
-    # sending
-
     def post(
         self,
         peer: PeerId,
@@ -161,15 +156,9 @@ class Router:
         envelope = Envelope(kind=kind, source=source, target=target, target_incarnation=peer.incarnation,
                             request_id=request_id, tag=tag, number=number, number_bytes=number_bytes)  # fmt: skip
         outcome = self.links.send(peer, endpoint, lane, envelope, body, deadline_at=deadline_at, surely=surely)
-        if outcome is not SendOutcome.QUEUED:
-            self.counters[f"send_{outcome.value}"] += 1
         if outcome is SendOutcome.NO_LINK:
             self._note_dead(NO_LINK, peer, envelope)
         return outcome
-
-    def _parcel_lost(self, peer: PeerId, envelope: Envelope) -> None:
-        """It was queued for a link that was never made, or that has been lost."""
-        self._note_dead(LINK_LOST, peer, envelope)
 
     def _note_dead(self, reason: str, peer: PeerId, envelope: Envelope) -> None:
         """Note what actors say to each other and answer; the rest is the kernel's own, and nobody misses it."""
@@ -182,10 +171,7 @@ class Router:
         if refusal.reason in NO_RECEIVER:
             self.dead_letters.add(refusal.reason, tag, source, f"{target}@{self.own}", self.now())
 
-    # questions and tells, from refs
-
     def tell(self, owner: ActorAddress | None, address: ActorAddress, message: Message, lane: Lane) -> SendOutcome:
-        """See ``ActorRef.tell``."""
         if address.peer != self.own:
             source = "" if owner is None else owner.name
             return self.post(address.peer, address.endpoint, lane, Kind.TELL, message,
@@ -197,7 +183,6 @@ class Router:
         return SendOutcome.FULL if refusal.reason is RefusalReason.MAILBOX_FULL else SendOutcome.NO_LINK
 
     async def successor(self, address: ActorAddress) -> ActorAddress:
-        """See ``Context.successor``."""
         if address.peer == self.own or not address.endpoint:
             return address
         try:
@@ -213,8 +198,6 @@ class Router:
         self.streams.cancel(caller)
         if (cell := self.cells.get(target)) is not None:
             cell.cancel_question(caller)
-
-    # into a mailbox
 
     def admit(self, target: str, kind: type[Message], *, stream: bool) -> tuple[Cell, Handler] | Refusal:
         """Whether ``target`` would take a message of ``kind`` now. Decodes nothing."""
@@ -243,8 +226,6 @@ class Router:
         cell.mailbox.put(delivery)
         return None
 
-    # answers
-
     def answer(self, delivery: Delivery, kind: Kind, message: Message | None, number: int = 0) -> None:
         """Answer a question, once; a tell is not answered."""
         caller = delivery.caller
@@ -258,10 +239,7 @@ class Router:
         if caller.peer == self.own:
             self.settle(caller.request_id, kind, message, number)
             return
-        outcome = self.post(caller.peer, "", lane, kind, message,
-                             request_id=caller.request_id, number=number, surely=True)  # fmt: skip
-        if outcome is not SendOutcome.QUEUED:
-            self.count("answers_undeliverable")
+        self.post(caller.peer, "", lane, kind, message, request_id=caller.request_id, number=number, surely=True)
 
     def settle(self, request_id: int, kind: Kind, message: Message | None, number: int) -> None:
         """The answer to a question of this process has come."""
@@ -280,13 +258,7 @@ class Router:
             text = f"{waiter.question} to {waiter.target}: expected {waiter.reply_kind.__name__}, got {got}"
             waiter.fail(WrongReply(text, target=waiter.target, question=waiter.question))
 
-    # lost links
-
-    def _unreachable(self, peer: PeerId, why: str) -> None:
-        """No way to ``peer`` was found."""
-        self.peer_gone(peer, Gone.UNREACHABLE, why)
-
-    def peer_gone(self, peer: PeerId, reason: Gone, why: str) -> None:
+    def peer_gone(self, peer: PeerId, why: str, reason: Gone) -> None:
         """The link to ``peer`` is lost, or was never there: all business with it ends."""
         self.requests.fail_peer(peer, why, reason)
         self.deaths.peer_gone(peer, reason, why)

@@ -36,8 +36,6 @@ class StreamTable:
         self._port = port
         self._questions = questions
 
-    # consuming
-
     def make(
         self,
         owner: ActorAddress | None,
@@ -47,7 +45,6 @@ class StreamTable:
         lane: Lane,
         window: Window,
     ) -> Stream[R]:
-        """A stream that is not opened yet."""
         port = self._port
         asker = "" if owner is None else owner.name
         return Stream(self, message, port.next_id(), asker, address, tag_of(type(message)), item,
@@ -86,7 +83,6 @@ class StreamTable:
                               request_id=stream.request_id, number=items, number_bytes=size, surely=True)  # fmt: skip
 
     def leave(self, stream: Stream[Any]) -> None:
-        """The consumer wants no more."""
         if self._port.requests.get(stream.request_id) is stream:
             self._port.requests.close(stream)
             self._questions.cancel(stream, stream.lane)
@@ -104,8 +100,6 @@ class StreamTable:
         self._port.settle(stream.request_id, Kind.STREAM_ITEM, None, 0)
         self._questions.cancel(stream, stream.lane)
 
-    # producing
-
     def credit(self, caller: Caller, items: int, size: int) -> None:
         """A consumer has granted credit to a producer here."""
         producer = self._port.producers.get(caller)
@@ -113,7 +107,6 @@ class StreamTable:
             producer.grant(items, size)
 
     def cancel(self, caller: Caller) -> None:
-        """A consumer has left. Idempotent."""
         producer = self._port.producers.get(caller)
         if producer is not None:
             producer.cancel()

@@ -71,14 +71,12 @@ class Producer:
             self._signal.set_result(None)
 
     def cancel(self) -> None:
-        """The consumer has left."""
         self.delivery.abandoned = True
         if self.task is not None:
             self.task.cancel()
 
     @property
     def starved(self) -> bool:
-        """Whether nothing may be sent now."""
         return self.credit_items <= 0 or self.credit_bytes <= 0
 
     def spend(self, size: int) -> int:
@@ -154,8 +152,6 @@ class Stream(Waiter, Generic[T]):
     def is_stream(self) -> bool:
         return True
 
-    # called by the router
-
     def item(self, item: Message, offset: int, size: int) -> bool:
         """An item has come; False if one is missing before it, or it is of another type: then the stream is over."""
         if self.ended:
@@ -170,7 +166,6 @@ class Stream(Waiter, Generic[T]):
         return True
 
     def end(self, sent_items: int) -> None:
-        """The producer has sent everything."""
         if not self.ended and sent_items != self.received:
             why = f"{sent_items} items were sent, {self.received} arrived"
             self.fail(StreamDown(f"{Gone.UNREACHABLE}: {why}", target=self.target, question=self.question))
@@ -190,8 +185,6 @@ class Stream(Waiter, Generic[T]):
     def _wake(self) -> None:
         if self.future is not None and not self.future.done():
             self.future.set_result(None)
-
-    # called by the consumer
 
     async def __aenter__(self) -> AsyncIterator[T]:
         self._host.open(self)

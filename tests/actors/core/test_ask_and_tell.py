@@ -23,11 +23,12 @@ from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from actors.core.terms import TermGuard
 from configs.limits import DEFAULT_LIMITS
+from tests.broken_links import break_link
+from tests.simulated import run_simulated
 from tests.transport.test_link_faults import Memory
 from transport.address import ActorAddress, PeerId
 from transport.link_faults import FaultableTransport, LinkRule, Misbehaviour
 from transport.memory_transport import MemoryNetwork
-from transport.sim.loop import run_simulated
 from transport.transport import Lane, SendOutcome
 
 Pair = tuple[ActorSystem, ActorSystem]
@@ -269,7 +270,7 @@ async def test_losing_the_link_fails_the_ask_at_once(make_system: Any, network: 
     actor, ref = await start(pair)
     asked = asyncio.ensure_future(ref.ask(Hold(), Done, timeout_s=60))
     await actor.held.wait()
-    network.break_link("near", "far")
+    break_link(network, "near", "far")
     with pytest.raises(SentNoReply):
         await asked
     actor.gate.set()

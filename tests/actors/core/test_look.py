@@ -15,9 +15,9 @@ from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from actors.core.terms import TermGuard
 from configs.limits import DEFAULT_LIMITS
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 @message("test_look.order")

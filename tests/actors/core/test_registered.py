@@ -11,9 +11,9 @@ from actors.core.errors import StartFailed
 from actors.core.message import Message, message
 from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 @message("test_registered.offer")

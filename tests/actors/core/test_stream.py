@@ -13,6 +13,7 @@ from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import DeadlineExceeded, RefusalReason, Refused, RemoteError, ReplyError, StreamDown
 from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
+from tests.broken_links import break_link
 from transport.transport import Lane
 
 Pair = tuple[ActorSystem, ActorSystem]
@@ -160,7 +161,7 @@ async def test_a_lost_link_ends_the_stream_at_both_ends(make_system: Any, networ
     source, ref = await start(pair)
     async with ref.stream(Count(to=10, hold_at=2), Item, timeout_s=60) as items:
         await source.held.wait()
-        network.break_link("near", "far")
+        break_link(network, "near", "far")
         with pytest.raises(StreamDown):
             _ = [item async for item in items]
     await ref.ask(Ask(), Done)

@@ -208,12 +208,12 @@ async def test_statistics_and_stalls_say_who_waits_for_whom(make_system: Any) ->
     await near.spawn("asker", Asker())
     await echoing.held.wait()
     await asyncio.sleep(0.01)
-    (stall,) = near.stalls()
+    (stall,) = near.sight().stalls
     assert stall.since_s >= 0.01
     assert (stall.waiter, stall.waits_for, stall.kind) == ("asker", str(address), "ask")
-    (stall,) = far.stalls(longer_than_s=0.005)
+    (stall,) = far.sight(0.005).stalls
     assert (stall.waiter, stall.kind, stall.what) == ("slow", "handler", "test_system.hold")
-    assert far.stalls(longer_than_s=60) == []
+    assert far.sight(60).stalls == []
     echoing.gate.set()
 
 

@@ -13,6 +13,7 @@ from actors.core.message import Done, Message, message
 from actors.core.system import ActorSystem
 from actors.core.watch import Down, Gone
 from configs.limits import DEFAULT_LIMITS
+from tests.broken_links import break_link
 from transport.address import ActorAddress, PeerId
 
 Pair = tuple[ActorSystem, ActorSystem]
@@ -121,7 +122,7 @@ async def test_a_lost_link_means_unreachable(make_system: Any, network: Any) -> 
     target = await pair[1].spawn("target", Target())
     watcher, ref = await watch(pair, target.address)
     await settle()
-    network.break_link("near", "far")
+    break_link(network, "near", "far")
     async with asyncio.timeout(5):
         await watcher.one_more.wait()
     assert [down.reason for down in watcher.downs] == [Gone.UNREACHABLE]

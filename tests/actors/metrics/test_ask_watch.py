@@ -16,9 +16,9 @@ from actors.core.system import ActorSystem
 from actors.metrics.recorder import Metrics
 from actors.protocol.metrics import Flush, Flushed
 from configs.schema import MetricsConfig
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 @message("test.wait_for_ever")

@@ -20,10 +20,10 @@ from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
 from actors.roles import RoleArgs
 from configs.limits import Limits
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 JOB = smallest_job(steps=4, rollout={"length_ranking": "learned"})
 LIMITS = Limits(ranker_refresh_pairs=4, ranker_refresh_slices=3, ranker_pairs=8)

@@ -51,9 +51,10 @@ from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
 from configs.limits import DEFAULT_LIMITS
+from tests.broken_links import break_link
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 JOB = "tale"
 STEP_S = 0.1
@@ -677,7 +678,7 @@ async def test_a_second_notice_without_any_time_ends_the_first(stage: Stage) -> 
 @in_virtual_time
 async def test_with_notice_and_without_a_scheduler_there_is_nobody_to_go_on_for(stage: Stage) -> None:
     await noticed_while_it_runs(stage)
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await goes_within(stage, 3.0)
 
 
@@ -731,7 +732,7 @@ async def overtaken(stage: Stage, commands: int) -> None:
             stage.assign(10 + number)
 
     stage.scheduler.on_offer, stage.scheduler.answers_after_s = overtake, 1.0
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
 
 

@@ -36,9 +36,9 @@ from tests.actors.trainer.trainer_world import (
     job_config,
     prompts_of,
 )
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 def run_to_end(world: World):

@@ -16,7 +16,7 @@ from configs.fault_plan import FaultBase, FaultPlan
 from supervisors.nemesis.fault_schedule import FaultSchedule, check_plan
 from supervisors.tree.errors import FaultNotPossible
 from tests.actors.scheduler_world import config
-from transport.sim.loop import run_simulated
+from tests.simulated import run_simulated
 
 
 class Run:

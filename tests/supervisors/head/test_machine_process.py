@@ -18,10 +18,10 @@ from supervisors.head.head_messages import HeadEnded, HeadHeard, HeadOrder, Head
 from supervisors.head.machine_process import HeadKeeper, MachineProcess
 from supervisors.machine.node import NodeProcess
 from supervisors.tree.errors import HeadGaveUp
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.errors import InsecureBind
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 LIMITS = Limits(backoff_first_s=0.01, backoff_max_s=0.02, restart_max=2, stop_timeout_s=5.0)
 NOBODY = ActorAddress("", PeerId("", 0))

@@ -21,10 +21,10 @@ from configs.limits import DEFAULT_LIMITS
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.machine.nodes import Node
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 from transport.transport import Lane
 
 

@@ -20,11 +20,11 @@ from supervisors.machine.machine import JOURNAL, LocalMachine
 from supervisors.machine.process import EXIT_CRASHED, Child, Launch
 from supervisors.simulation import main_process
 from supervisors.simulation.runner import simulate
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from tests.supervisors.simulation.scenarios import scenario
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 def order(run_dir: Path, **more: Any) -> HeadOrder:

@@ -20,10 +20,10 @@ from supervisors.tree.children import actor_child
 from supervisors.tree.errors import SupervisorGaveUp
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 OF_JOB = Limits(start_attempts_max=5, restart_max=1, backoff_first_s=2.0, backoff_max_s=2.0)
 

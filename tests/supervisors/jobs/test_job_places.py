@@ -11,10 +11,10 @@ from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.job_tree import JobTree
 from supervisors.machine.machine import LocalMachine
 from supervisors.machine.nodes import Node, Nodes
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 def test_the_places_of_a_job_on_the_nodes_are_free_once_its_tree_is_down(tmp_path: Path) -> None:

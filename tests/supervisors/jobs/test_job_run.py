@@ -15,8 +15,8 @@ from actors.protocol.jobs import JobState
 from configs.limits import Limits
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.nodes import Nodes
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
-from transport.sim.loop import run_simulated
 
 LIMITS = Limits(restart_window_s=30.0)
 

@@ -24,9 +24,9 @@ from supervisors.tree.messages import ProcessReady
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 LIMITS = Limits(orphan_grace_s=20.0, stop_timeout_s=8.0, restart_max=0)
 NOWHERE = ActorAddress("nobody", PeerId("nowhere", 1))

@@ -10,9 +10,10 @@ from actors.core.actor import Actor
 from actors.core.system import ActorSystem
 from supervisors.machine.nodes import JoinCluster, Joined, Node, Nodes
 from supervisors.tree.errors import NoNode
+from tests.broken_links import break_link
+from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
-from transport.sim.loop import run_simulated
 
 
 class Agent(Actor):
@@ -50,7 +51,7 @@ class Cluster:
         """Until the register has seen it."""
         seen = asyncio.Event()
         unsubscribe = self.nodes.subscribe(seen.set)
-        self.network.break_link("head", "n1")
+        break_link(self.network, "head", "n1")
         await seen.wait()
         unsubscribe()
         assert not self.nodes.present

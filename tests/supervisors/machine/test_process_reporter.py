@@ -12,10 +12,10 @@ from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine.process_reporter import ProcessReporter
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import ProcessBeacon, ProcessReady
+from tests.simulated import run_simulated
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
-from transport.sim.loop import run_simulated
-from transport.sim.network import SimNetwork, Weather
+from transport.sim.network import Disturbance, SimNetwork
 
 JOB = (
     '{"name": "j", "steps": 1, "model": {"path": "m"}, "data": {"source": "jsonl", "path": "d"},'
@@ -40,7 +40,8 @@ class Agent(Actor):
 async def readiness(loses_for_s: float) -> tuple[Agent, float]:
     """An reporter's first seconds on a link that loses all that it says for so long."""
     network = SimNetwork()
-    network.set_weather("process", "agent", Weather(loss=1.0 if loses_for_s else 0.0))
+    lossy = Disturbance("process".__eq__, "agent".__eq__, loss=1.0 if loses_for_s else 0.0)
+    network.disturb(lossy)
     near = ActorSystem(MemoryTransport(network, PeerId("agent", 1)))
     far = ActorSystem(MemoryTransport(network, PeerId("process", 2)))
     await near.start()
@@ -57,7 +58,7 @@ async def readiness(loses_for_s: float) -> tuple[Agent, float]:
     )  # fmt: skip
     await far.spawn("reporter", ProcessReporter(spec, {"rollout-0": far.address("rollout-0")}, ProcessFaults(), pid=7))
     loop = asyncio.get_running_loop()
-    loop.call_later(loses_for_s, network.set_weather, "process", "agent", Weather())
+    loop.call_later(loses_for_s, network.calm, lossy)
     while not agent.ready and loop.time() < 60:
         await asyncio.sleep(0.05)
     heard_s = loop.time()

@@ -11,7 +11,8 @@ from actors.ledger import events as ev
 from actors.ledger.errors import JournalFailed, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
-from transport.sim.loop import SimulatedLoop, run_simulated
+from tests.simulated import run_simulated
+from transport.sim.loop import SimulatedLoop
 from transport.sim.process import SimProcess
 
 FLUSH_S = DEFAULT_LIMITS.journal_flush_s

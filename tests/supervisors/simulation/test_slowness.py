@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from supervisors.simulation.roles import _slowly
-from transport.sim.loop import run_simulated
+from tests.simulated import run_simulated
 from transport.sim.process import SimProcess
 
 

@@ -26,6 +26,7 @@ from supervisors.tree.messages import (
 from supervisors.tree.restart_budget import ExitCause
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from tests.broken_links import break_link
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
@@ -137,12 +138,12 @@ async def test_a_lost_node_costs_one_unit_and_its_children_start_elsewhere():
 
 async def test_a_cut_that_lasts_is_unreachable_and_a_short_one_is_forgiven():
     async with Cluster() as cluster:
-        cluster.network.break_link("head", "n1")
+        break_link(cluster.network, "head", "n1")
         await asyncio.sleep(2 * LIMITS.unreachable_grace_s)  # real time: the grace must have passed
         assert [e.kind for e in cluster.events] == ["started"] * 3
         cluster.chosen = "n2"
         cluster.agents["n1"].processes.clear()  # after the next cut it no longer has them
-        cluster.network.break_link("head", "n1")
+        break_link(cluster.network, "head", "n1")
         exits = await cluster.until("exited", 3)
         assert {e.cause for e in exits} == {ExitCause.UNREACHABLE}
         await cluster.until("started", 6)

@@ -13,8 +13,7 @@ import pytest
 from configs.limits import DEFAULT_LIMITS
 from transport.transport import Lane
 from transport.zmq.context import new_context, terminate
-from transport.zmq.kernel_buffers import send_buffer_bytes
-from transport.zmq.options import lane_options
+from transport.zmq.options import lane_options, send_buffer_bytes
 from transport.zmq.socket import Role, Sent, ZmqSocket
 
 MIB = 1 << 20

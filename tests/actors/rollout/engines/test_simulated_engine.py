@@ -11,7 +11,7 @@ import pytest
 from actors.protocol.work import SamplingParams
 from actors.rollout.engine import EngineSpec, GenerationRequest
 from actors.rollout.engines.simulated_engine import SimulatedEngine, whole_response
-from transport.sim.loop import run_simulated
+from tests.simulated import run_simulated
 
 
 async def seconds_to_start(**options: float) -> float:
