@@ -1,4 +1,14 @@
-"""What can go wrong between processes. The tree of all errors is in ``docs/reference/errors.md``."""
+"""What can go wrong between processes.
+
+HeadraceError                      actors/core/errors.py continues this tree
+└── TransportError
+    ├── LinkTimeout        infrastructure; retry is safe, nothing was sent
+    ├── HandshakeRefused   configuration: other protocol, other cluster, unknown key; do not retry
+    ├── InsecureBind       configuration: non-loopback without keys; do not retry
+    └── MalformedInput     the sender's bug; the message is dropped and counted
+        ├── MalformedEnvelope
+        └── MalformedBody
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,7 @@ from actors.protocol.workers import Registered, RegisterWorker, WorkerVersion
 from actors.scheduler.scheduler import Scheduler
 from configs.schema import JobConfig
 from supervisors.jobs.job_news import JobListener
+from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
