@@ -77,7 +77,7 @@ def job_config(model: Path, options: argparse.Namespace) -> JobConfig:
                 "stop": ["<eos>"],
             },
             "trainer": {"threads": 1},
-            "weights": {"report": False, "relay": False},
+            "weights": {"delta": False, "relay": False},
             "checkpoint": {"every": 0},
             "metrics": {"tensorboard": False},
         }

@@ -99,6 +99,6 @@ def test_bench_all_hands_curve_to_those_that_take_it(
         return json.dumps({"curve": "--curve" in command, "timeout_s": timeout_s})
 
     monkeypatch.setattr(everything, "last_line", fake)
-    assert everything.main(["--json", "--curve", "--only", "tokens,report"]) == 0
+    assert everything.main(["--json", "--curve", "--only", "tokens,delta"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found == {"tokens": {"curve": True, "timeout_s": 600.0}, "report": {"curve": False, "timeout_s": 300.0}}
+    assert found == {"tokens": {"curve": True, "timeout_s": 600.0}, "delta": {"curve": False, "timeout_s": 300.0}}

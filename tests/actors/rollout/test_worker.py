@@ -688,7 +688,7 @@ async def test_a_cut_link_voids_what_was_assigned_and_the_worker_offers_itself_a
     await stage.have_version(1)
     stage.assign(1, 2, tokens=60)
     await stage.scheduler.until(lambda: len(stage.scheduler.all(TokenReport)) == 5)
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     await stage.scheduler.until(lambda: len(stage.scheduler.all(RegisterWorker)) == 2)
     assert [(offer.policy_version, offer.again) for offer in stage.scheduler.all(RegisterWorker)] == [
         (-1, False),
@@ -752,7 +752,7 @@ async def test_an_early_command_of_a_scheduler_that_its_successor_answers_for_is
         stage.assign(11, term=2)
 
     stage.scheduler.on_offer, stage.scheduler.answers_after_s, stage.scheduler.term = overtake, 1.0, 2
-    stage.network.break_link("head", "n.tale.rollout-0")
+    break_link(stage.network, "head", "n.tale.rollout-0")
     assert (await stage.scheduler.finished(11)).keys() == {11}
 
 
