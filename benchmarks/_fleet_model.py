@@ -44,7 +44,7 @@ class FleetRules:
     train_sample_s: Callable[[np.ndarray], np.ndarray]
     """Lengths → what each sample takes the trainer."""
     step_s: float
-    """Of the optimizer, with all that workers wait for before weights leave."""
+    """Time of the optimizer, with all that workers wait for before weights leave."""
     transfer_s: float
     round_s: float
     """Between two rounds of the scheduler."""
@@ -60,7 +60,7 @@ class _Worker:
     tokens: float = 0.0
     """Decoded by each sequence that has been here all the time."""
     context: float = 0.0
-    """Of all running samples together."""
+    """Tokens that all running samples together have in the cache."""
     at_s: float = 0.0
     token_s: float = 0.0
     life: int = 0

@@ -30,7 +30,7 @@ from benchmarks._processes import on_uvloop, until_input_ends
 
 GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
 FRAME_BYTES: Final = 60_000_000
-"""Of a huge frame: below what one message may have, so that libzmq takes it."""
+"""Size of a huge frame: below what one message may have, so that libzmq takes it."""
 PIECE_BYTES: Final = 1 << 16
 _PAUSE_S: Final = 0.01
 _ANSWER_S: Final = 0.05

@@ -29,7 +29,7 @@ class Work:
     decoded_tokens: int = 128
     prompt_tokens: int = 128
     new_tokens: int = 256
-    """Of a response that is trained on."""
+    """Length of a response that is trained on."""
     siblings: int = 8
     groups: int = 8
     micro_batch_tokens: int = 16_384
@@ -93,7 +93,7 @@ class Setting:
         return backend
 
     def bytes_in_use(self, *, peak: bool = False) -> int:
-        """Of the card's memory, by this process; a peak is one since ``torch.cuda.reset_peak_memory_stats``."""
+        """Memory of the card that this process uses; a peak is one since ``torch.cuda.reset_peak_memory_stats``."""
         if self.device != "cuda":
             return 0
         return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()

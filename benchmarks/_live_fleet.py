@@ -140,7 +140,7 @@ class LiveFleet:
             worker.in_flight -= len(numbers)
 
     def runs(self, sequences: int) -> None:
-        """Of what they hold all workers run so many, the rest waits there."""
+        """All workers run so many of the samples that they hold; the rest waits there."""
         for worker in self.workers.by_name.values():
             if worker.in_flight:
                 worker.full_at = sequences

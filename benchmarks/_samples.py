@@ -28,7 +28,7 @@ class Sample:
     at_s: float
     resident_bytes: int
     own_bytes: int
-    """Of these, what no other process and no file backs."""
+    """The part of them that no other process and no file backs."""
     fds: int
     threads: int
 
@@ -80,7 +80,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Of one life."""
+    """How much one life of a process has grown."""
 
     name: str
     seconds: float
@@ -92,17 +92,17 @@ class Growth:
     threads: tuple[int, int]
     """The same."""
     course_mib: tuple[float, ...] = ()
-    """Of resident memory, at a dozen times from the warm-up on: what settles looks another than what leaks."""
+    """Resident memory at a dozen times from the warm-up on: what settles looks another than what leaks."""
 
     @property
     def drift(self) -> float:
-        """Of resident memory: 0.05 is 5 % more at the end."""
+        """Growth of resident memory: 0.05 is 5 % more at the end."""
         first, last = self.resident_mib
         return last / first - 1.0
 
 
 def growth(life: Life, since_s: float, least_s: float) -> Growth | None:
-    """Of a life, from ``since_s`` on; None if it was seen for less than ``least_s``."""
+    """The growth of a life, from ``since_s`` on; None if it was seen for less than ``least_s``."""
     samples = life.after(since_s)
     if len(samples) < 4 or samples[-1].at_s - samples[0].at_s < least_s:
         return None

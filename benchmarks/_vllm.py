@@ -62,7 +62,7 @@ class Work:
     streams: int = 64
     """Samples at once."""
     tokens: int = 256
-    """Of each response."""
+    """Length of each response."""
     prompt_tokens: int = 32
     temperature: float = 0.0
     """0: both sides say the same tokens. Above, both seed each request, and the samples are of equal lengths only."""
@@ -119,7 +119,7 @@ class Cost(Message):
     process_s: float
     """CPU seconds of the whole process."""
     vllm_s: float
-    """Of these, in the steps of vLLM's EngineCore."""
+    """The part of them that was spent in the steps of vLLM's EngineCore."""
 
 
 class MeteredEngine(VllmEngine):

@@ -48,7 +48,7 @@ class Other(NamedTuple):
 
     @property
     def address(self) -> ActorAddress:
-        """Of its Echo actor, if it has one."""
+        """The address of its Echo actor, if it has one."""
         endpoint, name, incarnation = self.words
         return ActorAddress(ECHO, PeerId(name, int(incarnation)), endpoint)
 

@@ -125,7 +125,7 @@ class Bench:
         return found.address
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """Of the job's record so far."""
+        """The events of the job's record so far."""
         path = self._run_dir / "events.jsonl"
         lines = path.read_text("utf-8").splitlines() if path.exists() else []
         return [row for row in map(json.loads, lines) if row["event"] in names]
@@ -135,7 +135,7 @@ class Bench:
         return len(self.events(*SILENT)) + self.head.system.counters().get("links_cut", 0)
 
     async def lags(self) -> dict[str, Lag]:
-        """Of each process's loop, over the last 13 seconds."""
+        """The lag of each process's loop, over the last 13 seconds."""
         run = self.head.jobs[JOB]
         found = {"head": self.head.system.sight().loop_lag}
         for supervisor in run.tree.supervisors.values():
@@ -208,7 +208,7 @@ async def noted(asker: subprocess.Popen[str]) -> Result:
 
 
 def answers(took_ms: Sequence[float]) -> Result:
-    """Of many answers."""
+    """Statistics of many answers."""
     return {
         "p50_ms": percentile(took_ms, 0.5),
         "p99_ms": percentile(took_ms, 0.99),

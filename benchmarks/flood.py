@@ -59,7 +59,7 @@ class Friend:
     took_ms: list[float] = field(default_factory=list[float])
     failed: int = 0
     began_s: float = 0.0
-    """Of the question that is open, or was last."""
+    """Start of the question that is open, or was last."""
     open: bool = False
 
     async def ask(self) -> None:

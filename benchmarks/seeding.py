@@ -33,7 +33,7 @@ ESTIMATED: Final = "estimated"
 WINDOW: Final = ("scheduling.seeding=true", "scheduling.seeding_first_s=1", "scheduling.seeding_floor_s=0.1")
 """A step takes seconds here, not minutes."""
 GOAL_RATIO: Final = 1.0
-"""Of seeding to either of the others: it must not cost more than it gives."""
+"""Least ratio of seeding to either of the others: it must not cost more than it gives."""
 _SHOWN: Final = ("seconds", "seed_s", "seeding_target", "rollout_idle_fraction", "trainer_idle_fraction")
 
 

@@ -35,7 +35,7 @@ from configs.loader import load_job
 from supervisors.machine.machine import CLUSTER
 
 DRIFT_GOAL: Final = 0.05
-"""Of resident memory, either way."""
+"""Most that resident memory may drift, either way."""
 SERVICES: Final = ("weights", "rewards")
 """Killed in turn, each time after ``_WORKERS_BETWEEN`` workers."""
 _WORKERS_BETWEEN: Final = 4
@@ -90,7 +90,7 @@ class Soak:
             print(f"{self.seconds:.0f} s: killed {victim}", file=sys.stderr)
 
     def growths(self) -> list[Growth]:
-        """Of every life that lasted."""
+        """The growth of every life that lasted."""
         warm_s, least_s = self._options.warm_s, self._options.life_s
         found = (growth(life, life.samples[0].at_s + warm_s, least_s) for life in self.sampler.lives.values())
         return sorted((each for each in found if each is not None), key=lambda each: (each.name, -each.seconds))

@@ -62,9 +62,9 @@ class Load:
     workers: int = 64
     sequences: int = 32
     tokens: int = 4096
-    """Of each sequence."""
+    """Length of each sequence."""
     processes: int = 1
-    """That the workers live in."""
+    """Number of processes that the workers live in."""
 
     @property
     def total_tokens(self) -> int:

@@ -237,7 +237,7 @@ def equal_fraction(work: Work, one: list[Samples], other: list[Samples]) -> floa
 
 
 def median(rounds: list[Result], name: str) -> float:
-    """Of one figure over all rounds."""
+    """The median of one figure over all rounds."""
     return statistics.median(float(row[name]) for row in rounds)
 
 

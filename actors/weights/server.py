@@ -61,7 +61,7 @@ class RefusedPublish(ReplyError):
 
 
 class NotHeld(ReplyError):
-    """That version is not held here, or has no such chunks; ask for the newest."""
+    """The version is not held here, or has no such chunks; ask for the newest."""
 
 
 class WeightServer(RegisteredActor):

@@ -50,7 +50,7 @@ def preemptions(trace: Trace) -> int:
 
 
 def between(trace: Trace, start_s: float, end_s: float) -> Trace:
-    """That part, counted from its own start; who is there at its start comes up with it."""
+    """The part between two times, counted from its own start; who is there at its start comes up with it."""
     alive: dict[str, TraceEvent] = {}
     inside: list[TraceEvent] = []
     for event in trace.events:

@@ -221,7 +221,7 @@ class Client:
 
 @asynccontextmanager
 async def client(server: Server) -> AsyncIterator[Client]:
-    """Of one server."""
+    """A client of one server."""
     import aiohttp
 
     connector = aiohttp.TCPConnector(limit=0)

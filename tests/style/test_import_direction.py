@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -269,6 +270,19 @@ def test_what_would_make_equal_runs_differ_is_not_called() -> None:
 def test_no_attic_is_opened() -> None:
     attics = {"utils.py", "util.py", "helpers.py", "misc.py", "common.py"}
     assert [str(path) for path in PRODUCT.values() if path.name in attics] == []
+
+
+def test_no_docstring_begins_with_a_word_that_needs_the_name_before_it() -> None:
+    """ "Of one worker." is no sentence: a docstring says what the thing is or does."""
+    fragment = re.compile(r"(Of|For which|With which|To which)\b")
+    found = [
+        where(path, node.lineno)
+        for path in FILES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str) and fragment.match(node.value.value)
+    ]
+    assert found == []
 
 
 def test_every_file_opens_with_a_docstring() -> None:

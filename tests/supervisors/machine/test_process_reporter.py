@@ -38,7 +38,7 @@ class Agent(Actor):
 
 
 async def readiness(loses_for_s: float) -> tuple[Agent, float]:
-    """An reporter's first seconds on a link that loses all that it says for so long."""
+    """The first seconds of a reporter on a link that loses all that it says for so long."""
     network = SimNetwork()
     lossy = Disturbance("process".__eq__, "agent".__eq__, loss=1.0 if loses_for_s else 0.0)
     network.disturb(lossy)

@@ -38,7 +38,7 @@ Compute = Callable[[Tensor, Tensor, int], Tensor]
 
 
 class StepGraphs:
-    """Of one decoder on one CUDA device."""
+    """Keeps the recorded graphs of one decoder on one CUDA device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
