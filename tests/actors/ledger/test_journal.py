@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import sqlite3
 import threading
+import typing
 from pathlib import Path
 
 import msgpack
@@ -328,3 +329,30 @@ def test_bytes_that_are_nested_without_end_are_no_event() -> None:
 def test_an_encoded_event_can_be_read_by_plain_msgpack() -> None:
     body = msgpack.unpackb(ev.encode_event(issue(0)))
     assert body["type"] == "batch_issued" and body["prompts"].code == 2
+
+
+ON_DISK = {
+    "assigned": "step first workers counts rows again",
+    "batch_issued": "step group_size sampling prompts prompt_lengths prompt_ids contexts",
+    "checkpointed": "step path counters final",
+    "committed": "step prompts siblings policy_version",
+    "dropped": "step rows reason",
+    "leased": "step rows replay",
+    "opened": "epoch",
+    "paused": "paused",
+    "returned": "worker assignments reason blame crashed",
+    "rewound": "step",
+    "scored": "step rows rewards",
+    "stopping": "stopping",
+    "suspected": "worker steps rows",
+    "tokens_appended": "workers versions row_counts assignments offsets counts finished tokens logprobs",
+    "window_learned": "step seed_s target memory",
+}
+"""Tags and fields of the events in journals of 0.1, whatever they are called in the code today."""
+
+
+def test_events_have_on_disk_the_names_of_the_journals_that_exist() -> None:
+    """A renamed class or field must keep its old name in the journal, or runs of before cannot be resumed."""
+    kinds = [kind for kind in typing.get_args(ev.Event)]
+    found = {kind.__struct_config__.tag: " ".join(kind.__struct_encode_fields__) for kind in kinds}
+    assert found == ON_DISK
