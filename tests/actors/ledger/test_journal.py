@@ -353,6 +353,6 @@ ON_DISK = {
 
 def test_events_have_on_disk_the_names_of_the_journals_that_exist() -> None:
     """A renamed class or field must keep its old name in the journal, or runs of before cannot be resumed."""
-    kinds = [kind for kind in typing.get_args(ev.Event)]
+    kinds = typing.get_args(ev.Event)
     found = {kind.__struct_config__.tag: " ".join(kind.__struct_encode_fields__) for kind in kinds}
     assert found == ON_DISK
