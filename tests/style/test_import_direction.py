@@ -273,7 +273,7 @@ def test_no_attic_is_opened() -> None:
 
 
 def test_no_docstring_begins_with_a_word_that_needs_the_name_before_it() -> None:
-    """ "Of one worker." is no sentence: a docstring says what the thing is or does."""
+    """A docstring says what the thing is or does; 'Of one worker.' is no sentence."""
     fragment = re.compile(r"(Of|For which|With which|To which)\b")
     found = [
         where(path, node.lineno)
