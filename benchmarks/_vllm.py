@@ -158,9 +158,9 @@ class Meter(Actor):
 class Worker(RolloutWorker):
     """Serves what it has read from the disk as version 0, as there is no trainer."""
 
-    async def _register(self) -> None:
+    async def register(self) -> None:
         self._generation.policy_version = 0
-        await super()._register()
+        await super().register()
 
 
 async def _serve_worker(args: dict[str, Any]) -> None:
@@ -195,7 +195,7 @@ async def _serve_async_llm(args: dict[str, Any]) -> None:
 
 
 async def _consume(engine: Any, work: Work, number: int) -> dict[str, Any]:
-    """One round: every sample as a stream of reports, its tokens and log-probabilities kept."""
+    """One round: every sample as a stream of outputs, its tokens and log-probabilities kept."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
