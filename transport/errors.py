@@ -12,9 +12,14 @@ HeadraceError                      actors/core/errors.py continues this tree
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 
 class HeadraceError(Exception):
     """Base of every error that Headrace raises on purpose."""
+
+    permanent: ClassVar[bool] = False
+    """Whether a repetition would only meet the same error: whoever retries or restarts stops, and says why."""
 
 
 class TransportError(HeadraceError):

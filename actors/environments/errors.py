@@ -19,6 +19,8 @@ class RewardError(HeadraceError):
 class SourceUnreadable(RewardError):
     """The data set is missing or a row does not have what the job file says."""
 
+    permanent = True
+
 
 class ScorerBroken(RewardError):
     """The verifier raised or died."""

@@ -13,6 +13,8 @@ from transport.errors import HeadraceError
 class BadStopToken(HeadraceError):
     """Configuration: a text of ``rollout.stop`` is not one token of this model, or there is no end token at all."""
 
+    permanent = True
+
 
 def stop_token_ids(model_path: Path, stop: Sequence[str] = ()) -> tuple[int, ...]:
     """The ids, ascending. Reads JSON files of the HF directory and imports neither torch nor transformers.

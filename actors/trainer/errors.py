@@ -31,9 +31,13 @@ class BadMicroBatch(TrainerError):
 class ModelNotLoadable(TrainerError):
     """The model directory does not hold what is needed. Configuration; retrying cannot help."""
 
+    permanent = True
+
 
 class CheckpointCorrupt(TrainerError):
     """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
+
+    permanent = True
 
 
 class GrantChanged(TrainerError):
@@ -45,6 +49,8 @@ class GrantChanged(TrainerError):
 
 class TrainingDiverged(TrainerError):
     """Gradients stayed non-finite. The user's hyper-parameters or a bug; retrying cannot help."""
+
+    permanent = True
 
 
 class BackendClosed(TrainerError):
