@@ -315,7 +315,7 @@ class Limits(BaseModel):
     samples_random: int = Field(default=2, description="samples of a step that are shown beside the best and the worst")
     sample_text_chars: int = Field(default=20_000, description="of a prompt or response that is shown; the rest is cut")
     samples_file_bytes: int = Field(
-        default=32 << 20, description="samples.jsonl; when it would grow beyond, every second step of it goes"
+        default=32 << 20, description="samples.jsonl; when it would grow beyond, half of its steps go"
     )
     samples_table_s: float = Field(default=60.0, description="between two tables of samples for W&B, each an upload")
     # faults

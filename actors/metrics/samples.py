@@ -5,14 +5,16 @@
 
 Invariants
 - Lines are whole, and steps ascend.
-- The file stays below ``limits.samples_file_bytes``: when it would not, every second one of its steps goes. So a long
-  run keeps samples of all its time, more of its end than of its beginning.
+- The file stays below ``limits.samples_file_bytes``: when it would not, half of its steps go, so that those that stay
+  are spread evenly over the whole run, its first and its newest among them.
 - It is worth no run: what cannot be written is reported once and left out.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,17 +39,28 @@ class SamplesFile:
         size = self._path.stat().st_size if self._path.exists() else 0
         if size and size + len(text) > self._max_bytes:
             self._thin()
-        with self._path.open("ab") as file:
+        with self._path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                text = text if file.read(1) == b"\n" else b"\n" + text  # a crash has cut the last line off
             file.write(text)
 
     def _thin(self) -> None:
-        """Keep every second step; the newest is one of them."""
+        """Keep half of the steps, spread evenly."""
         lines = list(_lines(self._path))
-        steps = sorted({step for step, _ in lines}, reverse=True)
-        kept = set(steps[::2]) if len(steps) > 1 else set[int]()
+        kept = _spread(sorted({step for step, _ in lines}))
         whole = self._path.with_suffix(".new")
         whole.write_bytes(b"".join(line + b"\n" for step, line in lines if step in kept))
         whole.replace(self._path)
+
+
+def _spread(steps: list[int]) -> set[int]:
+    """Half of ``steps``: those next to points that divide the time from the first to the last evenly."""
+    count = len(steps) // 2
+    if count < 2:
+        return set(steps[:count])
+    apart = (steps[-1] - steps[0]) / (count - 1)
+    return {steps[min(bisect_left(steps, steps[0] + i * apart), len(steps) - 1)] for i in range(count)}
 
 
 def read_samples(path: Path) -> list[dict[str, Any]]:

@@ -155,5 +155,7 @@ def tokens_per_second(row: Mapping[str, Any]) -> float:
 
 def sparkline(values: list[float]) -> str:
     """Values as a line of bars, scaled from their least to their greatest (at least 0 to 1)."""
+    if not values:
+        return ""
     low, high = min(0.0, *values), max(1.0, *values)
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)
