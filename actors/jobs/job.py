@@ -135,9 +135,10 @@ class Job(RegisteredActor):
         self._started_s = self.ctx.now()
         self._scheduler = self.ctx.ref(self._scheduler_at)
         if self._run_dir is not None:
-            for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
+            rows = await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl")
+            for row in rows:
                 self._summary.add(row)
-                self._watch.step(row, {}, told=True)
+            self._watch.take_over(rows, self._config.staleness + 2)
         self._publish("begun", {})
         self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
         await self.register()
@@ -154,7 +155,7 @@ class Job(RegisteredActor):
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
             self._change(JobState.PAUSED)  # by the operator of the head before this one
         if progress.stopping:
-            self._hopeless = self._hopeless or self._watch.hopeless  # if a former life of this actor wanted the end
+            self._hopeless = self._hopeless or self._watch.hopeless_before
             self._change(JobState.STOPPING, self._hopeless or _STOPPED)
 
     def hub_lost(self, message: Down) -> None:

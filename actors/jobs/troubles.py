@@ -12,7 +12,7 @@ Invariants
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -58,6 +58,10 @@ class RunWatch:
         """Kind → (how often so far or in a row, how often when it was last told); at most ``limits.troubles_kept``."""
         self._empty = 0
         """Steps in a row without a sample."""
+        self._bearable = limits.empty_steps_max
+        """Number of such steps at which the run must end."""
+        self.hopeless_before = ""
+        """Reason why a former life of the job's actor wanted the end, if it did."""
 
     def trouble(self, news: Trouble) -> None:
         """Count what somebody has met."""
@@ -66,17 +70,26 @@ class RunWatch:
             text = f"{news.text} ({total} times so far)" if told else news.text
             self._tell(Warned(news.kind, text, total))
 
-    def step(self, row: Row, dropped: dict[str, int], *, told: bool = False) -> None:
-        """Take in a step. ``told``: a former life of the job's actor has said of it what was to be said."""
+    def take_over(self, rows: Iterable[Row], ahead: int) -> None:
+        """Begin after ``rows`` of a former life of the job's actor, or of the run that is resumed.
+
+        ``ahead``: steps whose samples may have been dropped in that life, whatever has been mended since.
+        """
+        for row in rows:
+            self._count(row)
+        self.hopeless_before = self.hopeless
+        if self._empty:
+            self._bearable = self._empty + ahead + self._limits.empty_steps_max
+
+    def step(self, row: Row, dropped: dict[str, int]) -> None:
+        """Take in a step, and tell what is to be told of it."""
         trained, lost = int(number(row, "samples")), int(number(row, "samples_dropped"))
         self._recent.append(_Step(trained + lost, lost, dropped))
-        self._empty = 0 if trained else self._empty + 1
+        self._count(row)
         limits, cut = self._limits, number(row, "truncated_fraction")
         many = lost > 0 and lost >= limits.warn_fraction * (trained + lost)
         equal = self._in_a_row("equal_rewards", trained > 0 and number(row, "degenerate_fraction") >= 1.0)
         long = self._in_a_row("responses_cut", trained > 0 and cut > limits.warn_truncated_fraction)
-        if told:
-            return
         if many and (bad := self._add("samples_dropped", 1)[0]):
             self._tell(Warned("samples_dropped", self.cause(), bad))
         if equal:
@@ -84,12 +97,19 @@ class RunWatch:
         if long:
             self._tell(Warned("responses_cut", _cut(long, cut), long))
 
+    def _count(self, row: Row) -> None:
+        if number(row, "samples"):
+            self._empty, self._bearable = 0, self._limits.empty_steps_max
+        else:
+            self._empty += 1
+
     @property
     def hopeless(self) -> str:
         """Why the run must end: too many steps in a row were empty. Empty text while it may go on."""
-        if self._empty < self._limits.empty_steps_max:
+        if self._empty < self._bearable:
             return ""
-        return f"no sample of {self._empty} steps in a row could be trained: {self.cause()}"
+        cause = f": {self.cause()}" if self._recent else ""
+        return f"no sample of {self._empty} steps in a row could be trained{cause}"
 
     def cause(self) -> str:
         """What has become of the samples of the last steps, and the reason of most."""
@@ -123,18 +143,18 @@ class RunWatch:
     def _first(self) -> str:
         """The most frequent reason, without its kind."""
         _, reason, others = self._reason()
-        return reason + (f" (and {others} other reasons)" if others else "")
+        return f"{reason} (and other reasons)" if others else reason
 
-    def _reason(self) -> tuple[str, str, int]:
-        """Kind and text of the most frequent reason, and how many others there are."""
+    def _reason(self) -> tuple[str, str, bool]:
+        """Kind and text of the most frequent reason, and whether there are others."""
         lost = Counter[str]()
         for step in self._recent:
             lost.update(step.dropped)
         if not lost:
-            return "", "nobody has said why", 0
+            return "", "nobody has said why", False
         ((reason, _),) = lost.most_common(1)
         kind, _, rest = reason.partition(": ")
-        return (kind, rest, len(lost) - 1) if kind in _HAPPENED else ("", reason, len(lost) - 1)
+        return (kind, rest, len(lost) > 1) if kind in _HAPPENED else ("", reason, len(lost) > 1)
 
 
 def _equal(steps: int, row: Row) -> str:

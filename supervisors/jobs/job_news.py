@@ -64,7 +64,7 @@ class JobNews:
         elif event.kind == "state":
             self.say(state=event.fields["state"])
         elif event.kind == "trouble":
-            self.say(**event.fields)
+            self.say(**{**event.fields, "message": f"warning: {event.fields['message']}"})
 
     def record(self, name: str, **fields: float | str) -> None:
         """Into events.jsonl; while the metrics actor is itself away, into the log."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
-from actors.environments.errors import RewardError, SourceUnreadable
+from actors.environments.errors import SourceUnreadable
 from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
@@ -108,8 +108,7 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _broken(error: Exception, described: Callable[[BaseException], str]) -> dict[str, Any]:
-    text = str(error) if isinstance(error, RewardError) else described(error)
-    return {"broken": text, "data": isinstance(error, SourceUnreadable)}
+    return {"broken": described(error), "data": isinstance(error, SourceUnreadable)}
 
 
 def _score_all(
@@ -126,7 +125,7 @@ def _score_all(
         try:
             verdicts.append((score(response, example), ""))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
-            verdicts.append((None, str(error) if isinstance(error, RewardError) else described(error)))
+            verdicts.append((None, described(error)))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

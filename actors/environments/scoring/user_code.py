@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import actors
-from actors.environments.errors import NoNumber, ScorerBroken
+from actors.environments.errors import NoNumber, RewardError, ScorerBroken
 
 _TEXT_MAX: Final = 400
 """Characters of an error's own text; it may hold a whole response."""
@@ -19,6 +19,8 @@ _LIBRARIES: Final = ("site-packages", "dist-packages", sysconfig.get_path("stdli
 
 def described(error: BaseException) -> str:
     """The error in one line, and where in the user's code it came from: ``NameError: … (rewards.py:12)``."""
+    if isinstance(error, RewardError):
+        return str(error)  # a sentence of ours
     text = " ".join(str(error).split())
     text = text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
     where = _where(error)

@@ -73,3 +73,30 @@ def test_a_mean_of_nothing_is_none_in_a_row_and_in_no_sum() -> None:
     assert summary.reward_first is None and summary.reward_last is None
     summary.add(row_of({"step": 2.0, "reward_mean": 0.5, "samples": 8.0}))
     assert summary.reward_last == pytest.approx(0.5) and summary.samples_dropped == 8
+
+
+def test_a_resumed_run_is_given_as_many_steps_as_may_have_been_dropped_before_it() -> None:
+    """Those had been generated ahead: their samples are gone, whatever has been mended since."""
+    told: list[Warned] = []
+    watch, empty = RunWatch(Limits(empty_steps_max=3), told.append), row(samples=0, samples_dropped=8)
+    watch.take_over([row(), empty, empty, empty], ahead=2)
+    assert watch.hopeless_before and not watch.hopeless
+    for _ in range(2):
+        watch.step(empty, {"no_result: why": 8})
+    assert not watch.hopeless
+    watch.step(row(), {})
+    assert not watch.hopeless
+    for _ in range(3):
+        assert not watch.hopeless
+        watch.step(empty, {"no_result: why": 8})
+    assert watch.hopeless.startswith("no sample of 3 steps in a row")
+    assert "of the last 2 steps had no verdict: why" in told[1].text, "and not of those before it"
+
+
+def test_a_resumed_run_that_nobody_has_mended_ends_too() -> None:
+    watch, empty = RunWatch(Limits(empty_steps_max=3), lambda _: None), row(samples=0, samples_dropped=8)
+    watch.take_over([empty] * 3, ahead=2)
+    for _ in range(5):
+        assert not watch.hopeless
+        watch.step(empty, {"no_result: why": 8})
+    assert watch.hopeless

@@ -102,9 +102,8 @@ def test_a_job_that_is_started_again_while_it_is_being_ended_still_fails(in_worl
         world.trainer.train_s = 1.0
         await world.until(lambda: world.job.state == "stopping")
         anew = RunWatch(world.config.limits, lambda warned: pytest.fail(f"told again: {warned}"))
-        for row in rows(world):
-            anew.step(row, {}, told=True)
-        assert anew.hopeless
+        anew.take_over(rows(world), 2)
+        assert anew.hopeless_before == "no sample of 3 steps in a row could be trained"
         assert await world.job.wait_over(60) == "failed"
 
     in_world(scenario, steps=20)
