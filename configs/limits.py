@@ -283,6 +283,9 @@ class Limits(BaseModel):
     first_verdict_s: float = Field(
         default=30.0, description="the verifier's first call, at the start: it may import what it needs"
     )
+    error_text_chars: int = Field(
+        default=400, description="of the text of an error of the verifier, which may hold a whole response"
+    )
     score_gather_s: float = Field(
         default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"
     )

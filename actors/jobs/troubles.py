@@ -92,6 +92,8 @@ class RunWatch:
         long = self._in_a_row("responses_cut", trained > 0 and cut > limits.warn_truncated_fraction)
         if many and (bad := self._add("samples_dropped", 1)[0]):
             self._tell(Warned("samples_dropped", self.cause(), bad))
+        if number(row, "update_skipped") and (times := self._add("updates_skipped", 1)[0]):
+            self._tell(Warned("updates_skipped", _skipped(times, int(number(row, "step"))), times))
         if equal:
             self._tell(Warned("equal_rewards", _equal(equal, row), equal))
         if long:
@@ -155,6 +157,13 @@ class RunWatch:
         ((reason, _),) = lost.most_common(1)
         kind, _, rest = reason.partition(": ")
         return (kind, rest, len(lost) > 1) if kind in _HAPPENED else ("", reason, len(lost) > 1)
+
+
+def _skipped(steps: int, step: int) -> str:
+    return (
+        f"the gradient of step {step} was not finite, so its update was skipped ({steps} so far): lower trainer.lr, "
+        "or look at the rewards"
+    )
 
 
 def _equal(steps: int, row: Row) -> str:

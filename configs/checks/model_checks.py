@@ -81,7 +81,7 @@ def _check_model_path(job: JobConfig) -> list[Found]:
 
 
 def _check_chat_template(job: JobConfig) -> list[Found]:
-    """Of a model that is here. What a hub has is seen when the prompts are first read."""
+    """Whether a model that is here has one. What a hub has is seen when the prompts are first read."""
     if not job.data.chat:
         return []
     fix = "Remove it and write the form of the prompt into data.template, or add chat_template.jinja to the model"

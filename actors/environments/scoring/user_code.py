@@ -10,9 +10,8 @@ from typing import Any, Final
 
 import actors
 from actors.environments.errors import NoNumber, RewardError, ScorerBroken
+from configs.limits import DEFAULT_LIMITS
 
-_TEXT_MAX: Final = 400
-"""Characters of an error's own text; it may hold a whole response."""
 _OURS: Final = tuple(f"{Path(folder).parent / name}/" for folder in actors.__path__ for name in ("actors", "configs"))
 _LIBRARIES: Final = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))
 
@@ -22,7 +21,7 @@ def described(error: BaseException) -> str:
     if isinstance(error, RewardError):
         return str(error)  # a sentence of ours
     text = " ".join(str(error).split())
-    text = text if len(text) <= _TEXT_MAX else f"{text[:_TEXT_MAX]}…"
+    text = text if len(text) <= DEFAULT_LIMITS.error_text_chars else f"{text[: DEFAULT_LIMITS.error_text_chars]}…"
     where = _where(error)
     return f"{type(error).__name__}{f': {text}' if text else ''}{f' ({where})' if where else ''}"
 

@@ -41,7 +41,7 @@ def _facts(data: RunData) -> list[tuple[str, str]]:
 
 
 def _mean(values: np.ndarray) -> str:
-    """Of those that there are: a step without samples has no reward."""
+    """The mean of the numbers that there are: a step without samples has no reward."""
     known = values[np.isfinite(values)]
     return f"{known.mean():.3f}" if len(known) else "–"
 

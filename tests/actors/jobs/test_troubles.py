@@ -100,3 +100,9 @@ def test_a_resumed_run_that_nobody_has_mended_ends_too() -> None:
         assert not watch.hopeless
         watch.step(empty, {"no_result: why": 8})
     assert watch.hopeless
+
+
+def test_updates_that_are_skipped_are_told_of() -> None:
+    told = watched([row(update_skipped=1.0, step=step) for step in range(4)])
+    assert [step for step, _ in told] == [1, 2, 4]
+    assert told[2][1].text.startswith("the gradient of step 3 was not finite, so its update was skipped (4 so far)")
