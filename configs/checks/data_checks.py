@@ -22,7 +22,8 @@ def check_data(job: JobConfig) -> list[Found]:
     """Problems of ``data.path`` and the columns in it, as (field, what is wrong, what to do)."""
     data = job.data
     if data.source == "reasoning_gym":
-        return _check_call(job.reward.function, [], "a reasoning_gym task") if job.reward.function else []
+        function = job.reward.function if job.reward.kind == "function" else None
+        return _check_call(function, [], "a reasoning_gym task") if function else []
     if not data.path:
         return [
             ("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")
@@ -110,7 +111,8 @@ def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found
             fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its columns: {have}"
             return [(field, f"{where} has no column {key!r} (it has: {have})", fix)]
     further = [column for column in columns if column not in (job.data.prompt_key, job.data.answer_key)]
-    return _check_call(job.reward.function, further, where) if job.reward.function else []
+    function = job.reward.function if job.reward.kind == "function" else None
+    return _check_call(function, further, where) if function else []
 
 
 def _check_call(function: str, further: list[str], where: str) -> list[Found]:
