@@ -218,6 +218,25 @@ class Limits(BaseModel):
         default=2.0, description="samples wait this long, after a restart of the head, for who generates them already"
     )
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
+    workers_per_core: int = Field(
+        default=8, description="rollout workers on one machine; each is a process with a model, more only take turns"
+    )
+    empty_steps_max: int = Field(
+        default=3, description="steps in a row without a sample to train; then the run takes its checkpoint and fails"
+    )
+    warn_after_steps: int = Field(
+        default=4, description="steps in a row that teach nothing, or whose answers are cut, before people are warned"
+    )
+    warn_fraction: float = Field(
+        default=0.1, le=1, description="share of a step's samples that were dropped; from here on people are warned"
+    )
+    warn_truncated_fraction: float = Field(
+        default=0.5, le=1, description="share of a step's responses cut at max_tokens; above it people are warned"
+    )
+    drop_reasons_told: int = Field(default=8, description="most frequent reasons of a step's drops that are told on")
+    troubles_kept: int = Field(
+        default=64, description="troubles kept for a job's actor that is away, and kinds that it counts; the oldest go"
+    )
     length_prompts: int = Field(
         default=262_144, description="prompts whose lengths or scores are remembered; about 100 bytes each"
     )
@@ -261,6 +280,12 @@ class Limits(BaseModel):
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
     read_timeout_s: float = Field(default=60.0, description="reading and tokenising the prompts of one step")
+    first_verdict_s: float = Field(
+        default=30.0, description="the verifier's first call, at the start: it may import what it needs"
+    )
+    error_text_chars: int = Field(
+        default=400, description="of the text of an error of the verifier, which may hold a whole response"
+    )
     score_gather_s: float = Field(
         default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"
     )
@@ -286,6 +311,16 @@ class Limits(BaseModel):
         default=10, description="steps in a row with a non-finite gradient before the trainer gives up"
     )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
+    # samples for people
+    samples_interval_s: float = Field(
+        default=0.5, description="between two steps of which samples are written as text; fast loops skip some"
+    )
+    samples_random: int = Field(default=2, description="samples of a step that are shown beside the best and the worst")
+    sample_text_chars: int = Field(default=20_000, description="of a prompt or response that is shown; the rest is cut")
+    samples_file_bytes: int = Field(
+        default=32 << 20, description="samples.jsonl; when it would grow beyond, half of its steps go"
+    )
+    samples_table_s: float = Field(default=60.0, description="between two tables of samples for W&B, each an upload")
     # faults
     fault_target_wait_s: float = Field(
         default=30.0, description="a fault waits this long for a victim that is just being restarted"

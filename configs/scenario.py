@@ -254,7 +254,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "cluster": {
             "place_rollout": job.place_rollout, "nodes": scenario.nodes if job.place_rollout == "remote" else 0,
         },
-        "metrics": {"tensorboard": False},
+        "metrics": {"samples": False, "tensorboard": False},
         "limits": scenario.limits,
     }  # fmt: skip
     return JobConfig.model_validate(sections)

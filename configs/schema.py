@@ -281,6 +281,8 @@ class ProviderConfig(SpotConfig):
 
 
 class MetricsConfig(Section):
+    samples: bool = True
+    """Write some samples of each step, as text, into the run directory: ``headrace samples`` shows them."""
     tensorboard: bool = True
     """Write TensorBoard files into the run directory."""
     wandb_project: str | None = None

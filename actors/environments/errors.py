@@ -4,6 +4,8 @@ HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
     ├── ScorerBroken       the user's function raised; that sample has no result
+    │   ├── NoNumber       it returned what no sample could have as its reward
+    │   └── RewardRefused  no call of it could ever give a verdict; names file and line, and ends the run
     └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
 """
 
@@ -24,6 +26,16 @@ class SourceUnreadable(RewardError):
 
 class ScorerBroken(RewardError):
     """The verifier raised or died."""
+
+
+class NoNumber(ScorerBroken):
+    """The verifier returned something that is no number: a coroutine, a text, a map."""
+
+
+class RewardRefused(ScorerBroken):
+    """The verifier cannot be imported or called, or can only fail: mend it, and start again."""
+
+    permanent = True
 
 
 class ScorerTimedOut(RewardError):

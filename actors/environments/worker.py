@@ -2,6 +2,8 @@
 
     scheduler ──Score(prompts, responses)──▶ decode ──▶ scorer pool ──▶ Scored(verdicts) ──▶ scheduler
 
+    scheduler ──ShowSamples──▶ decode ──▶ Samples ──▶ metrics          some of each step, for people to read
+
 Stateless: whatever it is asked, it can be asked again. A verifier that fails or runs out of time yields a typed
 failure (``no_result``), never a reward of 0.
 """
@@ -18,8 +20,11 @@ from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
 from actors.protocol.failures import Acknowledged, FailureKind
-from actors.protocol.rewards import Score, Scored, Verdict
+from actors.protocol.job_news import Trouble
+from actors.protocol.metrics import Samples
+from actors.protocol.rewards import SampleToShow, Score, Scored, ShowSamples, Verdict
 from actors.protocol.services import RegisterService
+from actors.protocol.tokens import FinishReason
 from actors.roles import RoleArgs
 
 
@@ -37,6 +42,9 @@ class RewardWorker(RegisteredActor):
         await self._pool.start()
         service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
         await self.keep_registered(self._args.scheduler, service, Acknowledged)
+        for warning in self._pool.warnings:
+            trouble = Trouble(job=self._job.name, kind="reward_trial", text=f"before the first step: {warning}")
+            self.ctx.ref(self.hub.address).tell(trouble)
 
     async def on_stop(self) -> None:
         await self._pool.close()
@@ -54,6 +62,31 @@ class RewardWorker(RegisteredActor):
                 items.append((self._codec.decode(response.token_ids), prompt, answer, index, extra))
         verdicts = await self._pool.score(items)
         return Scored(verdicts=[_verdict(*name, verdict) for name, verdict in zip(names, verdicts, strict=True)])
+
+    @handles(ShowSamples)
+    async def show(self, message: ShowSamples) -> None:
+        rows = [self._row(message.step, sample) for sample in message.samples]
+        self.ctx.ref(self._args.metrics).tell(Samples(job=message.job, step=message.step, rows=rows))
+
+    def _row(self, step: int, sample: SampleToShow) -> dict[str, float | int | str | None]:
+        """A line of samples.jsonl."""
+        assert self._codec is not None
+        longest = self._job.limits.sample_text_chars
+        _, answer, index, _ = msgpack.unpackb(sample.context)
+        return {
+            "step": step,
+            "chosen": sample.chosen,
+            "prompt": sample.prompt,
+            "sibling": sample.sibling,
+            "row": index,
+            "reward": sample.reward,
+            "finish": "cut" if sample.finish == FinishReason.LENGTH else "ended",
+            "tokens": len(sample.token_ids),
+            "reason": sample.reason,
+            "prompt_text": self._codec.decode(sample.prompt_ids)[:longest],
+            "response": self._codec.decode(sample.token_ids)[:longest],
+            "answer": (answer if isinstance(answer, str) else repr(answer))[:longest],
+        }
 
 
 def _verdict(prompt: int, sibling: int, verdict: PoolVerdict) -> Verdict:

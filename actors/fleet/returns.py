@@ -184,5 +184,6 @@ class Returns:
 
     def _drop(self, batch: StepBatch, rows: np.ndarray, why: str) -> None:
         self._scope.event("samples_dropped", step=batch.step, samples=len(rows), why=why)
+        self._scope.trouble("samples_set_aside", f"{len(rows)} samples of step {batch.step} are set aside: {why}")
         self._scope.journaled.apply(ev.Dropped(batch.step, rows, why))
         self._settled(batch.step)

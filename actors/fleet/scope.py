@@ -6,6 +6,7 @@ Invariants
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 from actors.core.context import Context
@@ -14,6 +15,7 @@ from actors.fleet.workers import Worker, WorkerTable
 from actors.ledger.errors import NotAccepted
 from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
+from actors.protocol.job_news import Trouble
 from actors.protocol.metrics import Event
 from configs.limits import Limits
 from configs.schema import JobConfig
@@ -42,6 +44,8 @@ class JobScope:
         self.services = services
         self.assign = assign
         self._metrics = metrics
+        self._untold: deque[Trouble] = deque(maxlen=job.limits.troubles_kept)
+        """Troubles that nobody could be told of, since the job's actor is away."""
 
     @property
     def name(self) -> str:
@@ -68,6 +72,20 @@ class JobScope:
         """Write an event for checkers alone, into events.jsonl and not into the log."""
         if self._metrics is not None:
             self.tell(self._metrics, Event(job=self.name, name=name, fields=dict(fields)))
+
+    def trouble(self, kind: str, text: str, count: int = 1) -> None:
+        """Have people told what has gone wrong; see ``Trouble``."""
+        self.pass_on(Trouble(job=self.name, kind=kind, text=text, count=count))
+
+    def pass_on(self, trouble: Trouble) -> None:
+        """Tell the job's actor, as soon as there is one."""
+        self._untold.append(trouble)
+        self.tell_untold()
+
+    def tell_untold(self) -> None:
+        """Tell the job's actor, if there is one, what it could not be told before."""
+        while self._untold and (job := self.services.get("job")) is not None:
+            self.tell(job, self._untold.popleft())
 
     def check_job(self, job: str) -> None:
         if job != self.name:

@@ -13,6 +13,7 @@ Invariants
 - Prompt i of step s has the ordinal ``s * prompts_per_step + i``, whatever happened before: a restart repeats it.
 - A replayed step gives no second row and is not counted twice.
 - A job that is over stays over.
+- A job that trained on nothing fails: after ``limits.empty_steps_max`` steps in a row, or at its end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.watch import Down
 from actors.jobs.summary import Row, Summary, cost_of, read_rows, row_of
+from actors.jobs.troubles import RunWatch, Warned
 from actors.protocol import jobs as jm
 from actors.protocol.batches import (
     BatchIssued,
@@ -43,7 +45,7 @@ from actors.protocol.batches import (
     SetPaused,
 )
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted
+from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted, Trouble
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.rewards import PromptsRead, ReadPrompts
@@ -86,6 +88,9 @@ class Job(RegisteredActor):
         self._take_cost = take_cost
         self._listener = listener
         self._summary = Summary()
+        self._watch = RunWatch(config.limits, self._warn)
+        self._hopeless = ""
+        """Why the run is being ended as failed; empty while it is not."""
         self._issuing: set[int] = set()
         self._asked_again = asyncio.Event()
         """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
@@ -112,23 +117,17 @@ class Job(RegisteredActor):
 
     def result(self) -> dict[str, str | int | float | None]:
         """The object that ``run --json`` prints. ``reward_*`` are None before the first step."""
-        summary, newest = self._summary, self._summary.newest
+        summary = self._summary
         ended = self._ended_s if self._ended_s is not None else self.ctx.now()
-        return {
+        known = {
             "job": self._config.name,
             "state": self.state.value,
-            "steps": summary.steps,
-            "reward_first": summary.reward_first,
-            "reward_last": summary.reward_last,
-            "samples": summary.samples,
-            "tokens": summary.tokens,
+            **summary.result(),
             "seconds": round(ended - self._started_s, 3),
-            "restarts": self._restarts() if self._restarts is not None else newest.get("restarts", 0),
-            "prompts_lost": newest.get("prompts_lost", 0),
-            "samples_trained_twice": newest.get("samples_trained_twice", 0),
-            "policy_version": newest.get("policy_version", 0),
             "checkpoint": self._checkpoint,
-        } | ({} if self._take_cost is None else summary.cost())
+        }
+        counted = {} if self._restarts is None else {"restarts": self._restarts()}
+        return known | counted | ({} if self._take_cost is None else summary.cost())
 
     # ------------------------------------------------------------ life
 
@@ -136,8 +135,10 @@ class Job(RegisteredActor):
         self._started_s = self.ctx.now()
         self._scheduler = self.ctx.ref(self._scheduler_at)
         if self._run_dir is not None:
-            for row in await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl"):
+            rows = await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl")
+            for row in rows:
                 self._summary.add(row)
+            self._watch.take_over(rows, self._config.staleness + 2)
         self._publish("begun", {})
         self.obey(self._scheduler_at, math.inf)  # whether it stays away, its supervisor decides
         await self.register()
@@ -154,7 +155,8 @@ class Job(RegisteredActor):
         if progress.paused and self.state in (JobState.SUBMITTED, JobState.RUNNING):
             self._change(JobState.PAUSED)  # by the operator of the head before this one
         if progress.stopping:
-            self._change(JobState.STOPPING, _STOPPED)
+            self._hopeless = self._hopeless or self._watch.hopeless_before
+            self._change(JobState.STOPPING, self._hopeless or _STOPPED)
 
     def hub_lost(self, message: Down) -> None:
         if not self.state.over:
@@ -253,6 +255,31 @@ class Job(RegisteredActor):
         if self._metrics_at is not None:
             self.ctx.ref(self._metrics_at).tell(StepRow(job=self._config.name, row=row))
         self._publish("step", row)
+        self._watch.step(row, news.dropped)
+        if (why := self._watch.hopeless) and not self._hopeless:
+            self._hopeless = why
+            self.ctx.start_task(self._end_early(), "end early")
+
+    async def _end_early(self) -> None:
+        """Have the checkpoint taken, and no further step; its arrival makes the job a failed one."""
+        patience = Patience(self._config.limits, self.ctx.rng("end early"))
+        while not self.state.over:
+            try:
+                await self._scheduler.ask(RequestCheckpoint(job=self._config.name, stop=True), Acknowledged)
+                break
+            except AskError as error:
+                self.ctx.log.warning("the scheduler does not hear that the run is to end", error=str(error))
+                await self.ctx.sleep(patience.pause_s())
+        self._change(JobState.STOPPING, self._hopeless)
+
+    @handles(Trouble)
+    async def trouble(self, news: Trouble) -> None:
+        self._watch.trouble(news)
+
+    def _warn(self, warned: Warned) -> None:
+        """Tell people, and events.jsonl."""
+        self._event("trouble", kind=warned.kind, message=warned.text, count=warned.times)
+        self._publish("trouble", {"trouble": warned.kind, "message": warned.text, "count": warned.times})
 
     @handles(CheckpointStored)
     async def checkpoint_stored(self, news: CheckpointStored) -> None:
@@ -266,10 +293,13 @@ class Job(RegisteredActor):
                 waiter.set_result(report)
         self._publish("checkpoint", {"step": news.step, "path": news.path})
         if news.final:
+            if not self._hopeless and self._summary.steps and not self._summary.samples:
+                self._hopeless = f"no sample was trained in {self._summary.steps} steps: {self._watch.cause()}"
             if news.stopped:
-                self._change(JobState.STOPPING, _STOPPED)
+                self._change(JobState.STOPPING, self._hopeless or _STOPPED)
             interrupted = self.state is JobState.STOPPING and news.step < self._config.steps
-            self._change(JobState.INTERRUPTED if interrupted else JobState.FINISHED, self._reason)
+            end = JobState.FAILED if self._hopeless else JobState.INTERRUPTED if interrupted else JobState.FINISHED
+            self._change(end, self._hopeless or self._reason)
 
     def _event(self, name: str, **fields: float | str) -> None:
         if self._metrics_at is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
-Row = dict[str, float | int | str]
+Row = dict[str, float | int | str | None]
 
 _ENDS = 5
 _COUNTS = frozenset(
@@ -30,17 +31,25 @@ _COUNTS = frozenset(
 
 
 def row_of(metrics: dict[str, float]) -> Row:
-    """A line of metrics.jsonl: what counts something is a whole number there."""
-    return {name: int(value) if name in _COUNTS else value for name, value in metrics.items()}
+    """A line of metrics.jsonl: what counts something is a whole number there, and a mean of nothing is None."""
+    return {
+        name: None if math.isnan(value) else int(value) if name in _COUNTS else value for name, value in metrics.items()
+    }
 
 
 def cost_of(row: Row, spent: float) -> Row:
     """The columns of a step in which ``spent`` was spent; a step without tokens has no price for them."""
-    tokens = int(row.get("tokens_generated", 0))
+    tokens = number(row, "tokens_generated")
     columns: Row = {"cost": spent}
     if tokens:
         columns["cost_per_million_tokens"] = 1e6 * spent / tokens
     return columns
+
+
+def number(row: Row, name: str) -> float:
+    """What a row says under ``name``; 0 where it says nothing."""
+    value = row.get(name)
+    return float(value) if value is not None else 0.0
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -49,7 +58,7 @@ def read_rows(path: Path) -> list[Row]:
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         try:
             row: Row = json.loads(line)
-            rows[int(row["step"])] = row
+            rows[int(row["step"] or 0)] = row
         except (ValueError, KeyError, TypeError):
             continue
     return [rows[step] for step in sorted(rows)]
@@ -63,6 +72,7 @@ class Summary:
         self._last: list[float] = []
         self.steps = 0
         self.samples = 0
+        self.samples_dropped = 0
         self.tokens = 0
         self.spent = 0.0
         self.newest: Row = {}
@@ -76,22 +86,40 @@ class Summary:
         }
 
     def add(self, row: Row) -> None:
-        reward = float(row.get("reward_mean", 0.0))
-        if len(self._first) < _ENDS:
-            self._first.append(reward)
-        self._last = [*self._last, reward][-_ENDS:]
-        self.steps = max(self.steps, int(row["step"]) + 1)
-        self.samples += int(row.get("samples", 0))
-        self.tokens += int(row.get("tokens_generated", 0))
-        self.spent += float(row.get("cost", 0.0))
+        if row.get("reward_mean") is not None:  # else no sample of the step was trained
+            reward = number(row, "reward_mean")
+            if len(self._first) < _ENDS:
+                self._first.append(reward)
+            self._last = [*self._last, reward][-_ENDS:]
+        self.steps = max(self.steps, int(number(row, "step")) + 1)
+        self.samples += int(number(row, "samples"))
+        self.samples_dropped += int(number(row, "samples_dropped"))
+        self.tokens += int(number(row, "tokens_generated"))
+        self.spent += number(row, "cost")
         self.newest = row
+
+    def result(self) -> dict[str, float | int | str | None]:
+        """The part of the object that ``run --json`` prints that follows from the rows."""
+        newest = self.newest
+        return {
+            "steps": self.steps,
+            "reward_first": self.reward_first,
+            "reward_last": self.reward_last,
+            "samples": self.samples,
+            "samples_dropped": self.samples_dropped,
+            "tokens": self.tokens,
+            "restarts": newest.get("restarts", 0),
+            "prompts_lost": newest.get("prompts_lost", 0),
+            "samples_trained_twice": newest.get("samples_trained_twice", 0),
+            "policy_version": newest.get("policy_version", 0),
+        }
 
     @property
     def reward_first(self) -> float | None:
-        """Mean reward of the first five steps; None before the first."""
+        """Mean reward of the first five steps with samples; None before the first."""
         return sum(self._first) / len(self._first) if self._first else None
 
     @property
     def reward_last(self) -> float | None:
-        """Mean reward of the last five steps; None before the first."""
+        """Mean reward of the last five steps with samples; None before the first."""
         return sum(self._last) / len(self._last) if self._last else None

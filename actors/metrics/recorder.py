@@ -1,7 +1,8 @@
-"""The metrics actor: the one writer of a run's metrics.jsonl, events.jsonl, trace.json and TensorBoard files.
+"""The metrics actor: the one writer of a run's metrics.jsonl, events.jsonl, samples.jsonl, trace.json, TensorBoard.
 
     scheduler, job ──StepRow, Event──▶ ┐             ┌─▶ metrics.jsonl, events.jsonl (line by line)
     workers, trainer ──────Spans─────▶ ├─▶ recorder ─┼─▶ trace.json
+    rewards ──────Samples────────────▶ ┤             ├─▶ samples.jsonl
     every process ──ProcessHealth────▶ ┘             └─▶ sinks: TensorBoard, W&B, Prometheus (on the actor's thread)
 
 Invariants
@@ -12,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -20,9 +21,10 @@ from actors.core.actor import Actor, handles
 from actors.core.look import Look
 from actors.host.clock import time_of_day_s
 from actors.metrics.ask_watch import AskWatch
+from actors.metrics.samples import SamplesFile
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
-from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Spans, StepRow
+from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Samples, Spans, StepRow
 from configs.schema import MetricsConfig
 
 
@@ -40,6 +42,9 @@ class Metrics(Actor):
         self._sinks = await self.ctx.run_blocking(make_sinks, self._config, self._job, self._run_dir)
         self._rows = _lines(self._run_dir / "metrics.jsonl")
         self._events = _lines(self._run_dir / "events.jsonl")
+        self._samples: SamplesFile | None = SamplesFile(
+            self._run_dir / "samples.jsonl", self.ctx.limits.samples_file_bytes
+        )
         self._trace = TraceFile(self._run_dir / "trace.json", self._job)
         self._asks = AskWatch(self.ctx)
         self.ctx.start_task(self._watch_asks(), "watch asks")
@@ -71,14 +76,31 @@ class Metrics(Actor):
         if self._sinks:
             await self.ctx.run_blocking(self._feed, message.row)
 
-    def _feed(self, row: dict[str, float | int | str]) -> None:
+    def _feed(self, row: Mapping[str, float | int | str | None]) -> None:
         """Give the row to every sink, on the actor's thread."""
+        self._each_sink(lambda sink: sink.write(int(row["step"] or 0), row))
+
+    def _each_sink(self, work: Callable[[Sink], None]) -> None:
         for sink in list(self._sinks):
             try:
-                sink.write(int(row["step"]), row)
+                work(sink)
             except Exception as error:  # noqa: BLE001 - a third party's code and network: no run ends for that
                 self.ctx.log.error("a metrics sink failed and is left out", sink=type(sink).__name__, error=repr(error))
                 self._sinks.remove(sink)
+
+    @handles(Samples)
+    async def samples(self, message: Samples) -> None:
+        await self.ctx.run_blocking(self._keep, message)
+
+    def _keep(self, message: Samples) -> None:
+        """Write samples, on the actor's thread."""
+        try:
+            if self._samples is not None:
+                self._samples.add(message.rows)
+        except OSError as error:  # a full disk: others say so
+            self.ctx.log.error("samples cannot be written and are left out", error=repr(error))
+            self._samples = None
+        self._each_sink(lambda sink: sink.samples(message.step, message.rows))
 
     @handles(Event)
     async def event(self, message: Event) -> None:

@@ -5,15 +5,18 @@ Each kind imports its library when it is made, since most processes need none of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
 
-Row = Mapping[str, float | int | str]
+Row = Mapping[str, float | int | str | None]
+"""A step's columns; None: a mean of nothing, which no chart shows as a number."""
 
 
 class SinkUnavailable(HeadraceError):
@@ -24,6 +27,7 @@ class Sink(Protocol):
     """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
+    def samples(self, step: int, rows: Sequence[Row]) -> None: ...
     def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
     def close(self) -> None: ...
 
@@ -43,9 +47,12 @@ class TensorBoardSink:
         values = [
             self._summary.Value(tag=name, simple_value=value)
             for name, value in row.items()
-            if not isinstance(value, str) and name != "step"
+            if isinstance(value, int | float) and name != "step"
         ]
         self._writer.add_summary(self._summary(value=values), step)
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """Leave them out: samples.jsonl has them."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
         """What is of no step has no place in its charts; events.jsonl has it."""
@@ -64,10 +71,20 @@ class WandbSink:
             raise SinkUnavailable(
                 "metrics.wandb_project is set, but wandb is not installed: pip install 'headrace[wandb]', or unset it"
             ) from error
+        self._wandb: Any = wandb
+        self._next_table_s = 0.0
         self._run: Any = wandb.init(project=project, name=job, dir=str(directory), resume="allow")
 
     def write(self, step: int, row: Row) -> None:
-        self._run.log(dict(row), step=step)
+        self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """A table, with the next row that is logged; not more often than ``limits.samples_table_s``."""
+        if monotonic() < self._next_table_s or not rows:
+            return
+        self._next_table_s = monotonic() + DEFAULT_LIMITS.samples_table_s
+        table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        self._run.log({"samples": table}, commit=False)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
         """Leave it out, as TensorBoard does."""
@@ -100,7 +117,11 @@ class PrometheusSink:
     def write(self, step: int, row: Row) -> None:
         for name, value in row.items():
             if not isinstance(value, str):
-                self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job).set(value)
+                gauge = self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job)
+                gauge.set(math.nan if value is None else value)  # else it would show that of an older step
+
+    def samples(self, step: int, rows: Sequence[Row]) -> None:
+        """Leave them out: they are no gauges."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
         """``headrace_process_<name>`` with a label ``process``."""

@@ -1,9 +1,12 @@
 """What is told to the job and by it: what its scheduler needs and has made durable, and what that comes to.
 
 scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job ──JobEvent──▶ whoever runs the job
+any actor of the job ──Trouble──▶ scheduler ──Trouble──▶ job ──JobEvent──▶ the terminal, ctl watch, events.jsonl
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from actors.core.message import Message, message
 
@@ -18,12 +21,29 @@ class NeedBatch(Message):
 
 @message("jobs.step_committed")
 class StepCommitted(Message):
-    """A step is durable. ``metrics`` joins the trainer's and the scheduler's."""
+    """A step is durable. ``metrics`` joins the trainer's and the scheduler's; a mean of nothing is NaN there."""
 
     job: str
     step: int
     replay: bool
     metrics: dict[str, float]
+    dropped: dict[str, int] = msgspec.field(default_factory=dict[str, int])
+    """Reason → samples of this step that were dropped for it, the most frequent reasons first."""
+
+
+@message("jobs.trouble")
+class Trouble(Message):
+    """Somebody has met what people must be told of. The scheduler passes it on to the job, which says each ``kind``
+    once, and again whenever its count has doubled.
+    """
+
+    job: str
+    kind: str
+    """Name of this kind of trouble, such as ``reward_trial``; equal kinds are counted together."""
+    text: str
+    """One or two sentences for people: what was met first, where, and what to do."""
+    count: int = 1
+    """How often it was met since whoever says it last said so."""
 
 
 @message("jobs.checkpoint_stored")
@@ -42,11 +62,11 @@ class JobEvent(Message):
     """Something has happened to the job.
 
     ``kind`` is ``begun``, ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step,
-    path), or ``ended``: the job is over and its record complete.
+    path), ``trouble`` (trouble, message, count), or ``ended``: the job is over and its record complete.
     """
 
     job: str
     kind: str
-    fields: dict[str, float | int | str]
+    fields: dict[str, float | int | str | None]
     result: dict[str, float | int | str | None]
     """What the run comes to with it: the object that ``run --json`` prints."""

@@ -2,6 +2,7 @@
 
 job ──StepRow, Flush──▶ metrics ──Flushed──▶ job          workers, trainer ──Spans──▶ metrics
 every actor of the job ──Event──▶ metrics                 every process ──ProcessHealth──▶ metrics
+rewards ──Samples──▶ metrics
 """
 
 from __future__ import annotations
@@ -32,10 +33,19 @@ class Spans(Message):
 
 @message("metrics.step_row")
 class StepRow(Message):
-    """The job adds a line to metrics.jsonl."""
+    """The job adds a line to metrics.jsonl; None stands for a mean of nothing."""
 
     job: str
-    row: dict[str, float | int | str]
+    row: dict[str, float | int | str | None]
+
+
+@message("metrics.samples")
+class Samples(Message):
+    """The reward worker has decoded some samples of a step: lines for samples.jsonl (``samples.py``)."""
+
+    job: str
+    step: int
+    rows: list[dict[str, float | int | str | None]]
 
 
 @message("metrics.event")

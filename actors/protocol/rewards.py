@@ -1,6 +1,7 @@
 """Prompts to read and responses to score. Whoever answers keeps no state; both are idempotent asks.
 
 scheduler ──Score──▶ rewards ──Scored──▶ scheduler          job ──ReadPrompts──▶ prompts ──PromptsRead──▶ job
+scheduler ──ShowSamples──▶ rewards ──Samples (``metrics.py``)──▶ metrics
 """
 
 from __future__ import annotations
@@ -49,6 +50,31 @@ class Verdict(msgspec.Struct, frozen=True):
 @message("rewards.scored")
 class Scored(Message):
     verdicts: list[Verdict]
+
+
+class SampleToShow(msgspec.Struct, frozen=True):
+    """It is one sample of a committed step, chosen for people to read."""
+
+    chosen: str
+    """Reason of the choice: best, worst, random or dropped."""
+    prompt: int
+    sibling: int
+    prompt_ids: np.ndarray  # int32[p]
+    token_ids: np.ndarray  # int32[n]
+    finish: int
+    reward: float | None
+    reason: str
+    """Reason why it was dropped; empty if it was trained."""
+    context: bytes
+
+
+@message("rewards.show_samples")
+class ShowSamples(Message):
+    """The scheduler has some samples of a committed step decoded and sent to the job's metrics actor."""
+
+    job: str
+    step: int
+    samples: list[SampleToShow]
 
 
 @message("prompts.read")

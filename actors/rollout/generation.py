@@ -61,7 +61,10 @@ class Generation:
         self._engine = engine
         self._reports = reports
         self._on_spans = on_spans
-        self._puller = VersionPuller(ctx, job.name, self._version_ready, send_bytes_per_s=job.weights.send_bytes_per_s)
+        self._puller = VersionPuller(
+            ctx, job.name, self._version_ready, send_bytes_per_s=job.weights.send_bytes_per_s,
+            on_trouble=lambda text: reports.trouble("weights_not_pulled", text),
+        )  # fmt: skip
         self._commands: deque[Command] = deque()
         self._ahead: list[tuple[int, list[GenerationRequest]]] = []
         """Requests that wait for a version that is not loaded yet, under that version."""

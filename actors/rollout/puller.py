@@ -28,12 +28,20 @@ class VersionPuller:
     """Pulls on behalf of one worker. ``on_ready`` is called when a version waits in ``ready``."""
 
     def __init__(
-        self, ctx: Context, job: str, on_ready: Callable[[float], None], *, send_bytes_per_s: int | None = None
+        self,
+        ctx: Context,
+        job: str,
+        on_ready: Callable[[float], None],
+        *,
+        send_bytes_per_s: int | None = None,
+        on_trouble: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``on_trouble``: people are to be told that pulls have failed for longer than ``limits.stall_report_s``."""
         self._ctx = ctx
         self._client = WeightClient(ctx, job, self._serve)
         self._on_ready = on_ready
         self._send_bytes_per_s = send_bytes_per_s
+        self._on_trouble = on_trouble
         self._wanted = NEWEST
         self._weights: ActorAddress | None = None
         self._fetched = NEWEST
@@ -66,11 +74,12 @@ class VersionPuller:
 
     async def _pull(self, weights: ActorAddress) -> None:
         patience, version = Patience(self._ctx.limits, self._ctx.rng("pull")), self._wanted
+        worked_s = self._ctx.now()
         while self._wanted > self._fetched:
             weights = self._weights or weights
             try:
                 self._keep(await self._client.pull(weights, version))
-                version = self._wanted
+                version, worked_s = self._wanted, self._ctx.now()
                 patience.begin_anew()
                 continue
             except VersionNotHeld as error:
@@ -80,6 +89,8 @@ class VersionPuller:
                 version = NEWEST
             except HeadraceError as error:
                 self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error))
+                if (for_s := self._ctx.now() - worked_s) > self._ctx.limits.stall_report_s:
+                    self._on_trouble(f"weights could not be pulled for {for_s:.0f} s, and are tried again: {error}")
                 version = self._wanted
             await patience.again()
         self._pulling = False

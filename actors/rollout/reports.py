@@ -24,6 +24,7 @@ import numpy as np
 from actors.core.ref import ActorRef
 from actors.core.terms import TermGuard
 from actors.protocol.failures import Failure, FailureKind
+from actors.protocol.job_news import Trouble
 from actors.protocol.tokens import FinishReason, TokenReport
 from actors.protocol.work import EngineStats
 from actors.protocol.workers import AssignmentsFailed, Draining, Leaving, Registered, WorkerAsleep, WorkerVersion
@@ -171,6 +172,10 @@ class Reports:
     def asleep(self, asleep: bool) -> None:
         """The engine is as the scheduler has told it to be."""
         self._outbox.send(WorkerAsleep(job=self._job, worker=self._worker, asleep=asleep))
+
+    def trouble(self, kind: str, text: str) -> None:
+        """People are to be told of something that went wrong here."""
+        self._outbox.send(Trouble(job=self._job, kind=kind, text=f"{self._worker}: {text}"))
 
     def drain(self, reason: str, left_s: float) -> None:
         """Nothing is begun any more, and in ``left_s`` all is over."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
+from actors.protocol.tokens import FinishReason
 
 FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 """Keys of metrics.jsonl that only the trainer knows; 0 where it says nothing."""
@@ -57,13 +60,14 @@ class StepMeter:
             "step": batch.step,
             "policy_version": policy_version,
             "seconds": now - self._since_s,
-            "reward_mean": float(batch.reward[rows].mean()) if len(rows) else 0.0,
+            "reward_mean": float(batch.reward[rows].mean()) if len(rows) else math.nan,
             "samples": len(rows),
             "samples_dropped": len(batch) - len(rows),
             "tokens_generated": generated,
             "tokens_trained": int(ragged.lengths.sum()),
-            "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else 0.0,
+            "response_tokens_mean": float(ragged.lengths.mean()) if len(rows) else math.nan,
             "response_tokens_max": int(ragged.lengths.max(initial=0)),
+            "truncated_fraction": float((batch.finish[rows] == FinishReason.LENGTH).mean()) if len(rows) else math.nan,
             "staleness_max": batch.step - int(ragged.versions.min(initial=batch.step)),
             "rollout_idle_fraction": idle_fraction,
             "rows_ignored": counters.unknown_rows + counters.duplicate_rows + counters.gap_rows,

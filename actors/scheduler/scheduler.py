@@ -55,6 +55,7 @@ from actors.protocol.batches import (
     SetPaused,
 )
 from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import Trouble
 from actors.protocol.lengths import LengthScores
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
@@ -213,6 +214,11 @@ class Scheduler(Actor):
             self.assign()
         self._steps.request_checkpoint()
         return Acknowledged()
+
+    @handles(Trouble)
+    async def trouble(self, news: Trouble) -> None:
+        self._scope.check_job(news.job)
+        self._scope.pass_on(news)
 
     @handles(QueryProgress)
     async def progress(self, _: QueryProgress) -> Progress:

@@ -41,6 +41,10 @@ class Scoring:
         self.rewards: ActorAddress | None = None
         self.requests = 0
         self._lingering = False
+        self._scope = scope
+        self._failing_since_s: float | None = None
+        """Time of the first question that got no answer, since one last got it."""
+        self._told_of_drop = False
 
     @property
     def waiting(self) -> int:
@@ -102,9 +106,11 @@ class Scoring:
             await self._again(step, rows, f"{error.error_type}: {error.detail}")
         except AskError as error:
             self._ctx.log.warning("scoring will be tried again", step=step, samples=len(rows), why=str(error))
+            self._note_silence(len(rows), str(error))
             await self._ctx.sleep(self._limits.backoff_first_s)
             self.add({step: rows})
         else:
+            self._failing_since_s = None
             if later := self._take(batch, rows, reply.verdicts):
                 await self._ctx.sleep(self._limits.backoff_first_s)
                 self.add({step: np.array(later, np.int32)})
@@ -112,9 +118,19 @@ class Scoring:
             self.requests -= 1
         self.pump_soon()
 
+    def _note_silence(self, samples: int, why: str) -> None:
+        """Tell people once it lasts: a reward worker that is being started again is soon back."""
+        now = self._ctx.now()
+        if self._failing_since_s is None:
+            self._failing_since_s = now
+        if now - self._failing_since_s > self._limits.stall_report_s:
+            text = f"the reward worker gives no answer, so {samples} finished samples are tried again and again: {why}"
+            self._scope.trouble("reward_worker_silent", text)
+
     async def _again(self, step: int, rows: np.ndarray, why: str) -> None:
         """Count a try: the reward worker raised, so it is its bug or this input's."""
         self._ctx.log.warning("the reward worker failed", step=step, samples=len(rows), why=why)
+        self._scope.trouble("reward_worker_failed", f"the reward worker could not score {len(rows)} samples: {why}")
         await self._ctx.sleep(self._limits.backoff_first_s)
         self._retry_or_drop(self._journaled.ledger.batches[step], dict.fromkeys(rows.tolist(), why))
         self._settled(step)
@@ -167,16 +183,24 @@ class Scoring:
         return True
 
     def _retry_or_drop(self, batch: StepBatch, reasons: dict[int, str]) -> None:
+        hopeless: dict[str, list[int]] = {}
         for row, why in reasons.items():
             tries = self._tries.get((batch.step, row), 0) + 1
             if tries > self._limits.score_retries:
-                self._drop(batch, [row], f"{FailureKind.NO_RESULT}: {why}")
+                hopeless.setdefault(why, []).append(row)
             else:
                 self._tries[batch.step, row] = tries
                 self.add({batch.step: np.array([row], np.int32)})
+        for why, rows in hopeless.items():
+            self._drop(batch, rows, f"{FailureKind.NO_RESULT}: {why}")
 
     def _drop(self, batch: StepBatch, rows: list[int], reason: str) -> None:
-        self._ctx.log.warning("samples dropped", step=batch.step, samples=len(rows), why=reason)
+        self._scope.event("samples_dropped", step=batch.step, samples=len(rows), why=reason)
+        if not self._told_of_drop:  # at once; how many there are is told with each step
+            self._told_of_drop = True
+            tries = self._limits.score_retries + 1
+            why = reason.removeprefix(f"{FailureKind.NO_RESULT}: ")
+            self._scope.trouble("first_without_verdict", f"a sample got no verdict in {tries} tries: {why}")
         self._enter(ev.Dropped(batch.step, np.array(rows, np.int32), reason))
 
     def _enter(self, event: ev.Scored | ev.Dropped) -> None:

@@ -42,6 +42,7 @@ class Services:
         if role == "rewards":
             self._scoring.serve(offer.address)
         elif role == "job":
+            scope.tell_untold()
             self._steps.job_registered()
         elif role == "prompts" and before != offer.address:
             self._steps.ask_again()

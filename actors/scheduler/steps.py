@@ -13,6 +13,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from actors.ledger.errors import IllegalTransition, NotAccepted
 from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep
+from actors.scheduler.examples import Examples
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
 
@@ -37,6 +39,7 @@ class Steps:
         self._fleet = fleet
         self._grants = grants
         self._meter = meter
+        self._examples = Examples(scope)
         self.count = scope.job.steps
         """Number of steps; fewer than the job says once its data has ended."""
         self._checkpoint_requested = -1
@@ -187,12 +190,17 @@ class Steps:
     def _tell_committed(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
         metrics = self._meter.take(batch, commit.policy_version, commit.metrics, self._scope.ctx.now())
         metrics |= self._fleet.committed(batch, commit.metrics, replay=replay)
-        news = StepCommitted(job=self._scope.name, step=batch.step, replay=replay, metrics=metrics)
+        dropped = Counter(batch.drop_reasons.values()).most_common(self._scope.limits.drop_reasons_told)
+        news = StepCommitted(
+            job=self._scope.name, step=batch.step, replay=replay, metrics=metrics, dropped=dict(dropped)
+        )
         self._told_step = max(self._told_step, batch.step)
         if (job := self._scope.services.get("job")) is not None:
             self._scope.tell(job, news)
         else:
             self._untold.append(news)
+        if not replay:
+            self._examples.show(batch)
 
     def _tell_again(self, commit: CommitStep) -> None:
         """A former life committed the step and died before it could answer, perhaps before the job had its row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -36,10 +37,12 @@ class StepAccounts:
     def metrics(
         self, groups: Iterable[GroupGrant], result: StepResult, *, step: int, weight: float, seconds: float
     ) -> dict[str, float]:
-        """The step's row. Per-token means are over computed tokens, response lengths and rewards over all samples."""
+        """The step's row. Per-token means are over computed tokens, response lengths and rewards over all samples;
+        a mean of nothing is NaN.
+        """
         granted = list(groups)
-        lengths = np.concatenate([g.lengths for g in granted]) if granted else np.zeros(1, dtype=np.int32)
-        rewards = np.concatenate([g.rewards for g in granted]) if granted else np.zeros(1)
+        lengths = np.concatenate([g.lengths for g in granted]) if granted else np.zeros(0, dtype=np.int32)
+        rewards = np.concatenate([g.rewards for g in granted]) if granted else np.zeros(0)
         oldest = min((int(g.versions.min()) for g in granted if g.versions.size), default=step)
         tokens = max(1, self.tokens)
         return {
@@ -57,11 +60,13 @@ class StepAccounts:
             "trainer_idle_fraction": min(1.0, self.waited_s / seconds) if seconds > 0 else 0.0,
             "publish_seconds": self.published_s,
             "staleness_max": float(max(0, step - oldest)),
-            "response_tokens_mean": float(lengths.mean()),
-            "response_tokens_max": float(lengths.max()),
-            "reward_mean": float(rewards.mean()),
-            "reward_std": float(rewards.std()),
-            "degenerate_fraction": sum(is_degenerate(g.rewards) for g in granted) / max(1, len(granted)),
+            "response_tokens_mean": float(lengths.mean()) if granted else math.nan,
+            "response_tokens_max": float(lengths.max(initial=0)),
+            "reward_mean": float(rewards.mean()) if granted else math.nan,
+            "reward_std": float(rewards.std()) if granted else math.nan,
+            "degenerate_fraction": sum(is_degenerate(g.rewards) for g in granted) / len(granted)
+            if granted
+            else math.nan,
         }
 
 

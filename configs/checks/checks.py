@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_reward,
         _check_task,
         _check_packages,
+        _check_workers,
         _check_device,
         check_data,
         check_model,
@@ -203,8 +205,27 @@ def installed(package: str) -> bool:
         return False
 
 
+def cores_here() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def has_gpu() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    return Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists()
+
+
+def _check_workers(job: JobConfig) -> list[Found]:
+    """Each is a process with a model of its own; a simulated one has none, and other machines are not known yet."""
+    most = job.limits.workers_per_core * cores_here()
+    if job.rollout.engine == "simulated" or job.cluster.nodes or job.rollout.workers <= most:
+        return []
+    wrong = f"{job.rollout.workers} processes on {cores_here()} cores, each with a model of its own"
+    return [("rollout.workers", wrong, f"Set it to at most {most} (limits.workers_per_core), {cores_here()} is usual")]
+
+
 def _check_device(job: JobConfig) -> list[Found]:
-    if Path("/dev/nvidiactl").exists() or Path("/dev/dxg").exists():
+    if has_gpu():
         return []
     wrong, fix = "cuda, but this machine has no NVIDIA driver", "Set it to auto or cpu"
     found: list[Found] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from configs.checks.source_lookup import arguments_of
+from configs.checks.source_lookup import definition_of
 from configs.schema import JobConfig
 
 ROWS_CHECKED = 20
@@ -21,7 +22,8 @@ def check_data(job: JobConfig) -> list[Found]:
     """Problems of ``data.path`` and the columns in it, as (field, what is wrong, what to do)."""
     data = job.data
     if data.source == "reasoning_gym":
-        return []
+        function = job.reward.function if job.reward.kind == "function" else None
+        return _check_call(function, [], "a reasoning_gym task") if function else []
     if not data.path:
         return [
             ("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")
@@ -109,15 +111,19 @@ def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found
             fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its columns: {have}"
             return [(field, f"{where} has no column {key!r} (it has: {have})", fix)]
     further = [column for column in columns if column not in (job.data.prompt_key, job.data.answer_key)]
-    return _check_call(job.reward.function, further, where) if job.reward.function else []
+    function = job.reward.function if job.reward.kind == "function" else None
+    return _check_call(function, further, where) if function else []
 
 
 def _check_call(function: str, further: list[str], where: str) -> list[Found]:
     """Whether the call ``function(prompt, response, answer, **further)`` would be refused, for every sample."""
-    arguments = arguments_of(function)
-    if arguments is None:
+    definition = definition_of(function)
+    if definition is None:
         own, takes, takes_any = ["prompt", "response", "answer"], set[str](), True
     else:
+        if problem := _check_signature(function, definition, further, where):
+            return [("reward.function", *problem)]
+        arguments = definition.args
         by_position = len(arguments.posonlyargs)
         names = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         own = names[by_position:3]
@@ -131,3 +137,39 @@ def _check_call(function: str, further: list[str], where: str) -> list[Found]:
             wrong = f"{function} does not take the column {column!r}, which {where} has"
             return [("reward.function", wrong, "Add **columns to its parameters, or one of that name")]
     return []
+
+
+_FORM = "Write it as def score(prompt, response, answer, **columns), returning one number for one response"
+
+
+def _check_signature(
+    function: str, definition: ast.FunctionDef | ast.AsyncFunctionDef, further: list[str], where: str
+) -> tuple[str, str] | None:
+    """What the definition alone says against the call: a coroutine, too few parameters, one that no column gives."""
+    at = f"{function} (line {definition.lineno})"
+    if isinstance(definition, ast.AsyncFunctionDef):
+        return f"{at} is a coroutine function, and nobody would await it", "Write def instead of async def"
+    arguments = definition.args
+    positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    if len(positional) < 3 and arguments.vararg is None:
+        if "completions" in positional:
+            wrong = f"{at} takes lists of completions, as TRL calls it; here each call scores one response"
+        else:
+            wrong = f"{at} takes {_listed(positional)}, and is called with the prompt, the response and the answer"
+        return wrong, _FORM
+    needed = positional[3 : len(positional) - len(arguments.defaults)]
+    by_name = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    needed += [argument.arg for argument, default in by_name if default is None]
+    for name in needed:
+        if name not in further:
+            near = difflib.get_close_matches(name, further, n=1)
+            have = f"its further columns are {', '.join(further)}" if further else "it has no further columns"
+            fix = f"Did you mean {near[0]!r}?" if near else f"Give {name} a default value, or the data such a column"
+            return f"{at} needs {name!r}, and {where} has no such column ({have})", fix
+    return None
+
+
+def _listed(names: list[str]) -> str:
+    if not names:
+        return "no parameter by position"
+    return f"{' and '.join(names)} only" if len(names) < 3 else ", ".join(names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import urllib.error
@@ -25,7 +26,7 @@ def is_hub_name(path: str) -> bool:
 
 def check_model(job: JobConfig) -> list[Found]:
     """Problems of the policy's model, as (field, what is wrong, what to do)."""
-    return [*_check_model_path(job), *_check_revision(job)]
+    return [*_check_model_path(job), *_check_revision(job), *_check_chat_template(job)]
 
 
 def check_ranker_model(job: JobConfig) -> list[Found]:
@@ -77,6 +78,32 @@ def _check_model_path(job: JobConfig) -> list[Found]:
         return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]
     problem = _hub_problem(job.model.path)
     return [("model.path", *problem)] if problem else []
+
+
+def _check_chat_template(job: JobConfig) -> list[Found]:
+    """Whether a model that is here has one. What a hub has is seen when the prompts are first read."""
+    if not job.data.chat:
+        return []
+    fix = "Remove it and write the form of the prompt into data.template, or add chat_template.jinja to the model"
+    if job.model.source == "tiny" and not job.model.path:
+        return [("data.chat", "is true, but a tiny model that is made on the spot has no chat template", fix)]
+    path = Path(job.model.path or "").expanduser()
+    if not job.model.path or not (path / "config.json").is_file() or _has_chat_template(path):
+        return []
+    return [("data.chat", f"is true, but the tokenizer of {job.model.path!r} has no chat template", fix)]
+
+
+def _has_chat_template(path: Path) -> bool:
+    """Whether any of the places where transformers looks for one has it."""
+    if any(
+        (path / name).exists() for name in ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    ):
+        return True
+    try:
+        config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
+        return bool(config.get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _hub_problem(name: str) -> tuple[str, str] | None:

@@ -39,8 +39,8 @@ def find_function(name: str) -> tuple[str, str] | None:
     )
 
 
-def arguments_of(name: str) -> ast.arguments | None:
-    """What ``package.module:function`` takes; None where its source does not tell: decorated, imported, twice there."""
+def definition_of(name: str) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    """The definition of ``package.module:name``; None where its source does not tell: decorated, imported, twice."""
     module, _, function = name.partition(":")
     spec = _find_module(module)
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
@@ -49,8 +49,8 @@ def arguments_of(name: str) -> ast.arguments | None:
         body = ast.parse(Path(spec.origin).read_bytes()).body
     except (SyntaxError, ValueError, OSError):
         return None  # find_function says so
-    found = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == function]
-    return found[0].args if len(found) == 1 and not found[0].decorator_list else None
+    found = [n for n in body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) and n.name == function]
+    return found[0] if len(found) == 1 and not found[0].decorator_list else None
 
 
 def _find_module(module: str) -> importlib.machinery.ModuleSpec | None:

@@ -43,6 +43,8 @@ def read_history(run_dir: Path) -> History:
     events = list(_lines(run_dir / "events.jsonl", notes))
     rows = list(_lines(run_dir / "metrics.jsonl", notes))
     history = History(job=job, state=_state(events, alive=alive), events=events, rows=rows, notes=notes)
+    if empty := sum(row.get("samples") == 0 for row in rows):
+        notes.append(f"{empty} of {len(rows)} steps trained on no sample; events.jsonl says why (samples_dropped)")
     if (run_dir / JOURNAL).exists():
         _read_journal(run_dir / JOURNAL, history)
     else:

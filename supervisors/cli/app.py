@@ -14,6 +14,7 @@ from supervisors.cli.doctor import doctor
 from supervisors.cli.keys import keys
 from supervisors.cli.plot.command import plot
 from supervisors.cli.run import run
+from supervisors.cli.samples import samples
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
 
@@ -31,7 +32,7 @@ for command in (run, head, node, doctor):
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(bench)
-for command in (keys, simulate, plot):
+for command in (keys, simulate, plot, samples):
     app.command()(command)
 
 

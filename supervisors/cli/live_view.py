@@ -20,6 +20,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from supervisors.cli.terminal_text import printable
+
 RECENT_STEPS: Final = 8
 REWARDS_SHOWN: Final = 60
 _BARS: Final = "▁▂▃▄▅▆▇█"
@@ -57,7 +59,8 @@ class ProgressView:
             self._say(str(progress["message"]))
         if "step" in progress and "reward_mean" in progress:
             self._rows.append(dict(progress))
-            self._rewards.append(float(progress["reward_mean"]))
+            if progress["reward_mean"] is not None:
+                self._rewards.append(float(progress["reward_mean"]))
             if self._live is None:
                 self._say(step_line(progress, self._now.get("steps")))
         elif self._live is None and progress.get("waiting_for") not in (
@@ -70,7 +73,7 @@ class ProgressView:
             self._live.update(self.render(), refresh=True)
 
     def _say(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The panel as it stands."""
@@ -84,16 +87,12 @@ class ProgressView:
             Text(f"workers {now.get('workers', '?')}"),
         )
         parts: list[RenderableType] = [head]
-        if self._rewards:
-            parts.append(
-                Text(
-                    f"reward {sparkline(list(self._rewards))} {self._rewards[-1]:.3f}",
-                    style="green",
-                )
-            )
+        if self._rows:
+            curve = f"reward {sparkline(list(self._rewards))} {_figure(self._rows[-1], 'reward_mean', '.3f')}"
+            parts.append(Text(curve, style="green"))
             parts.append(self._table())
         if now.get("waiting_for"):
-            parts.append(Text(f"waiting for {now['waiting_for']}", style="yellow"))
+            parts.append(Text(printable(f"waiting for {now['waiting_for']}"), style="yellow"))
         return Group(*parts)
 
     def _table(self) -> Table:
@@ -101,6 +100,7 @@ class ProgressView:
         for title in (
             "step",
             "reward",
+            "dropped",
             "tokens/s",
             "tokens/answer",
             "staleness",
@@ -117,9 +117,10 @@ class ProgressView:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         str(row["step"]),
-        f"{float(row['reward_mean']):.3f}",
+        _figure(row, "reward_mean", ".3f"),
+        str(row.get("samples_dropped", 0)),
         f"{tokens_per_second(row):,.0f}",
-        f"{float(row.get('response_tokens_mean', 0)):.1f}",
+        _figure(row, "response_tokens_mean", ".1f"),
         str(row.get("staleness_max", 0)),
         f"{float(row.get('rollout_idle_fraction', 0)):.0%}",
         f"{float(row.get('trainer_idle_fraction', 0)):.0%}",
@@ -128,13 +129,22 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def step_line(row: Mapping[str, Any], steps: int | None) -> str:
-    """One step as a plain line."""
+    """One step as a plain line; ``–`` stands for the mean of no sample."""
     of = f"/{steps}" if steps else ""
+    lost = int(row.get("samples_dropped") or 0)
+    dropped = f"dropped {lost} of {lost + int(row.get('samples') or 0)}  " if lost else ""
+    reward = _figure(row, "reward_mean", ".3f")
     return (
-        f"step {row['step']}{of}  reward {float(row['reward_mean']):.3f}  {tokens_per_second(row):,.0f} tokens/s  "
+        f"step {row['step']}{of}  reward {reward}  {dropped}{tokens_per_second(row):,.0f} tokens/s  "
         f"staleness {row.get('staleness_max', 0)}  idle rollout {float(row.get('rollout_idle_fraction', 0)):.0%} "
         f"trainer {float(row.get('trainer_idle_fraction', 0)):.0%}  {float(row.get('seconds', 0)):.2f} s"
     )
+
+
+def _figure(row: Mapping[str, Any], name: str, form: str) -> str:
+    """A column's number; ``–`` where the row has none, as it is a mean of nothing."""
+    value = row.get(name)
+    return format(float(value), form) if value is not None else "–"
 
 
 def tokens_per_second(row: Mapping[str, Any]) -> float:
@@ -145,5 +155,7 @@ def tokens_per_second(row: Mapping[str, Any]) -> float:
 
 def sparkline(values: list[float]) -> str:
     """Values as a line of bars, scaled from their least to their greatest (at least 0 to 1)."""
+    if not values:
+        return ""
     low, high = min(0.0, *values), max(1.0, *values)
     return "".join(_BARS[min(int((value - low) / (high - low) * len(_BARS)), len(_BARS) - 1)] for value in values)

@@ -28,6 +28,7 @@ from supervisors.cli.command import (
     finish,
     wrong,
 )
+from supervisors.cli.terminal_text import printable
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
 
@@ -155,7 +156,7 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     console.print(
         f"{summary.get('job')} {summary.get('state')} after {summary.get('steps')} steps and "
         f"{_figure(summary.get('seconds'))} s: reward {_figure(first)} → {_figure(last)}, "
-        f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost",
+        f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost{_dropped(summary)}",
         soft_wrap=True,
     )
     rows = [
@@ -168,8 +169,14 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     if summary.get("state") == "interrupted":
         console.print(f"  go on with  headrace run --resume {run_dir}", soft_wrap=True)
     if summary.get("error"):
-        console.print(f"  error      {summary['error']}", soft_wrap=True, markup=False)
+        console.print(f"  error      {printable(str(summary['error']))}", soft_wrap=True, markup=False)
+
+
+def _dropped(summary: dict[str, Any]) -> str:
+    """``, 24 of 24 samples dropped``, if any was."""
+    dropped = int(summary.get("samples_dropped") or 0)
+    return f", {dropped} of {dropped + int(summary.get('samples') or 0)} samples dropped" if dropped else ""
 
 
 def _figure(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else "-"
+    return f"{value:.3g}" if isinstance(value, int | float) else "–"

@@ -8,6 +8,8 @@ from typing import Any, Final, cast
 from rich.console import Console
 from rich.table import Table
 
+from supervisors.cli.terminal_text import printable
+
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "run_dir"),
     "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
@@ -36,7 +38,7 @@ def print_result(console: Console, op: str, result: Any) -> None:
             console.print(table(items, _FIRST.get(op)))
         elif items:
             for item in items:
-                console.print(str(item), markup=False, highlight=False, soft_wrap=True)
+                console.print(printable(str(item)), markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(f"no {op}", style="dim")
     elif isinstance(result, dict):
@@ -79,4 +81,4 @@ def line(values: Mapping[str, Any]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))

@@ -23,6 +23,7 @@ from configs.schema import run_directory
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
+from supervisors.jobs.worker_room import Room
 from supervisors.machine.file_end import whole_lines
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
@@ -172,6 +173,11 @@ class Operations:
 
     async def scale(self, job: str | None, workers: int) -> Plain:
         run = self._running(job)
+        room = Room.of(self._head.nodes.present)
+        if workers > run.tree.workers_wanted and (why := room.refusal(run.job, workers)):
+            raise BadArgs(why, f"ask for at most {room.most(run.job)}, or start nodes")
+        if warning := room.warning(run.job, workers):
+            run.say(f"warning: {warning}")
         await run.tree.scale(workers)
         return {"job": run.job.name, "workers": workers}
 

@@ -60,9 +60,11 @@ class JobNews:
     def tell(self, event: JobEvent) -> None:
         """What the job's actor has said, as a progress map."""
         if event.kind == "step":
-            self.say(**{**event.fields, "step": int(event.fields["step"]) + 1})
+            self.say(**{**event.fields, "step": int(event.fields["step"] or 0) + 1})
         elif event.kind == "state":
             self.say(state=event.fields["state"])
+        elif event.kind == "trouble":
+            self.say(**{**event.fields, "message": f"warning: {event.fields['message']}"})
 
     def record(self, name: str, **fields: float | str) -> None:
         """Into events.jsonl; while the metrics actor is itself away, into the log."""

@@ -30,6 +30,7 @@ from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Preparation
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
+from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
 from supervisors.machine.nodes import Nodes
 from supervisors.tree.errors import NoNode
@@ -119,6 +120,8 @@ class JobRun:
             self._news.say(
                 message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
             )
+            if warning := Room.of(self._nodes.present).warning(job, job.rollout.workers):
+                self._news.say(message=f"warning: {warning}")
         else:
             self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
         await self.tree.start_processes(model_path)
@@ -168,6 +171,8 @@ class JobRun:
         self._told, self._told_s = event.result, asyncio.get_running_loop().time()
         self._state = JobState(str(event.result["state"]))
         self._news.tell(event)
+        if event.kind == "state" and self._state is JobState.FAILED:
+            self.fail(str(event.fields["reason"]))
         if event.kind == "ended":
             self._ended.set()
 

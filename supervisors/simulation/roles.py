@@ -157,6 +157,8 @@ class SimulatedPool:
         self._free = asyncio.Semaphore(job.reward.workers)
         self._patience_s = job.limits.ready_timeout_s
 
+    warnings: Sequence[str] = ()
+
     async def start(self) -> None:
         """Nothing to start."""
 

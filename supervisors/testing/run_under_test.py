@@ -40,7 +40,7 @@ _TAIL: Final = 25
 """Last lines of what a run said, for the message of a failed wait."""
 _NOT_THERE: Final = (Unreachable, TimedOut, OSError)
 """What a question over the control socket raises while the head is being started, or started again."""
-_EXIT_CODES: Final = {"finished": 0, "interrupted": 130}
+_EXIT_CODES: Final = {"finished": 0, "failed": 1, "interrupted": 130}
 
 
 class _UnderTest:

@@ -21,7 +21,7 @@ from actors.ledger.memory_journal import MemoryJournal
 from actors.protocol.batches import Progress, QueryProgress
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
-from actors.protocol.rewards import PromptsRead, ReadPrompts, Score, Scored, SourcedPrompt, Verdict
+from actors.protocol.rewards import PromptsRead, ReadPrompts, Score, Scored, ShowSamples, SourcedPrompt, Verdict
 from actors.protocol.services import RegisterService
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepGranted
 from actors.protocol.tokens import FinishReason, TokenReport
@@ -193,6 +193,7 @@ class FakeRewards(Actor):
         self.verdict: Callable[[int, int], Verdict] = lambda p, s: Verdict(prompt=p, sibling=s, reward=reward(p, s))
         self.delay_s = 0.005
         self.asked: list[tuple[int, int]] = []
+        self.shown: list[ShowSamples] = []
 
     async def on_start(self) -> None:
         for role in ("rewards", "prompts"):
@@ -210,6 +211,10 @@ class FakeRewards(Actor):
         self.asked += names
         await self.ctx.sleep(self.delay_s)
         return Scored(verdicts=[self.verdict(p, s) for p, s in names])
+
+    @handles(ShowSamples)
+    async def show(self, message: ShowSamples) -> None:
+        self.shown.append(message)
 
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:

@@ -11,6 +11,8 @@
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
 - At most ``workers`` processes; a process serves one batch at a time.
+- A process scores nothing before it was tried on the first row (``trial.py``), which may take
+  ``limits.first_verdict_s``; if one hangs or dies in that, none is tried again.
 - A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
 """
 
@@ -26,8 +28,9 @@ from typing import IO, Any, TypeVar
 
 import msgpack
 
-from actors.environments.errors import ScorerBroken, ScorerTimedOut, SourceUnreadable
+from actors.environments.errors import RewardRefused, ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.environments.scoring.scorer_process import frame
+from actors.environments.scoring.trial import CALLED
 from configs.schema import JobConfig
 
 _T = TypeVar("_T")
@@ -54,14 +57,23 @@ class ScorerPool:
         self._all: list[_ScorerProcess] = []
         self._exchanges: list[asyncio.Task[Any]] = []
         self._closed = False
+        self._trial = _Trial()
+
+    @property
+    def warnings(self) -> list[str]:
+        """What people are to be told of the verifier: it was called once, and may not be in order."""
+        return self._trial.warnings
 
     async def start(self) -> None:
-        """Start every process and wait until each has its scorer.
+        """Start every process and wait until each has its scorer, which was called once.
 
         Raises:
-            ScorerBroken: the scorer cannot be made (import error, unknown task); says why.
+            RewardRefused: the scorer cannot be made (import error, unknown task), or can only fail; says why.
+            SourceUnreadable: the data set, or its first row, cannot be read.
+            ScorerBroken: a process did not get ready.
         """
-        self._all = [_ScorerProcess(self._job, self._log, self._model) for _ in range(self._job.reward.workers)]
+        job, workers = self._job, self._job.reward.workers
+        self._all = [_ScorerProcess(job, self._log, self._model, self._trial) for _ in range(workers)]
         await asyncio.gather(*(process.start() for process in self._all))
         for process in self._all:
             self._free.put_nowait(process)
@@ -112,16 +124,53 @@ class ScorerPool:
             await process.kill()
 
 
+class _Trial:
+    """It is what all processes of a pool know of trying the verifier."""
+
+    def __init__(self) -> None:
+        self.harmless = True
+        """Whether no process hung or died when it tried."""
+        self.warnings: list[str] = []
+
+    def warn(self, text: str) -> None:
+        if text and text not in self.warnings:
+            self.warnings.append(text)
+
+
 class _ScorerProcess:
     """Drives one process, which is started again by ``score`` when it had to be killed."""
 
-    def __init__(self, job: JobConfig, log: Path | None, model: Path | None) -> None:
+    def __init__(self, job: JobConfig, log: Path | None, model: Path | None, trial: _Trial) -> None:
         self._job = job
         self._log = log
         self._model = model
+        self._trial = trial
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
+        await self._exec()
+        if self._model is None or not self._trial.harmless:
+            return
+        patience_s = max(self._job.limits.first_verdict_s, self._job.reward.timeout_s)
+        try:
+            await self._send({"try": True})
+            reply = await self._receive(patience_s)
+        except (ScorerTimedOut, ScorerBroken) as error:
+            self._trial.harmless = False
+            self._trial.warn(f"the verifier, {CALLED}: {error}")
+            await self.kill()
+            await self._exec()
+            return
+        await self._check(reply)
+        self._trial.warn(reply["warning"])
+
+    async def _check(self, reply: dict[str, Any]) -> None:
+        """Raise what makes the process useless."""
+        if "broken" in reply:
+            await self.kill()
+            raise SourceUnreadable(reply["broken"]) if reply["data"] else RewardRefused(reply["broken"])
+
+    async def _exec(self) -> None:
         errors = self._open_log()
         try:
             command = (sys.executable, "-m", "actors.environments.scoring.scorer_process")
@@ -138,9 +187,7 @@ class _ScorerProcess:
         except (ScorerTimedOut, ScorerBroken) as error:
             await self.kill()
             raise ScorerBroken(f"the scorer process did not get ready: {error}") from error
-        if "broken" in reply:
-            await self.kill()
-            raise ScorerBroken(reply["broken"])
+        await self._check(reply)
 
     def _open_log(self) -> IO[bytes] | None:
         return self._log.open("ab") if self._log else None
@@ -183,7 +230,10 @@ class _ScorerProcess:
         wanted = len(verdicts) + len(items)
         await self._send({"score": items, "gather_s": self._job.limits.score_gather_s if gather else 0.0})
         while len(verdicts) < wanted:
-            gathered = await self._receive(self._job.reward.timeout_s)
+            try:
+                gathered = await self._receive(self._job.reward.timeout_s)
+            except ScorerTimedOut as error:
+                raise ScorerTimedOut(f"no verdict within reward.timeout_s ({self._job.reward.timeout_s} s)") from error
             verdicts += [PoolVerdict(reward, reason) for reward, reason in gathered]
 
     async def _send(self, value: object) -> None:
@@ -206,6 +256,9 @@ class _ScorerProcess:
         except TimeoutError as error:
             raise ScorerTimedOut(f"no answer within {timeout_s} s") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
+            with contextlib.suppress(TimeoutError):  # its exit follows its last words
+                async with asyncio.timeout(self._job.limits.close_timeout_s):
+                    await process.wait()
             raise ScorerBroken(f"the scorer process died (exit code {process.returncode})") from error
 
     def _running(self) -> asyncio.subprocess.Process:

@@ -3,7 +3,9 @@
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
     in   {"job": job file as JSON, "model": directory}                    once
-    out  {"ready": true} | {"broken": reason}                             once
+    out  {"ready": true} | {"broken": reason, "data": whether it is the data's fault}   once
+    in   {"try": true}
+    out  {"warning": text, empty if all is well} | {"broken": reason, "data": …}     (trial.py)
     in   {"score": [[response, prompt, answer, index, extra], …], "gather_s": float}
     out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
     in   {"read": [start, count]}
@@ -26,6 +28,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
+from actors.environments.errors import SourceUnreadable
 from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
@@ -71,6 +74,8 @@ def _read_nothing() -> None:
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     from actors.environments.prompts.prompt_stream import PromptStream
     from actors.environments.scoring.scorers import Example, make_scorer
+    from actors.environments.scoring.trial import try_once
+    from actors.environments.scoring.user_code import described
 
     def send(value: object) -> None:
         replies.write(frame(value))
@@ -82,14 +87,19 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         score = make_scorer(job)
         stream = PromptStream(job, Path(order["model"])) if order["model"] else None
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
-        send({"broken": f"{type(error).__name__}: {error}"})
+        send(_broken(error, described))
         return
     send({"ready": True})
     while True:
         request = read_frame(requests)
         if "score" in request:
             answers = [(response, Example(*example)) for response, *example in request["score"]]
-            _score_all(score, answers, send, gather_s=request["gather_s"])
+            _score_all(score, answers, send, described, gather_s=request["gather_s"])
+        if "try" in request:
+            try:
+                send({"warning": try_once(job, score, stream) if stream is not None else ""})
+            except Exception as error:  # noqa: BLE001 (as above)
+                send(_broken(error, described))
         if "read" in request:
             try:
                 send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))
@@ -97,10 +107,15 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 send({"broken": str(error)})
 
 
+def _broken(error: Exception, described: Callable[[BaseException], str]) -> dict[str, Any]:
+    return {"broken": described(error), "data": isinstance(error, SourceUnreadable)}
+
+
 def _score_all(
     score: Callable[[str, Example], float],
     answers: Sequence[tuple[str, Example]],
     send: Callable[[object], None],
+    described: Callable[[BaseException], str],
     *,
     gather_s: float,
 ) -> None:
@@ -109,8 +124,8 @@ def _score_all(
     for response, example in answers:
         try:
             verdicts.append((score(response, example), ""))
-        except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
-            verdicts.append((None, f"{type(error).__name__}: {error}"))
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
+            verdicts.append((None, described(error)))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.environments.errors import ScorerBroken
+from actors.environments.errors import RewardRefused, ScorerBroken
 from actors.environments.prompts.sources import Source, needs_source, open_source
+from actors.environments.scoring.user_code import as_number, defined_at, described
 from configs.schema import JobConfig
 
 
@@ -94,13 +95,30 @@ def _math_verify() -> Scorer:
     return score
 
 
-def _function(path: str) -> Scorer:
-    """A user's function ``module:name(prompt, response, answer, **columns) -> float``."""
+def load_function(path: str) -> Callable[..., Any]:
+    """The function that ``reward.function`` names.
+
+    Raises:
+        RewardRefused: it cannot be imported; says what its module raised, and where.
+    """
     module_name, _, name = path.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ScorerBroken(
-            f"reward.function {path!r}: {error}; expected an importable 'package.module:name'"
+    except (Exception, SystemExit) as error:
+        raise RewardRefused(
+            f"reward.function {path!r} cannot be imported: {described(error)}; expected 'package.module:name'"
         ) from error
-    return lambda response, example: float(function(example.prompt, response, example.answer, **example.extra))
+    if not callable(function):
+        raise RewardRefused(f"reward.function {path!r} is a {type(function).__name__}, expected a function")
+    return function
+
+
+def _function(path: str) -> Scorer:
+    """A user's function ``module:name(prompt, response, answer, **columns) -> float``."""
+    function = load_function(path)
+    whose = f"reward.function {path} ({defined_at(function)})"
+
+    def score(response: str, example: Example) -> float:
+        return as_number(function(example.prompt, response, example.answer, **example.extra), whose)
+
+    return score

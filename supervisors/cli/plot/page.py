@@ -30,7 +30,7 @@ def _facts(data: RunData) -> list[tuple[str, str]]:
     facts = [("steps", f"{len(data.rows)}")]
     if data.rows:
         rewards, seconds, samples = (data.column(name) for name in ("reward_mean", "seconds", "samples"))
-        facts.append(("reward", f"{np.nanmean(rewards[:5]):.3f} → {np.nanmean(rewards[-5:]):.3f}"))
+        facts.append(("reward", f"{_mean(rewards[:5])} → {_mean(rewards[-5:])}"))
         facts.append(("samples / s", f"{np.nansum(samples) / max(np.nansum(seconds), 1e-9):.1f}"))
         for name, label in (("rollout_idle_fraction", "rollout idle"), ("trainer_idle_fraction", "trainer idle")):
             facts.append((label, f"{np.nanmean(data.column(name)):.0%}"))
@@ -38,6 +38,12 @@ def _facts(data: RunData) -> list[tuple[str, str]]:
         every = np.concatenate(list(data.lengths.values()))
         facts.append(("response tokens", f"P50 {np.percentile(every, 50):.0f}, P99 {np.percentile(every, 99):.0f}"))
     return facts
+
+
+def _mean(values: np.ndarray) -> str:
+    """The mean of the numbers that there are: a step without samples has no reward."""
+    known = values[np.isfinite(values)]
+    return f"{known.mean():.3f}" if len(known) else "–"
 
 
 _STYLE: Final = """

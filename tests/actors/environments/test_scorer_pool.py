@@ -152,7 +152,7 @@ async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path:
     await pool.start()
     (verdict,) = await pool.score(responses("start a child and hang"))
     await pool.close()
-    assert "no answer within 2.0 s" in verdict.reason
+    assert "no verdict within reward.timeout_s (2.0 s)" in verdict.reason
     pids = _children_told_of(log)
     assert pids
     await _until_none_runs(pids)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
+import types
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
 from actors.metrics.recorder import Metrics
+from actors.metrics.samples import read_samples
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
 from actors.metrics.trace import TraceFile
-from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Span, Spans, StepRow
+from actors.protocol.metrics import Event, Flush, Flushed, ProcessHealth, Samples, Span, Spans, StepRow
 from configs.schema import MetricsConfig
 from transport.address import PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -151,3 +155,68 @@ async def test_a_sink_that_fails_is_left_out_and_the_files_go_on(system: ActorSy
     await ref.ask(Flush(job="j"), Flushed)
     await system.stop_actor("metrics")
     assert broken.calls == 1 and len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+async def test_samples_are_written_and_a_disk_that_takes_none_ends_nothing(system: ActorSystem, tmp_path: Path) -> None:
+    ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
+    ref.tell(Samples(job="j", step=3, rows=[{"step": 3, "reward": None, "response": "a\u2028b"}]))
+    await ref.ask(Flush(job="j"), Flushed)
+    assert read_samples(tmp_path / "samples.jsonl")[0]["response"] == "a\u2028b"
+    (tmp_path / "samples.jsonl").unlink()
+    (tmp_path / "samples.jsonl").mkdir()
+    for _ in range(2):
+        ref.tell(Samples(job="j", step=4, rows=[{"step": 4}]))
+    ref.tell(StepRow(job="j", row={"step": 4}))
+    await ref.ask(Flush(job="j"), Flushed)
+    assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 4}
+    await system.stop_actor("metrics")
+
+
+class FakeWandb(types.ModuleType):
+    """Notes what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
+
+    def init(self, **_: Any) -> FakeWandb:
+        return self
+
+    def Table(self, *, columns: list[str], data: list[list[Any]]) -> Any:  # noqa: N802 (as the library has it)
+        return [dict(zip(columns, row, strict=True)) for row in data]
+
+    def log(self, values: dict[str, Any], **options: Any) -> None:
+        self.logged.append((values, options))
+
+    def finish(self) -> None:
+        """Nothing is left to send."""
+
+
+def test_weights_and_biases_gets_a_table_of_samples_and_no_mean_of_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wandb = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (sink,) = make_sinks(MetricsConfig(tensorboard=False, wandb_project="p"), "j", tmp_path)
+    sink.write(3, {"step": 3, "reward_mean": None, "samples": 0})
+    sink.samples(3, [{"step": 3, "reward": 0.5}, {"step": 3, "reward": None}])
+    sink.samples(4, [{"step": 4, "reward": 0.5}])
+    sink.close()
+    assert wandb.logged == [
+        ({"step": 3, "samples": 0}, {"step": 3}),
+        ({"samples": [{"step": 3, "reward": 0.5}, {"step": 3, "reward": None}]}, {"commit": False}),
+    ], "and a table is an upload: not one for each step"
+
+
+async def test_a_mean_of_nothing_is_no_number_to_any_sink(system: ActorSystem, tmp_path: Path) -> None:
+    config = MetricsConfig(tensorboard=True, prometheus_port=0)
+    metrics = Metrics("j", tmp_path, config)
+    ref = await system.spawn("metrics", metrics)
+    ref.tell(StepRow(job="j", row={"step": 0, "reward_mean": 0.5}))
+    ref.tell(StepRow(job="j", row={"step": 1, "reward_mean": None}))
+    await ref.ask(Flush(job="j"), Flushed)
+    assert [type(sink).__name__ for sink in metrics._sinks] == ["TensorBoardSink", "PrometheusSink"]
+    port = next(sink.port for sink in metrics._sinks if isinstance(sink, PrometheusSink))
+    page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
+    assert 'headrace_reward_mean{job="j"} NaN' in page, "and not what an older step had"
+    await system.stop_actor("metrics")

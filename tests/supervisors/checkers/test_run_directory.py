@@ -173,3 +173,11 @@ def test_a_run_that_ended_before_its_first_step_is_no_error(run_dir: Path) -> No
     told = json.loads(doctor("--run", str(run_dir), "--json").stdout)
     assert (told["state"], told["clean"], told["steps"]) == ("crashed", True, 0)
     assert "there is no journal.db" in told["notes"][0]
+
+
+def test_steps_that_trained_on_no_sample_are_noted(run_dir: Path) -> None:
+    """They break no promise, and nobody wants them."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows[0] |= {"samples": 0, "reward_mean": None}
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert f"1 of {len(rows)} steps trained on no sample" in doctor("--run", str(run_dir)).stdout

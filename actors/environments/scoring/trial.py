@@ -1,0 +1,124 @@
+"""One call of the verifier on real data before anything is generated: what can only fail is refused at once.
+
+    first rows ─▶ does the call fit the function? ─no─▶ RewardRefused
+                  │ yes
+                  ▼
+    first row, its own answer as the response ─▶ a number ─▶ nothing is said
+                  │ raises
+                  ├─ whatever the response: a name or attribute that is missing, an import, no number ─▶ RewardRefused
+                  └─ else it may be the response's fault, for which no run is refused ────────────────▶ a warning
+
+It is also a warm-up: a function that imports on its first call does so here, where there is time for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from time import monotonic
+from types import ModuleType
+from typing import Any, Final
+
+import msgpack
+
+from actors.environments.errors import NoNumber, RewardRefused, SourceUnreadable
+from actors.environments.prompts.prompt_stream import PromptStream
+from actors.environments.scoring.scorers import Example, Scorer, load_function
+from actors.environments.scoring.user_code import defined_at, described
+from configs.schema import JobConfig
+
+CALLED: Final = "called with the first row of the data and its own answer as the response"
+_ROWS: Final = 32
+"""First rows whose columns are held against the function."""
+
+
+def try_once(job: JobConfig, score: Scorer, stream: PromptStream) -> str:
+    """Call ``score`` on the first row; returns what people are to be warned of, empty if nothing.
+
+    Raises:
+        RewardRefused: no call could succeed; says why, with file and line.
+        SourceUnreadable: the first row cannot be read.
+    """
+    examples = [_example(prompt) for prompt in stream.read(0, 1)["prompts"]]
+    if not examples:
+        return ""  # no prompt at all: the job says so
+    warning = ""
+    if job.reward.function:
+        warning = _check_calls(job.reward.function, [*examples, *_further(stream)])
+    return _call(job, score, examples[0]) or warning
+
+
+def _example(prompt: list[Any]) -> Example:
+    return Example(*msgpack.unpackb(prompt[3]))
+
+
+def _further(stream: PromptStream) -> list[Example]:
+    """The rows after the first one; none if one of them cannot be read, which whoever needs it will say."""
+    try:
+        return [_example(prompt) for prompt in stream.read(1, _ROWS - 1)["prompts"]]
+    except SourceUnreadable:
+        return []
+
+
+def _check_calls(path: str, examples: list[Example]) -> str:
+    """Whether the function can be called with the columns of each row; a warning if it is with some only."""
+    function = load_function(path)
+    if inspect.iscoroutinefunction(function):
+        raise RewardRefused(
+            f"reward.function {path} ({defined_at(function)}) is a coroutine function; write def, not async def"
+        )
+    problems = [_misfit(function, example) for example in examples]
+    found = [problem for problem in problems if problem]
+    if not found:
+        return ""
+    example = examples[next(i for i, problem in enumerate(problems) if problem)]
+    columns = "".join(f", {column}=…" for column in example.extra)
+    text = (
+        f"reward.function {path} ({defined_at(function)}) cannot be called as "
+        f"(prompt, response, answer{columns}), as row {example.index} of the data asks: {found[0]}. Its first three "
+        "parameters are prompt, response and answer; further columns come by name"
+    )
+    if len(found) == len(examples):
+        raise RewardRefused(text)
+    return f"{text}. So do {len(found)} of the first {len(examples)} rows, whose samples will have no verdict"
+
+
+def _misfit(function: Callable[..., Any], example: Example) -> str:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return ""  # a compiled function need not tell
+    try:
+        signature.bind(example.prompt, "", example.answer, **example.extra)
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+def _call(job: JobConfig, score: Scorer, example: Example) -> str:
+    verifier = f"reward.function {job.reward.function}" if job.reward.function else f"reward.kind {job.reward.kind}"
+    began_s = monotonic()
+    try:
+        score(example.answer if isinstance(example.answer, str) else "", example)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if isinstance(error, NoNumber):
+            raise RewardRefused(f"{error}, {CALLED}") from error
+        if _is_hopeless(error):
+            raise RewardRefused(f"{verifier} can only fail: {described(error)}, {CALLED}") from error
+        return f"{verifier} gave no verdict: {described(error)}, {CALLED}. Mend it, unless that response is to blame"
+    took_s = monotonic() - began_s
+    if took_s > job.reward.timeout_s:
+        return (
+            f"{verifier} took {took_s:.1f} s, {CALLED}: longer than reward.timeout_s ({job.reward.timeout_s:g} s). "
+            "If later calls take as long, their samples will have no verdict: raise it"
+        )
+    return ""
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Whether it cannot have been the response's fault."""
+    if isinstance(error, UnboundLocalError):
+        return False  # a variable that only some responses set
+    if isinstance(error, AttributeError):
+        return isinstance(error.obj, ModuleType | str)  # of other objects: None.group(1), where nothing matched
+    return isinstance(error, NameError | ImportError | SyntaxError)

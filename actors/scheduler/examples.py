@@ -1,0 +1,68 @@
+"""Which samples of a committed step people get to read: the best, the worst, some at random, one that was dropped.
+
+    committed batch ─▶ choose ─▶ ShowSamples ─▶ rewards (decodes) ─▶ Samples ─▶ metrics ─▶ samples.jsonl, W&B
+
+Invariants
+- Nobody waits for it: it is told once, and what finds no reward worker is not shown.
+- Steps that follow each other within ``limits.samples_interval_s`` are not shown, so fast loops pay nothing.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from actors.fleet.scope import JobScope
+from actors.ledger.batch import SampleState, StepBatch
+from actors.protocol.rewards import SampleToShow, ShowSamples
+
+
+class Examples:
+    """It chooses samples and has them shown."""
+
+    def __init__(self, scope: JobScope) -> None:
+        self._scope = scope
+        self._rng = scope.ctx.rng("examples")
+        self._next_s = -math.inf
+
+    def show(self, batch: StepBatch) -> None:
+        """Have some samples of a step that has just been committed shown, unless the last ones are too recent."""
+        scope, now = self._scope, self._scope.ctx.now()
+        rewards = scope.services.get("rewards")
+        if not scope.job.metrics.samples or rewards is None or now < self._next_s:
+            return
+        self._next_s = now + scope.limits.samples_interval_s
+        chosen = [_sample(batch, row, why) for row, why in self._choose(batch).items()]
+        scope.tell(rewards, ShowSamples(job=scope.name, step=batch.step, samples=chosen))
+
+    def _choose(self, batch: StepBatch) -> dict[int, str]:
+        """Row → why it was chosen."""
+        trained = np.nonzero(batch.state == SampleState.COMMITTED)[0]
+        chosen: dict[int, str] = {}
+        if len(trained):
+            rewards = batch.reward[trained]
+            chosen[int(trained[rewards.argmax()])] = "best"
+            chosen.setdefault(int(trained[rewards.argmin()]), "worst")
+            others = [row for row in trained.tolist() if row not in chosen]
+            count = min(self._scope.limits.samples_random, len(others))
+            chosen |= dict.fromkeys(self._rng.sample(others, count), "random")
+        if batch.drop_reasons:
+            chosen[next(iter(batch.drop_reasons))] = "dropped"
+        return chosen
+
+
+def _sample(batch: StepBatch, row: int, chosen: str) -> SampleToShow:
+    index, sibling = divmod(row, batch.group_size)
+    reward = float(batch.reward[row])
+    return SampleToShow(
+        chosen=chosen,
+        prompt=int(batch.prompts[index]),
+        sibling=sibling,
+        prompt_ids=batch.prompt_ids[index],
+        token_ids=batch.ragged(np.array([row], np.int32)).tokens,
+        finish=int(batch.finish[row]),
+        reward=None if math.isnan(reward) else reward,
+        reason=batch.drop_reasons.get(row, ""),
+        context=batch.contexts[index],
+    )

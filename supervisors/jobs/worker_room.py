@@ -1,0 +1,50 @@
+"""How many rollout workers these machines take: each is a process with a model of its own.
+
+Beyond one a core they take turns, which people are told; beyond ``limits.workers_per_core`` none is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from configs.checks.checks import cores_here, has_gpu
+from configs.schema import JobConfig
+from supervisors.machine.nodes import Node
+
+
+class Room(NamedTuple):
+    """It is what the machines of a head have for rollout workers."""
+
+    cores: int
+    """Cores of the head's own machine."""
+    slots: int
+    """Slots of the other nodes."""
+
+    @classmethod
+    def of(cls, nodes: Sequence[Node]) -> Room:
+        return cls(cores_here(), sum(node.slots for node in nodes if not node.local))
+
+    def most(self, job: JobConfig) -> int:
+        """Number of workers that are started at most."""
+        return job.limits.workers_per_core * self.cores + self.slots
+
+    def refusal(self, job: JobConfig, workers: int) -> str:
+        """Why so many are not started; empty if they are."""
+        if workers <= self.most(job):
+            return ""
+        return (
+            f"workers: {workers} is more than the {self.most(job)} that there is room for: limits.workers_per_core "
+            f"{job.limits.workers_per_core} x {self.cores} cores here, and {self.slots} slots of other nodes"
+        )
+
+    def warning(self, job: JobConfig, workers: int) -> str:
+        """What people are to be told of so many; empty if they have a core each, or need none."""
+        on_cpu = job.rollout.engine == "torch" and (job.rollout.device == "cpu" or not has_gpu())
+        if not on_cpu or workers <= self.cores + self.slots:
+            return ""
+        return (
+            f"{workers} rollout workers share {self.cores} cores"
+            f"{f' and {self.slots} slots of other nodes' if self.slots else ''}: they take turns, and the trainer "
+            f"waits for the slowest; {max(1, self.cores + self.slots - 1)} leave it a core"
+        )

@@ -1,0 +1,111 @@
+"""The reward worker on a system of its own: what it says of its verifier, and the samples that it decodes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import msgpack
+import numpy as np
+import pytest
+
+from actors.core.actor import Actor, handles
+from actors.core.system import ActorSystem
+from actors.environments.worker import RewardWorker
+from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import Trouble
+from actors.protocol.metrics import Samples
+from actors.protocol.rewards import SampleToShow, ShowSamples
+from actors.protocol.services import RegisterService
+from actors.protocol.tokens import FinishReason
+from actors.roles import RoleArgs
+from tests.smallest_job import smallest_job
+from transport.address import PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+
+class Hearer(Actor):
+    """Stands for the scheduler and for the metrics actor."""
+
+    def __init__(self) -> None:
+        self.troubles: list[Trouble] = []
+        self.samples: list[Samples] = []
+        self.heard = asyncio.Event()
+
+    @handles(RegisterService)
+    async def register(self, _: RegisterService) -> Acknowledged:
+        return Acknowledged()
+
+    @handles(Trouble, Samples)
+    async def hear(self, news: Trouble | Samples) -> None:
+        if isinstance(news, Trouble):
+            self.troubles.append(news)
+        else:
+            self.samples.append(news)
+        self.heard.set()
+
+
+class Pool:
+    """Starts with a warning."""
+
+    warnings = ("the verifier returned None",)
+
+    async def start(self) -> None:
+        """Nothing to start."""
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class Letters:
+    """One letter a token."""
+
+    def decode(self, token_ids: np.ndarray) -> str:
+        return "".join(chr(97 + int(token)) for token in token_ids)
+
+
+@pytest.fixture
+async def played() -> Any:
+    system, hearer = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1))), Hearer()
+    await system.start()
+    at = (await system.spawn("hearer", hearer)).address
+    job = smallest_job(limits={"sample_text_chars": 3})
+    args = RoleArgs(
+        role="rewards", name="rewards", node="n", job=job.model_dump_json(), model_path="", run_dir="",
+        scheduler=at, metrics=at,
+    )  # fmt: skip
+    worker = await system.spawn("rewards", RewardWorker(args, cast(Any, Pool()), cast(Any, Letters())))
+    yield hearer, worker
+    await system.stop()
+
+
+async def until_heard(hearer: Hearer) -> None:
+    async with asyncio.timeout(5):
+        await hearer.heard.wait()
+    hearer.heard.clear()
+
+
+async def test_what_the_trial_found_is_told_on(played: Any) -> None:
+    hearer, _ = played
+    await until_heard(hearer)
+    (trouble,) = hearer.troubles
+    assert trouble.kind == "reward_trial" and trouble.text == "before the first step: the verifier returned None"
+
+
+async def test_samples_are_decoded_for_people_and_long_ones_cut(played: Any) -> None:
+    hearer, worker = played
+    await until_heard(hearer)
+    context = msgpack.packb(["raw", 42, 7, {}])
+    sample = SampleToShow(
+        chosen="best", prompt=5, sibling=2, prompt_ids=np.array([0, 1], np.int32),
+        token_ids=np.array([2, 3, 4, 5], np.int32), finish=FinishReason.LENGTH, reward=0.5, reason="", context=context,
+    )  # fmt: skip
+    worker.tell(ShowSamples(job="j", step=9, samples=[sample]))
+    await until_heard(hearer)
+    assert hearer.samples[0].step == 9
+    assert hearer.samples[0].rows == [
+        {
+            "step": 9, "chosen": "best", "prompt": 5, "sibling": 2, "row": 7, "reward": 0.5, "finish": "cut",
+            "tokens": 4, "reason": "", "prompt_text": "ab", "response": "cde", "answer": "42",
+        }
+    ]  # fmt: skip

@@ -1,0 +1,82 @@
+"""``headrace samples`` prints what a model wrote, and none of it can steer the terminal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from actors.metrics.samples import SamplesFile, read_samples
+from supervisors.cli.app import app
+
+
+def sample(step: int, **changes: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = {
+        "step": step, "chosen": "best", "prompt": 7, "sibling": 1, "row": 3, "reward": 0.5, "finish": "ended",
+        "tokens": 4, "reason": "", "prompt_text": "2+2=", "response": f"answer of {step}", "answer": "4",
+    }  # fmt: skip
+    return plain | changes
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "job.yaml").write_text("")
+    file = SamplesFile(tmp_path / "samples.jsonl", 1 << 20)
+    file.add([sample(0), sample(0, chosen="worst", reward=0.0, finish="cut")])
+    file.add([sample(3, response="\x1b]0;owned\x07[red]hi[/]")])
+    file.add([sample(8, chosen="dropped", reward=None, reason="no_result: KeyError: 'x' (rw.py:1)")])
+    return tmp_path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["samples", *arguments])
+
+
+def test_the_newest_step_is_shown_and_any_other_by_its_number(run_dir: Path) -> None:
+    newest = invoke(str(run_dir)).stdout
+    assert "step 8, prompt 7, sibling 1: dropped, reward –" in newest and "KeyError: 'x' (rw.py:1)" in newest
+    first = invoke(str(run_dir), "--step", "0").stdout
+    assert (
+        "best, reward 0.500, 4 tokens, ended" in first and "worst, reward 0.000, 4 tokens, cut at max_tokens" in first
+    )
+    assert "answer of 0" in first and "answer of 3" not in first
+    assert "step 3" in invoke(str(run_dir), "--step", "5").stdout, "the last one before it: not every step is kept"
+
+
+def test_what_a_model_wrote_is_shown_as_it_is_and_steers_nothing(run_dir: Path) -> None:
+    assert r"\x1b]0;owned\x07[red]hi[/]" in invoke(str(run_dir), "--step", "3").stdout
+    rows = json.loads(invoke(str(run_dir), "--step", "3", "--json").stdout)
+    assert rows[0]["response"] == "\x1b]0;owned\x07[red]hi[/]"
+
+
+def test_a_directory_without_samples_is_told_why(run_dir: Path) -> None:
+    assert invoke(str(run_dir), "--step", "-1").exit_code == 2
+    (run_dir / "samples.jsonl").unlink()
+    result = invoke(str(run_dir))
+    assert result.exit_code == 2 and "metrics.samples" in result.stderr
+    (run_dir / "job.yaml").unlink()
+    assert "is no run directory" in invoke(str(run_dir)).stderr
+
+
+def test_the_file_is_thinned_and_keeps_samples_of_all_its_time(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    file = SamplesFile(path, 20_000)
+    for step in range(1000):
+        file.add([sample(step), sample(step, chosen="worst")])
+        assert path.stat().st_size <= 20_000
+    steps = [row["step"] for row in read_samples(path)]
+    assert steps == sorted(steps) and steps[-1] == 999 and steps[0] == 0
+    assert sum(step < 500 for step in steps) > 0.1 * len(steps)
+    assert all(steps.count(step) == 2 for step in steps)
+
+
+def test_a_line_that_was_cut_off_is_passed_over(run_dir: Path) -> None:
+    with (run_dir / "samples.jsonl").open("a") as file:
+        file.write('{"step": 9, "chos')
+    assert [row["step"] for row in read_samples(run_dir / "samples.jsonl")] == [0, 0, 3, 8]
+    SamplesFile(run_dir / "samples.jsonl", 1 << 20).add([sample(10)])
+    assert read_samples(run_dir / "samples.jsonl")[-1]["step"] == 10
