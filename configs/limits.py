@@ -87,6 +87,13 @@ class Limits(BaseModel):
         default=10, description="restarts per supervisor within restart_window_s before it gives up"
     )
     restart_window_s: float = Field(default=120.0, description="the window of restart_max")
+    restart_healthy_s: float = Field(
+        default=120.0,
+        description="a child that ran this long was well; restart_max shorter lives in a row without a step are a loop",
+    )
+    fruitless_lives_max: int = Field(
+        default=30, description="lives of one child in a row, however long, in which no step was committed"
+    )
     backoff_first_s: float = Field(default=0.1, description="pause before what failed is tried again, at first")
     backoff_max_s: float = Field(default=10.0, description="the pause doubles up to this")
     start_attempts_max: int = Field(
@@ -134,6 +141,9 @@ class Limits(BaseModel):
     log_trim_s: float = Field(default=5.0, description="how often the length of the processes' logs is looked at")
     early_exits: int = Field(
         default=64, description="ends of processes that came before the answer to their start; the oldest go"
+    )
+    exit_reason_characters: int = Field(
+        default=1500, description="text of the error that ends a process; with its class it fits a pipe's 4 KiB"
     )
     exit_log_lines: int = Field(default=20, description="last lines of the log that go with the news of an exit")
     rejoin_patience_s: float = Field(default=30.0, description="a node asks for a head that is gone for this long")

@@ -199,6 +199,7 @@ class NodeAgent(Actor):
         return ProcessFailure(
             cause=end.cause if end.cause is not ExitCause.COMPLETED else ExitCause.CRASHED,
             detail=managed.verdict or f"it ended before it was ready ({end})",
+            reason=end.reason,
             exit_code=end.code,
             log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
             log_path=str(managed.log_path),
@@ -255,6 +256,7 @@ class NodeAgent(Actor):
                 cause=end.cause,
                 exit_code=end.code,
                 detail=detail,
+                reason=end.reason,
                 log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
             )
         )
