@@ -87,6 +87,10 @@ class Limits(BaseModel):
         default=10, description="restarts per supervisor within restart_window_s before it gives up"
     )
     restart_window_s: float = Field(default=120.0, description="the window of restart_max")
+    stop_without_workers_s: float = Field(
+        default=15.0,
+        description="a job that is to stop waits this long for a worker to finish its step; one may be restarting",
+    )
     restart_healthy_s: float = Field(
         default=120.0,
         description="a child that ran this long was well; restart_max shorter lives in a row without a step are a loop",

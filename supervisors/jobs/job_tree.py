@@ -313,6 +313,8 @@ class JobTree:
             gone.set()
         if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":
             self._tell_end(event)
+        if event.kind == "started" and self._pool is not None:
+            self._pool.worker_started(event.child)
         if event.kind == "ended" and self._pool is not None and event.cause is not None:
             self._pool.worker_ended(event.child, event.cause)
         if event.kind in ("restarting", "gave_up", "start_failed"):

@@ -114,10 +114,10 @@ class CrashLoop:
     Args:
         restarts_max: that many short lives in a row are still no loop.
         healthy_s: a longer life is not a short one.
-        lives_max: that many lives of any length without a step in between are still no loop.
+        lives_max: that many lives of any length without a step in between are still no loop; infinite: any number.
     """
 
-    def __init__(self, *, restarts_max: int, healthy_s: float, lives_max: int) -> None:
+    def __init__(self, *, restarts_max: int, healthy_s: float, lives_max: float) -> None:
         if restarts_max < 0 or lives_max < restarts_max:
             raise ValueError(f"0 <= restarts_max <= lives_max is needed, got {restarts_max} and {lives_max}")
         self._restarts_max, self._healthy_s, self._lives_max = restarts_max, healthy_s, lives_max

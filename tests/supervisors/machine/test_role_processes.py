@@ -213,12 +213,12 @@ async def test_the_spent_budget_escalates_and_leaves_no_process(head):
 
 
 async def test_a_role_that_cannot_start_fails_with_the_error_that_it_met(head):
-    with pytest.raises(SupervisorGaveUp, match="3 starts in a row failed.*FileNotFoundError: no model at /nowhere"):
+    with pytest.raises(SupervisorGaveUp, match=r"3 starts in a row failed.*FileNotFoundError: no model at /nowhere"):
         await head.supervise(Strategy.ONE_FOR_ONE, "p0", role="broken")
 
 
 async def test_a_role_that_can_never_start_is_started_once(head):
-    with pytest.raises(SupervisorGaveUp, match="gave up on p0: NoSuchModel: model.path: /nowhere holds no model"):
+    with pytest.raises(SupervisorGaveUp, match=r"gave up on p0: NoSuchModel: model\.path: /nowhere holds no model"):
         await head.supervise(Strategy.ONE_FOR_ONE, "p0", role="hopeless")
     assert [e.kind for e in head.events] == ["start_failed", "gave_up"]
 

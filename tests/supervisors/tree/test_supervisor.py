@@ -212,7 +212,7 @@ async def test_an_actor_whose_start_meets_a_permanent_error_is_started_once():
     supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, [actor_child("x", Hopeless, node="here")])
     async with House(Strategy.ONE_FOR_ONE, "") as house:
         await house.system.spawn("other", supervisor)
-        with pytest.raises(SupervisorGaveUp, match="NoSuchModel: model.path: nothing is there"):
+        with pytest.raises(SupervisorGaveUp, match=r"NoSuchModel: model\.path: nothing is there"):
             await supervisor.ready(5)
     assert tried == [1]
 
