@@ -23,6 +23,7 @@ from configs.schema import run_directory
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
+from supervisors.jobs.run_record import write_record
 from supervisors.machine.file_end import whole_lines
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
@@ -56,6 +57,7 @@ class Operations:
         run_dir = run_directory(self._head.run_root, config.name)
         run_dir.mkdir(parents=True)
         (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+        write_record(run_dir, config)
         self._head.launch(config, run_dir)
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
