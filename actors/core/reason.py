@@ -11,6 +11,8 @@ Invariants
 
 from __future__ import annotations
 
+from typing import cast
+
 import msgspec
 
 from actors.core.errors import RemoteError, StartFailed
@@ -62,7 +64,9 @@ def _unwrapped(error: BaseException) -> BaseException:
 
 def _inner(error: BaseException) -> BaseException | None:
     """What ``error`` was raised from, or what a group holds first."""
-    return error.exceptions[0] if isinstance(error, BaseExceptionGroup) else error.__cause__
+    if isinstance(error, BaseExceptionGroup):
+        return cast("BaseExceptionGroup[BaseException]", error).exceptions[0]
+    return error.__cause__
 
 
 def _readable(text: str) -> str:

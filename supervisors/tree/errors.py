@@ -12,6 +12,7 @@ HeadraceError
     └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
 
 ReplyError (actors/core/errors.py)
+├── NodeRefused              a machine may not join as it is: its name, its numbers, or another one has its name
 └── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
 """
 
@@ -90,3 +91,9 @@ class HeadLost(SupervisionError):
 
 class FaultNotPossible(ReplyError):
     """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""
+
+
+class NodeRefused(ReplyError):
+    """A head does not take a machine as it offers itself; the text says what to change before another try."""
+
+    permanent = True

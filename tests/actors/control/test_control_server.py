@@ -351,5 +351,5 @@ def test_the_verbs_and_their_roles_are_frozen() -> None:
         "ping": False, "version": False, "jobs": False, "tree": False, "stalls": False, "dead_letters": False,
         "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
-        "cancel": True, "scale": True, "drain": True, "checkpoint": True, "inject": True,
+        "cancel": True, "scale": True, "drain": True, "undrain": True, "checkpoint": True, "inject": True,
     }  # fmt: skip
