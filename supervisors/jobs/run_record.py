@@ -25,7 +25,7 @@ RESUME_MAY_SET: Final = ("steps", "rollout.workers", "checkpoint.", "metrics.", 
 _PLACES: Final = ("model.path", "data.path")
 """Keys that may be edited in job.yaml, since a model and data may be moved; what has become of them is said."""
 _ENDS_BYTES: Final = 4 << 20
-"""Of a data file so much of its begin and its end is hashed: enough to see an edit that keeps its size, mostly."""
+"""Bytes of a data file, at its begin and at its end, that are hashed: most edits that keep its size are seen."""
 
 
 def may_change(key: str) -> bool:

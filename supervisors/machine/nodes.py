@@ -16,7 +16,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
@@ -98,7 +97,7 @@ class Nodes(Actor):
 
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
-        _check_offer(message)
+        _check_offer(message, self.ctx.limits.node_slots_max)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
             self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
@@ -241,11 +240,7 @@ class Nodes(Actor):
             listener()
 
 
-_SLOTS_MAX: Final = 100_000
-"""Workers that no machine has; what ``ctl scale`` takes at most, too."""
-
-
-def _check_offer(offer: JoinCluster) -> None:
+def _check_offer(offer: JoinCluster, slots_max: int) -> None:
     """Raises:
     NodeRefused: it cannot be a machine of this head.
     """
@@ -253,5 +248,5 @@ def _check_offer(offer: JoinCluster) -> None:
         raise NodeRefused(f"the node's name {problem}")
     if problem := name_problem(offer.kind):
         raise NodeRefused(f"the node's kind {problem}")
-    if not 1 <= offer.slots <= _SLOTS_MAX:
-        raise NodeRefused(f"the node's slots are {offer.slots}, expected 1 to {_SLOTS_MAX}")
+    if not 1 <= offer.slots <= slots_max:
+        raise NodeRefused(f"the node's slots are {offer.slots}, expected 1 to {slots_max}")
