@@ -87,6 +87,17 @@ class Limits(BaseModel):
         default=10, description="restarts per supervisor within restart_window_s before it gives up"
     )
     restart_window_s: float = Field(default=120.0, description="the window of restart_max")
+    stop_without_workers_s: float = Field(
+        default=15.0,
+        description="a job that is to stop waits this long for a worker to finish its step; one may be restarting",
+    )
+    restart_healthy_s: float = Field(
+        default=120.0,
+        description="a child that ran this long was well; restart_max shorter lives in a row without a step are a loop",
+    )
+    fruitless_lives_max: int = Field(
+        default=30, description="lives of one child in a row, however long, in which no step was committed"
+    )
     backoff_first_s: float = Field(default=0.1, description="pause before what failed is tried again, at first")
     backoff_max_s: float = Field(default=10.0, description="the pause doubles up to this")
     start_attempts_max: int = Field(
@@ -135,10 +146,16 @@ class Limits(BaseModel):
     early_exits: int = Field(
         default=64, description="ends of processes that came before the answer to their start; the oldest go"
     )
+    exit_reason_characters: int = Field(
+        default=1500, description="text of the error that ends a process; with its class it fits a pipe's 4 KiB"
+    )
     exit_log_lines: int = Field(default=20, description="last lines of the log that go with the news of an exit")
     rejoin_patience_s: float = Field(default=30.0, description="a node asks for a head that is gone for this long")
     nodes_return_s: float = Field(
         default=10.0, description="a job's nodes join a restarted head again; later it goes on without them"
+    )
+    node_slots_max: int = Field(
+        default=100_000, description="rollout workers that no machine has; a node says how many"
     )
     cut_off_nodes: int = Field(
         default=256, description="unreachable machines that a head remembers: they may come back with what they run"

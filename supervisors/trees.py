@@ -158,7 +158,8 @@ async def run_node(
         try:
             await node.start()
             print(f"node {node.name} has joined {join}", flush=True)
-            await node.wait(interrupted)
+            if not await node.wait(interrupted):
+                print(f"node {node.name}: the head at {join} has ended", flush=True)
         finally:
             await node.stop()
 

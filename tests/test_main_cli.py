@@ -62,6 +62,7 @@ def test_the_command_line_is_frozen() -> None:
         "ctl cancel": ["--json", "job"],
         "ctl scale": ["--job", "--json", "workers"],
         "ctl drain": ["--json", "target"],
+        "ctl undrain": ["--json", "target"],
         "ctl tree": ["--job", "--json"],
         "ctl stalls": ["--json", "--longer-than"],
         "ctl dead-letters": ["--json"],

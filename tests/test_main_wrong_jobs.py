@@ -246,7 +246,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
     (tmp_path / "set").mkdir()
-    (tmp_path / "whole" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "whole" / name).write_text("{}")
+    (tmp_path / "whole" / "pytorch_model.bin").write_bytes(b"an old pickle")
     (tmp_path / "hf" / "hub" / "models--cached--model" / "snapshots").mkdir(parents=True)
     good = json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n"
     files = {

@@ -46,6 +46,10 @@ class ControlBackend(Protocol):
         """``target`` is a node's or a worker's name. Returns when it takes no more work."""
         ...
 
+    async def undrain(self, target: str) -> Plain:
+        """``target`` is a node's name. It gets work again."""
+        ...
+
     async def tree(self, job: str | None) -> list[Plain]:
         """Each actor: ``{name, role, node, pid, state, incarnation, restarts}``; a parent comes before its children."""
         ...

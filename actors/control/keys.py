@@ -14,6 +14,7 @@ Invariants
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,7 @@ READ_ONLY_USER: Final = "read-only"
 """What the server calls a client that showed a key of the read-only role."""
 READ_ONLY_FOLDER: Final = "read-only"
 KEY_CHARACTERS: Final = 40
+_Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,8 @@ def _read(file: Path) -> bytes:
 
 
 def _check(key: bytes, file: Path) -> bytes:
-    if len(key) != KEY_CHARACTERS or not key.isascii():
-        raise KeyFileError(f"{file}: expected a key of {KEY_CHARACTERS} characters, got {len(key)}")
+    if _Z85.fullmatch(key) is None:
+        raise KeyFileError(
+            f"{file}: expected a key, {KEY_CHARACTERS} characters of Z85 as headrace keys prints them, got {key!r:.60}"
+        )
     return key

@@ -23,6 +23,7 @@ from actors.control.errors import (
     UnknownOp,
     WrongVersion,
 )
+from configs.names import NAME_CHARACTERS_MAX, name_problem
 
 VERSION: Final = 1
 
@@ -156,6 +157,13 @@ class Drain(Args, frozen=True):
     target: str
 
 
+class Undrain(Args, frozen=True):
+    """Take a drained node into service again, unless it goes by itself."""
+
+    writes = True
+    target: str
+
+
 class Checkpoint(Args, frozen=True):
     """Write a checkpoint after the step under way."""
 
@@ -257,6 +265,8 @@ def read_args(request: Request) -> Args:
             f"It takes: {known}" if known else "It takes no arguments",
         ) from error
     _check_counts(request.op, args)
+    _check_names(request.op, args)
+    _check_seconds(request, args)
     return args
 
 
@@ -267,6 +277,25 @@ _COUNTS: Final = {
     "lines": (1, 10_000),
     "workers": (0, 100_000),
 }
+
+
+_NAMES: Final = ("job", "actor", "target")
+"""Arguments that name a job, an actor or a machine."""
+_NAME_CHARACTERS_MAX: Final = 2 * NAME_CHARACTERS_MAX
+"""A worker on a machine is called after it, so it has a longer name."""
+
+
+def _check_names(op: str, args: Args) -> None:
+    for name in _NAMES:
+        value = getattr(args, name, None)
+        if isinstance(value, str) and (problem := name_problem(value, longest=_NAME_CHARACTERS_MAX)):
+            raise BadArgs(f"{op}: {name} {problem}", "Give a name as jobs and tree list them")
+
+
+def _check_seconds(request: Request, args: Args) -> None:
+    for name, value in (("timeout_s", request.timeout_s), ("longer_than_s", getattr(args, "longer_than_s", None))):
+        if isinstance(value, int | float) and not value >= 0:  # not a number is neither
+            raise BadArgs(f"{request.op}: {name} is {value}", "Give seconds from 0")
 
 
 def _check_counts(op: str, args: Args) -> None:

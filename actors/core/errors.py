@@ -86,6 +86,7 @@ class RemoteError(AskError):
         detail: str,
         *,
         declared: bool,
+        permanent: bool = False,
         target: ActorAddress | None = None,
         question: str = "",
     ) -> None:
@@ -94,6 +95,8 @@ class RemoteError(AskError):
         self.detail = detail
         self.declared = declared
         """True: a ReplyError, the target lives on. False: the target crashed."""
+        self.permanent_there = permanent
+        """True if the handler's error says that a repetition can only meet it again."""
 
 
 class DeadlineExceeded(AskError):

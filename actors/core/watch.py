@@ -17,6 +17,7 @@ import enum
 import msgspec
 
 from actors.core.message import Message, message
+from actors.core.reason import is_permanent
 from transport.address import ActorAddress
 from transport.transport import DownReason
 
@@ -37,6 +38,8 @@ class Down(Message):
     address: ActorAddress
     reason: Gone
     detail: str = ""
+    permanent: bool = False
+    """True if it crashed with an error that its next life can only meet again."""
 
 
 def gone_by_link(reason: DownReason) -> Gone:
@@ -54,6 +57,11 @@ class ActorExit(msgspec.Struct, frozen=True):
     def gone(self) -> Gone:
         """The same for those who watch."""
         return Gone.CRASHED if self.error is not None else Gone.STOPPED
+
+    @property
+    def permanent(self) -> bool:
+        """Whether its next life could only meet the same error."""
+        return is_permanent(self.error)
 
     @property
     def detail(self) -> str:

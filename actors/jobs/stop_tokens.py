@@ -38,7 +38,7 @@ def _end_tokens(path: Path) -> list[int]:
     config = cast("dict[str, Any]", json.loads(path.read_text("utf-8")))
     value = config.get("eos_token_id")
     if value is None:
-        value = config.get("text_config", {}).get("eos_token_id")
+        value = (config.get("text_config") or {}).get("eos_token_id")
     return [] if value is None else [int(v) for v in (cast("list[int]", value) if isinstance(value, list) else [value])]
 
 

@@ -35,6 +35,8 @@ class EngineUnavailable(EngineError):
 class ModelUnreadable(EngineError):
     """The checkpoint directory cannot be loaded as a causal language model."""
 
+    permanent = True
+
 
 class WeightsMismatch(EngineError):
     """Names, shapes or dtypes are not the model's. The engine still serves the version that it served before."""

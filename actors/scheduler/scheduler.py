@@ -155,6 +155,7 @@ class Scheduler(Actor):
         self.ctx.send_after(self._job.limits.scheduler_tick_s, Tick())
         self._progress.look()
         self._fleet.tick(self.ctx.now())
+        self._steps.look(self.ctx.now())
         self.need_batch()
         self.assign()
         self.lease()

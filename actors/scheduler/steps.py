@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Final
 
 import numpy as np
 
 from actors.fleet.fleet import Fleet
 from actors.fleet.scope import JobScope
 from actors.ledger import events as ev
-from actors.ledger.batch import StepBatch
+from actors.ledger.batch import IN_FLIGHT, SampleState, StepBatch
 from actors.ledger.errors import IllegalTransition, NotAccepted
 from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import CheckpointStored, NeedBatch, StepCommitted
@@ -28,6 +29,8 @@ from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenSt
 from actors.scheduler.examples import Examples
 from actors.scheduler.grants import Grants
 from actors.scheduler.meter import StepMeter
+
+_TO_GENERATE: Final = (SampleState.QUEUED, *IN_FLIGHT)
 
 
 class Steps:
@@ -50,6 +53,10 @@ class Steps:
         self._asked_batch = (-1, 0.0)
         self._told_step = -1
         """Newest committed step whose row this life has told the job."""
+        self._without_workers_s: float | None = None
+        """Since when the job is to stop, and nobody generates what its step lacks; None: that is not so."""
+        self._stranded = False
+        """True once the step under way is given up for that."""
         self._untold: list[StepCommitted] = []
         """News that the job is told as soon as it has registered."""
 
@@ -106,8 +113,25 @@ class Steps:
     def _end_if_never(self) -> None:
         """Tell a trainer that has opened a step which will never come: it must not wait for it."""
         ledger, step = self._scope.ledger, self._grants.step
-        if step >= self.count or (ledger.stopping and step not in ledger.batches):
+        if step >= self.count or (ledger.stopping and (step not in ledger.batches or self._stranded)):
             self._grants.end()
+
+    def look(self, now: float) -> None:
+        """A job that is to stop ends with its step, but does not wait for workers that it does not have.
+
+        What has been generated of the step is in the journal: a resumed run goes on with it.
+        """
+        ledger = self._scope.ledger
+        batch = ledger.batches.get(self._grants.step)
+        lacking = batch is not None and not batch.committed and bool(np.isin(batch.state, _TO_GENERATE).any())
+        if not (ledger.stopping and lacking) or self._scope.workers.by_name:
+            self._without_workers_s = None
+        elif self._without_workers_s is None:
+            self._without_workers_s = now
+        elif now - self._without_workers_s >= self._scope.limits.stop_without_workers_s and not self._stranded:
+            self._stranded = True
+            self._scope.event("stopped_without_workers", step=self._grants.step)
+            self._end_if_never()
 
     def job_registered(self) -> None:
         """Tell it what it has missed, and ask it anew for what it may have forgotten."""

@@ -258,8 +258,8 @@ class Inbox:
 
     @property
     def exhausted(self) -> bool:
-        """Complete, and everything has been handed out."""
-        return self.complete and len(self._handed_out) == len(self.groups)
+        """Complete, and everything has been handed out; or there is no such step, whatever of it has come."""
+        return self.never or (self.complete and len(self._handed_out) == len(self.groups))
 
     def ready(self) -> list[list[GroupGrant]]:
         """The windows that can be trained now and were not handed out before."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Final
 
 from actors.core.context import Context
 from actors.protocol.failures import Acknowledged
@@ -22,6 +23,11 @@ from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import CheckpointCorrupt
 from actors.trainer.spans import SpanRecorder
 from configs.schema import JobConfig
+
+EXPORT_NOTE: Final = "export_failed.txt"
+"""File of a checkpoint that says why it holds no model for other programs."""
+_REFUSALS: Final = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError, ImportError)
+"""Errors by which a library says that it does not want to; a disk's errors are none of them."""
 
 
 class Checkpointer:
@@ -72,8 +78,18 @@ class Checkpointer:
             async with asyncio.timeout(limit_s):
                 await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
             async with asyncio.timeout(limit_s):
-                await self._backend.export_checkpoint(partial)
+                await self._export(partial)
         self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
+
+    async def _export(self, partial: Path) -> None:
+        """Write the model for others. If its library refuses, the checkpoint goes without it: training needs none."""
+        try:
+            await self._backend.export_checkpoint(partial)
+        except _REFUSALS as error:
+            why = f"the model could not be exported: {type(error).__name__}: {error}"
+            self._ctx.log.error("a checkpoint without an exported model", path=str(partial), why=why)
+            note = f"{why}\nTraining goes on from this checkpoint; no other program can load it.\n"
+            await self._ctx.run_blocking((partial / EXPORT_NOTE).write_text, note)
 
     async def _store(self, partial: Path, step: int, *, final: bool) -> None:
         state = checkpoint.CheckpointState(job=self._job.name, step=step)

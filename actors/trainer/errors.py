@@ -6,12 +6,15 @@ HeadraceError
     ├── BadMicroBatch        our bug: arrays whose shapes do not fit together; do not retry
     ├── ModelNotLoadable     configuration: the model directory cannot be read; do not retry
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
+    ├── CheckpointAstray     checkpoints and journal are of different times; put one back, do not retry
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
     └── BackendClosed        our bug: a call outside start … close
 """
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from transport.errors import HeadraceError
 
@@ -38,6 +41,19 @@ class CheckpointCorrupt(TrainerError):
     """A checkpoint that is not whole. The message names the file; retrying cannot help, another checkpoint can."""
 
     permanent = True
+
+
+class CheckpointAstray(TrainerError):
+    """The newest checkpoint and the run's journal do not belong together: one of them was removed or put back."""
+
+    permanent = True
+
+    def __init__(self, run_dir: Path, step: int, why: str) -> None:
+        found = f"the newest checkpoint is of step {step}" if step else "there is no checkpoint"
+        super().__init__(
+            f"{run_dir / 'checkpoints'}: {found}, and the journal says: {why}. Put back checkpoints and journal.db of "
+            "the same time, or begin a new run, with a checkpoint as its model.path"
+        )
 
 
 class GrantChanged(TrainerError):

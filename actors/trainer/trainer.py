@@ -30,7 +30,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -53,7 +53,7 @@ from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
-from actors.trainer.errors import GrantChanged, TrainingDiverged
+from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
@@ -61,6 +61,9 @@ from actors.trainer.spans import SpanRecorder
 
 R = TypeVar("R")
 M = TypeVar("M", bound=Message)
+
+_NOT_ACCEPTED: Final = "NotAccepted"
+"""Class name of the error by which a scheduler refuses a step that its ledger contradicts."""
 
 
 class Trainer(RegisteredActor):
@@ -80,7 +83,7 @@ class Trainer(RegisteredActor):
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
         self._tokens_before = 0
-        self.step = 0
+        self.step = self._resumed_step = 0
         self.ignored_grants = 0
 
     async def on_start(self) -> None:
@@ -94,7 +97,7 @@ class Trainer(RegisteredActor):
         )
         self._checkpointer = Checkpointer(ctx, self._backend, self._spans, self._job, self._run_dir, self._ask)
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
-        self.step = await self._checkpointer.resume(args.resume_from)
+        self.step = self._resumed_step = await self._checkpointer.resume(args.resume_from)
         ctx.start_task(self._run(), "train")
 
     async def on_stop(self) -> None:
@@ -200,10 +203,16 @@ class Trainer(RegisteredActor):
     async def _ask_open(self, inbox: Inbox) -> None:
         """Void what was granted before, and lease all of the step. Refused by a scheduler whose frontier is older:
 
-        that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint.
+        that raises RemoteError and ends the trainer, whose next life starts from the newest checkpoint. If this one
+        has just done so, the next one would be refused as well, and it is CheckpointAstray.
         """
         opened = OpenStep(job=self._job.name, step=inbox.step, trainer=self.ctx.self_address)
-        await self._ask(opened, Acknowledged)
+        try:
+            await self._ask(opened, Acknowledged)
+        except RemoteError as error:
+            if error.error_type == _NOT_ACCEPTED and inbox.step == self._resumed_step:
+                raise CheckpointAstray(self._run_dir, inbox.step, error.detail) from error
+            raise
 
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
         """Wait until something comes. Silence, lost groups and a new scheduler open the step again."""

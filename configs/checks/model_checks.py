@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from configs.checks.model_files import problem_of
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 
@@ -69,10 +70,13 @@ def _check_model_path(job: JobConfig) -> list[Found]:
         ]
     path = Path(job.model.path).expanduser()
     if path.exists():
-        if not (path / "config.json").is_file():
+        adapter = (path / "adapter_config.json").is_file()  # has no config.json, and is told what it is
+        if not (path / "config.json").is_file() and not adapter:
             wrong = f"{job.model.path!r} is no Hugging Face model directory: it has no config.json"
             return [("model.path", wrong, "Name the directory that from_pretrained would load")]
-        return []
+        loaded = job.trainer.backend != "simulated" or job.rollout.engine != "simulated"
+        problem = problem_of(path, job.model.path, weights=loaded)
+        return [("model.path", *problem)] if problem else []
     if not is_hub_name(job.model.path):
         wrong = f"{job.model.path!r} does not exist and is no hub name"
         return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]

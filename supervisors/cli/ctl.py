@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ def options(
     ] = None,
 ) -> None:
     """Look at and steer a run through its control socket."""
+    if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s >= 0):
+        _fail(f"--timeout is {timeout_s}, expected seconds from 0", EXIT_BAD_REQUEST)
     _options.control, _options.json, _options.timeout_s, _options.keys = control, json_, timeout_s, keys
 
 
@@ -125,6 +128,15 @@ def drain(
 ) -> None:
     """Take a node or a worker out of service in good order."""
     _call("drain", {"target": target}, json_)
+
+
+@ctl.command()
+def undrain(
+    target: Annotated[str, typer.Argument(help="A node, by name.")],
+    json_: Json = False,
+) -> None:
+    """Take a drained node into service again."""
+    _call("undrain", {"target": target}, json_)
 
 
 @ctl.command()

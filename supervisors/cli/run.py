@@ -28,12 +28,10 @@ from supervisors.cli.command import (
     finish,
     wrong,
 )
+from supervisors.cli.resume import check_options, check_run
 from supervisors.cli.terminal_text import printable
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
-
-RESUME_MAY_SET: Final = ("steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.")
-"""Keys that may differ after a resume; any other would make it another run than the journal tells of."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -67,8 +65,9 @@ def run(
     overrides = set_ or []
     try:
         if resume is not None:
-            _check_resume(job, dir_, resume, overrides)
+            check_options(job, dir_, resume, overrides)
             run_dir, loaded = resume, load_job(resume / "job.yaml", overrides)
+            check_run(resume, loaded)
         elif job is None:
             raise wrong("headrace run", "no job file was named", "Write headrace run configs/quickstart.yaml")
         else:
@@ -76,7 +75,7 @@ def run(
             run_dir = _new_run_directory(dir_, loaded.name)
         plan = _load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
-        _write_job(run_dir, loaded)
+        news = _write_job(run_dir, loaded, begins=resume is None)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
 
@@ -85,6 +84,8 @@ def run(
 
     console = Console(stderr=json_, highlight=False)
     console.print(f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}", soft_wrap=True)
+    if news:
+        console.print(news, soft_wrap=True, markup=False)
     with ProgressView(console) as view:
         summary = finish(
             lambda: run_job(
@@ -102,20 +103,6 @@ def run(
     if json_:
         print(json.dumps(summary), flush=True)
     raise typer.Exit(_EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
-
-
-def _check_resume(job: Path | None, dir_: Path | None, resume: Path, overrides: list[str]) -> None:
-    where = f"--resume {resume}"
-    if job is not None or dir_ is not None:
-        fix = "The run directory holds its job; leave the other out"
-        raise wrong(where, "neither a job file nor --dir goes with it", fix)
-    if not (resume / "job.yaml").is_file():
-        fix = "Name the directory that the run printed at its start"
-        raise wrong(where, "is no run directory: it has no job.yaml", fix)
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if not any(key == may or (may.endswith(".") and key.startswith(may)) for may in RESUME_MAY_SET):
-            raise wrong(where, f"{key} cannot change in mid-run", f"Only these can: {', '.join(RESUME_MAY_SET)}")
 
 
 def _load_faults(path: Path | None, job: Any) -> Any:
@@ -140,12 +127,18 @@ def _new_run_directory(chosen: Path | None, name: str) -> Path:
     return run_dir
 
 
-def _write_job(run_dir: Path, job: Any) -> None:
+def _write_job(run_dir: Path, job: Any, *, begins: bool) -> str:
+    """The run's job file, and what it begins with; returns what there is to say of a run that is gone on with."""
     from configs.loader import dump_job
+    from supervisors.jobs.run_record import data_news, model_news, write_record
 
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         (run_dir / "job.yaml").write_text(dump_job(job), encoding="utf-8")
+        if begins:
+            write_record(run_dir, job)
+            return ""
+        return "\n".join(filter(None, (model_news(run_dir, job), data_news(run_dir, job))))
     except OSError as error:
         fix = "Choose a directory that you may write"
         raise wrong(f"--dir {run_dir}", f"cannot be written: {error}", fix) from error

@@ -47,8 +47,9 @@ def node(
     keys: Keys = None,
 ) -> None:
     """Lend this machine to a head, until stopped."""
-    from supervisors.machine.node import check_join
+    from supervisors.machine.node import check_join, check_node
 
+    refuse_bad_sockets(lambda: check_node(name, kind, site, notice))
     refuse_bad_sockets(lambda: check_join(join, keys))
     from supervisors.trees import run_node
 

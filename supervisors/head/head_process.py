@@ -4,7 +4,8 @@
                                                                      └─ serve jobs until a signal ─▶ HeadEnded ─▶ exit 0
 
 Invariants
-- The process ends with its parent (``parent_death``). When it cannot start, its last line on stderr says why.
+- The process ends with its parent (``parent_death``). The error that ends it is its exit note, and its last line on
+  stderr.
 - Nothing of it is needed by a next life but the run directory: the journal, the model, the metrics.
 """
 
@@ -17,7 +18,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import structlog
 
 from actors.control.socket import for_this_machine, store_endpoint
 from actors.core.errors import AskError
+from actors.core.reason import reason_of
 from actors.host.parent_death import die_with_parent
 from configs.errors import ConfigError
 from configs.fault_plan import FaultPlan
@@ -35,6 +37,7 @@ from configs.schema import JobConfig
 from supervisors.head.head import Head
 from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.jobs.job_run import FormerLife
+from supervisors.machine import exit_note
 from supervisors.machine.logs import log_to_file, new_loop
 from supervisors.machine.machine import JOURNAL
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
@@ -47,15 +50,17 @@ def run_head_process() -> None:
     """Be the head; what ``main.py lead`` calls. Does not return."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until it is ready, and told so, nobody has anything to interrupt
+    note = exit_note.take_pipe()
     code = EXIT_CRASHED
     try:
         order = HeadOrder.decode(sys.stdin.buffer.read())
         log_to_file(Path(order.log))
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            code = runner.run(_main(order))
+            code = runner.run(_main(order, lambda error: exit_note.leave(note, reason_of(error))))
     except asyncio.CancelledError:
         log.warning("interrupted twice")
     except BaseException as error:
+        exit_note.leave(note, reason_of(error))
         log.exception("the head failed")
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
     finally:
@@ -64,7 +69,7 @@ def run_head_process() -> None:
         os._exit(code)
 
 
-async def _main(order: HeadOrder) -> int:
+async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -> int:
     head = Head(
         run_root=Path(order.run_root),
         listen=order.listen,
@@ -79,6 +84,7 @@ async def _main(order: HeadOrder) -> int:
                 await head.start()
                 control = await head.serve_control(order.control)
             except (HeadraceError, OSError) as error:
+                last_words(error)
                 log.exception("the head could not start")
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 return EXIT_START_FAILED

@@ -52,6 +52,7 @@ from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
 from supervisors.machine.process_log import last_lines, trim
 from supervisors.tree.errors import HeadGaveUp
+from supervisors.tree.judgement import Judge
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
 
 log = structlog.get_logger("headrace.machine")
@@ -191,6 +192,7 @@ class MachineProcess:
         assert system is not None, "started"
         budget = RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
         backoff = Backoff(BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s))
+        crash_loop = Judge(limits).crash_loop()
         rng, loop = named_rng(0, "head backoff"), asyncio.get_running_loop()
         failed_starts = 0
         order = msgspec.structs.replace(
@@ -201,15 +203,19 @@ class MachineProcess:
             limits=limits.model_dump_json(),
         )
         while True:
-            began_s = loop.time()
+            began_s, step = loop.time(), self.keeper.step
             end = await self._one_life(order, interrupted)
             if self.keeper.summary is not None:
                 return self.keeper.summary
             failed_starts = 0 if self.keeper.ready is not None else failed_starts + 1
             cause = ExitCause.CRASHED if end.cause in (ExitCause.COMPLETED, ExitCause.PREEMPTED) else end.cause
             within = budget.spend(cause, loop.time())
-            self._check(order, end, failed_starts, within=within)
-            delay_s = backoff.after(cause, lived_s=loop.time() - began_s, rng=rng)
+            lived_s = loop.time() - began_s
+            if self.keeper.step > step:
+                crash_loop.progressed()
+            no_loop = crash_loop.ended(cause, lived_s=lived_s)
+            self._check(order, end, failed_starts, within=within, no_loop=no_loop)
+            delay_s = backoff.after(cause, lived_s=lived_s, rng=rng)
             log.warning("the head ended; starting it again", life=order.life, end=str(end), delay_s=delay_s)
             self._on_progress({"message": f"the head ended ({end}); starting it again"})
             await asyncio.sleep(delay_s)
@@ -260,20 +266,24 @@ class MachineProcess:
         await self.keeper.became_ready.wait()
         head.send_signal(signal.SIGINT)
 
-    def _check(self, order: HeadOrder, end: ProcessExit, failed_starts: int, *, within: bool) -> None:
+    def _check(self, order: HeadOrder, end: ProcessExit, failed_starts: int, *, within: bool, no_loop: bool) -> None:
         """Raises:
         HeadGaveUp: there is no point in another life.
         """
         lines = last_lines(_output(order), self._limits.exit_log_lines)
-        last = lines[-1] if lines else ""
+        last = "" if end.reason is not None else lines[-1] if lines else ""
+        if end.reason is not None and end.reason.permanent:
+            raise HeadGaveUp(f"{end.reason} (the head could only meet the same error again)")
         if order.life == 1 and end.code == EXIT_START_FAILED and not self.keeper.ready:
-            raise HeadGaveUp(last or f"the head could not start ({end})")
+            raise HeadGaveUp(str(end.reason or "") or last or f"the head could not start ({end})")
         if failed_starts >= self._limits.start_attempts_max:
             raise HeadGaveUp(f"{failed_starts} starts of the head in a row failed; last: {end}{_tail(last)}")
         if not within:
             limits = self._limits
             budget = f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up"
             raise HeadGaveUp(f"the head ended too often: {budget}; last: {end}{_tail(last)}")
+        if not no_loop:
+            raise HeadGaveUp(f"the head ended again and again without a step in between; last: {end}{_tail(last)}")
 
     def _next(self, order: HeadOrder, end: ProcessExit) -> HeadOrder:
         keeper = self.keeper

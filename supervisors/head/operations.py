@@ -23,6 +23,7 @@ from configs.schema import run_directory
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
+from supervisors.jobs.run_record import write_record
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.file_end import whole_lines
 from supervisors.tree.child_record import ChildInfo
@@ -57,6 +58,7 @@ class Operations:
         run_dir = run_directory(self._head.run_root, config.name)
         run_dir.mkdir(parents=True)
         (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+        write_record(run_dir, config)
         self._head.launch(config, run_dir)
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
@@ -182,6 +184,7 @@ class Operations:
         return {"job": run.job.name, "workers": workers}
 
     async def drain(self, target: str) -> Plain:
+        self._check_not_needed(target)
         for run in list(self._head.jobs.values()):  # another may be submitted meanwhile
             if not run.state.over and await run.tree.drain_worker(target):
                 return {"target": target, "workers": 1}
@@ -193,12 +196,41 @@ class Operations:
                 moved += await run.tree.drain_node(target)
         return {"target": target, "workers": moved}
 
+    def _check_not_needed(self, target: str) -> None:
+        """Raises:
+        NotNow: a machine is to be drained without which a running job could not go on.
+        """
+        nodes = self._head.nodes.present
+        if any(node.local and node.name == target for node in nodes):
+            raise NotNow(
+                f"{target} is the head's own machine, where trainer, weights and rewards are",
+                "Drain its workers by name, or lower their number with scale",
+            )
+        left = [node for node in nodes if not node.local and not node.draining and node.name != target]
+        remote = [run.job.name for run in self._head.jobs.values()
+                  if not run.state.over and run.job.cluster.place_rollout == "remote"]  # fmt: skip
+        if self._head.nodes.knows(target) and remote and not left:
+            raise NotNow(
+                f"{target} is the last machine for the workers of {', '.join(remote)} (cluster.place_rollout: remote)",
+                "Start another one with headrace node --join first",
+            )
+
+    async def undrain(self, target: str) -> Plain:
+        nodes = self._head.nodes
+        if not nodes.knows(target):
+            raise NotFound(f"there is no node named {target!r}; headrace ctl tree lists them")
+        if not nodes.undrain(target):
+            raise NotNow(f"{target} has said itself that it goes", "Start it again once it has gone")
+        return {"target": target}
+
     async def tree(self, job: str | None) -> list[Plain]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
         rows = [_row("head", "head", "head") | {"pid": os.getpid()}]
         rows += [_row("nodes", "nodes", "head"), _row("agent", "node_agent", "head")]
         rows += [
-            _row(f"agent@{node.name}", "node_agent", node.name) for node in self._head.nodes.present if not node.local
+            _row(f"agent@{node.name}", "node_agent", node.name) | ({"state": "draining"} if node.draining else {})
+            for node in self._head.nodes.present
+            if not node.local
         ]
         for run in runs:
             for part, supervisor in run.tree.supervisors.items():

@@ -8,17 +8,19 @@ Invariants
 - A worker belongs to its node: it is called ``rollout-<node>`` (``rollout-<node>.<slot>`` from the second on) and is
   never started elsewhere. So a head's next life knows what to adopt.
 - Losing a node costs no restart budget: here machines go all the time. A worker that crashes is started again on its
-  node, within a budget of the node's own; when that is spent the node is passed over, and the record says so.
+  node, within a budget of the node's own; when that is spent, or the node's workers are in a crash loop, the node is
+  passed over, and the record says so.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from configs.limits import Limits
-from supervisors.tree.restart_budget import ExitCause, RestartBudget, counts
+from supervisors.tree.restart_budget import CrashLoop, ExitCause, RestartBudget, counts
 
 if TYPE_CHECKING:
     from supervisors.machine.nodes import Node, Nodes
@@ -64,6 +66,9 @@ class ElasticPool:
         self._known: dict[str, str] = {}
         self._draining: set[str] = set()
         self._budgets: dict[str, RestartBudget] = {}
+        self._loops: dict[str, CrashLoop] = {}
+        self._ready_s: dict[str, float] = {}
+        """When each worker became ready."""
         self._passed_over: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -116,6 +121,17 @@ class ElasticPool:
         for worker, name in places:
             self._add(worker, name)
 
+    def worker_started(self, worker: str) -> None:
+        """The supervisor says that ``worker`` is ready."""
+        if worker in self._workers:
+            self._ready_s[worker] = self._now()
+
+    def _loop_on(self, node: str) -> CrashLoop:
+        """A worker that takes long to start never spends its node's budget; others get on meanwhile."""
+        limits = self._limits
+        fresh = CrashLoop(restarts_max=limits.restart_max, healthy_s=limits.restart_healthy_s, lives_max=math.inf)
+        return self._loops.setdefault(node, fresh)
+
     def worker_ended(self, worker: str, cause: ExitCause) -> None:
         """The supervisor says that ``worker`` has ended for good, by ``cause``."""
         node = self._workers.get(worker)
@@ -126,10 +142,13 @@ class ElasticPool:
             budget = self._budgets.setdefault(
                 node, RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
             )
-            if not budget.spend(cause, self._now()):
+            within = budget.spend(cause, self._now())
+            lived_s = self._now() - self._ready_s.get(worker, self._now())
+            if not self._loop_on(node).ended(cause, lived_s=lived_s) or not within:
                 self._passed_over.add(node)
                 self._record("node_passed_over", node=node, crashes=budget.spent(self._now()), cause=str(cause))
             pause_s = min(limits.backoff_max_s, pause_s * 2.0 ** (budget.spent(self._now()) - 1))
+        self._ready_s.pop(worker, None)
         self._later(self._again(worker, pause_s), f"start {worker} again")
 
     # ------------------------------------------------------------ acts
@@ -166,6 +185,7 @@ class ElasticPool:
         for name in [name for name in self._known if name not in there]:
             self._record("node_left", node=name, kind=self._known[name])
             self._budgets.pop(name, None)
+            self._loops.pop(name, None)
             self._passed_over.discard(name)
         self._known = {name: node.kind for name, node in there.items()}
         self._draining = {name for name, node in there.items() if node.draining}

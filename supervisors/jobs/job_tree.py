@@ -161,6 +161,7 @@ class JobTree:
         name = f"{part}.{self._job.name}"
         supervisor = Supervisor(name, strategy, children, on_event=self._on_supervision, limits=self._job.limits)
         self._supervisors[part] = supervisor
+        self._news.subscribe(lambda progress: supervisor.progressed() if "reward_mean" in progress else None)
         if part == "rollout" and self._job.cluster.place_rollout == "elastic":
             self._pool = self._elastic_pool(supervisor)
         await self._system.spawn(name, supervisor)
@@ -312,10 +313,12 @@ class JobTree:
             gone.set()
         if event.kind == "exited" and event.supervisor == f"rollout.{self._job.name}":
             self._tell_end(event)
+        if event.kind == "started" and self._pool is not None:
+            self._pool.worker_started(event.child)
         if event.kind == "ended" and self._pool is not None and event.cause is not None:
             self._pool.worker_ended(event.child, event.cause)
         if event.kind in ("restarting", "gave_up", "start_failed"):
-            self._news.say(message=f"{event.child} {event.kind.replace('_', ' ')}: {event.cause} {event.detail}")
+            self._news.say(message=_words(event))
 
     def _tell_end(self, event: SupervisionEvent) -> None:
         """To the scheduler, which sees a link break and cannot know why."""
@@ -324,3 +327,13 @@ class JobTree:
             job=self._job.name, worker=event.child, incarnation=event.incarnation, crashed=crashed, detail=event.detail
         )
         self._system.ref(self.address("scheduler")).tell(news)
+
+
+def _words(event: SupervisionEvent) -> str:
+    """What people read of a child that failed: the error that ended it, if it has named one."""
+    if event.kind == "gave_up":
+        return event.detail
+    if event.kind == "start_failed":
+        return f"{event.child} did not start: {event.reason or event.detail}"
+    why = f": {event.reason}" if event.reason else ""
+    return f"{event.child} ended ({event.cause}{why}); starting it again {event.detail}"

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from configs.checks.model_checks import is_hub_name
+from configs.checks.model_files import problem_of
 from configs.schema import JobConfig
 from supervisors.jobs.hub_download import Order, Report, read_report
 from supervisors.machine.process import ChildProcess, Launch, ProcessExit, launch
@@ -157,6 +158,9 @@ async def _fetch(job: JobConfig, run_dir: Path, say: Say) -> Path:
         raise ModelNotFetched(f"{report.field}: {subject}{report.wrong}. {report.fix}")
     if report.note:
         say(report.note)
+    # its weights are whole: the hub's client has held their sizes against the hub's
+    if (problem := problem_of(Path(report.directory), name, weights=False)) is not None:
+        raise ModelNotFetched(f"model.path: {problem[0]}. {problem[1]}")
     say(f"the model is {name} at commit {report.commit[:12]}, in {report.directory}")
     _write_record(record, job, report)
     return Path(report.directory)

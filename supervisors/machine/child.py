@@ -2,8 +2,8 @@
 
     stdin ─▶ ProcessSpec ─▶ transport ─▶ actor system ─▶ build_role ─▶ spawn ─▶ ProcessReady to the agent
                                                                                 ProcessBeacon every second
-    SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ exit 70
-    main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71
+    SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ its error as exit note ─▶ exit 70
+    main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71, with a note
 
 Invariants
 - The process ends with its parent (``parent_death``), with its main actor, and when any of its actors crashes.
@@ -25,8 +25,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from actors.core.reason import reason_of
 from actors.host.parent_death import die_with_parent
 from supervisors.faults.process_faults import ProcessFaults
+from supervisors.machine import exit_note
 from supervisors.machine.logs import log_to_stderr, new_loop
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
 from supervisors.machine.process_reporter import ProcessReporter
@@ -42,18 +44,23 @@ log = structlog.get_logger("headrace.process")
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
 
+LastWords = Callable[[BaseException], None]
+"""Callback that leaves the error that ends the process to whoever started it."""
+
 
 def run_child() -> None:
     """Be a role process; what ``main.py actor`` calls. Does not return."""
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    note = exit_note.take_pipe()
     code = EXIT_START_FAILED
     try:
         spec = ProcessSpec.decode(sys.stdin.buffer.read())
         log_to_stderr(spec.name)
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            code = runner.run(_main(spec))
-    except BaseException:
+            code = runner.run(_main(spec, lambda error: exit_note.leave(note, reason_of(error))))
+    except BaseException as error:
+        exit_note.leave(note, reason_of(error))
         log.exception("the process failed")
     finally:
         logging.shutdown()
@@ -62,7 +69,7 @@ def run_child() -> None:
         os._exit(code)
 
 
-async def _main(spec: ProcessSpec) -> int:
+async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     from actors.core.system import ActorSystem
     from actors.roles import build_role
     from transport.address import new_peer
@@ -81,7 +88,9 @@ async def _main(spec: ProcessSpec) -> int:
     transport = FaultableTransport(links, limits=limits, seed=spec.seed)
     system = ActorSystem(transport, limits=limits, seed=spec.seed)
     # Imports are for ever: keep them out of every collection.
-    return await host(spec, system, build_role, terminated, faults=ProcessFaults(transport.add), on_ready=gc.freeze)
+    return await host(
+        spec, system, build_role, terminated, last_words, faults=ProcessFaults(transport.add), on_ready=gc.freeze
+    )
 
 
 async def host(
@@ -89,6 +98,7 @@ async def host(
     system: ActorSystem,
     build: Callable[[RoleArgs], dict[str, Actor]],
     terminated: asyncio.Event,
+    last_words: LastWords,
     *,
     faults: ProcessFaults | None = None,
     pid: int | None = None,
@@ -99,6 +109,7 @@ async def host(
     Args:
         system: of this process, not started.
         build: as ``actors.roles.build_role``.
+        last_words: called with the error that ends the process, if one does.
         faults: those that this process can commit on itself; None: it refuses them all.
         pid: of this process, if the operating system does not know it.
         on_ready: called once, when the actors are up.
@@ -107,13 +118,14 @@ async def host(
     try:
         try:
             addresses = {name: (await system.spawn(name, actor)).address for name, actor in build(spec.args).items()}
-        except Exception:
+        except Exception as error:
+            last_words(error)
             log.exception("the role could not be started", role=spec.args.role)
             return EXIT_START_FAILED
         on_ready()
         await system.spawn("reporter", ProcessReporter(spec, addresses, faults or ProcessFaults(), pid))
         log.info("ready", role=spec.args.role, actors=sorted(addresses))
-        return await _until_end(system, [*addresses, "reporter"], spec.args.name, terminated)
+        return await _until_end(system, [*addresses, "reporter"], spec.args.name, terminated, last_words)
     finally:
         try:
             async with asyncio.timeout(system.limits.stop_timeout_s + system.limits.close_timeout_s):
@@ -122,7 +134,9 @@ async def host(
             log.error("the actors did not stop in time")
 
 
-async def _until_end(system: ActorSystem, names: list[str], main_actor: str, terminated: asyncio.Event) -> int:
+async def _until_end(
+    system: ActorSystem, names: list[str], main_actor: str, terminated: asyncio.Event, last_words: LastWords
+) -> int:
     """The exit code that the first decisive event asks for."""
     verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -134,6 +148,8 @@ async def _until_end(system: ActorSystem, names: list[str], main_actor: str, ter
         end = await system.wait_stopped(name)
         if (code := _exit_code(end)) != EXIT_OK or name == main_actor:
             log.info("an actor has ended", actor=name, reason=end.reason)
+            if end.error is not None and not verdict.done():
+                last_words(end.error)
             decide(code)
 
     async def obey() -> None:

@@ -7,7 +7,6 @@ One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from configs.limits import Limits
 from configs.schema import JobConfig
 from supervisors.faults.journal_faults import FaultableJournal
 from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
+from supervisors.machine.runtime_directory import make_runtime_directory
 from transport.address import new_peer
 from transport.link_faults import FaultableTransport
 from transport.transport import Transport
@@ -79,7 +79,7 @@ class LocalMachine:
         return os.cpu_count() or 1
 
     def runtime_directory(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="headrace-"))  # private (0700), and short enough for ipc
+        return make_runtime_directory()
 
     def transport(
         self, name: str, *, listen: str, cluster: str, limits: Limits, keys: NodeKeys | None, role: str

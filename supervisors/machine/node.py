@@ -1,22 +1,30 @@
 """A node process: lends this machine to a head (``headrace node --join ADDR``).
 
 start ─▶ NodeAgent ─▶ Membership ──JoinCluster──▶ head        head gone ─▶ ask its next life ─▶ rejoin_patience_s ─▶ end
+head says goodbye ─▶ the same, and an end in good order
 SIGTERM, Ctrl-C ─▶ LeaveCluster ─▶ [notice: workers go by themselves] ─▶ processes stopped in order ─▶ end
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import platform
+import re
 from pathlib import Path
+from typing import Final
 
+from actors.core.context import named_rng
 from actors.core.errors import AskError
+from actors.core.patience import Patience
+from actors.core.reason import is_permanent
 from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
-from actors.core.watch import Down
+from actors.core.watch import Down, Gone
 from configs.limits import DEFAULT_LIMITS, Limits
+from configs.names import NODE_NAME_CHARACTERS_MAX, name_problem, node_name_problem
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
@@ -24,10 +32,13 @@ from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster
 from supervisors.tree.errors import HeadLost
-from transport.address import ActorAddress
+from transport.address import ActorAddress, PeerId
 from transport.endpoints import check_dialed, is_loopback
-from transport.errors import InsecureBind, LinkTimeout
+from transport.errors import HandshakeRefused, InsecureBind, LinkTimeout
+from transport.zmq.handshake import NAME_IS_TAKEN
 from transport.zmq.security import load_keys
+
+HEAD_ENDED: Final = "the head has ended"
 
 
 class Membership(RegisteredActor):
@@ -37,6 +48,8 @@ class Membership(RegisteredActor):
         self._offer = JoinCluster(node=node, agent=agent, slots=slots, kind=kind)
         self._first = head
         self._leaving = False
+        self._head_ended = False
+        """True once the head has said goodbye, and has not been found again."""
 
     async def on_start(self) -> None:
         self.obey(self._first, self.ctx.limits.rejoin_patience_s)
@@ -49,10 +62,17 @@ class Membership(RegisteredActor):
         try:
             await super().register()
         except AskError as error:
+            if is_permanent(error):
+                raise HeadLost(f"the head at {self._first.endpoint} refuses this node: {error}") from error
+            if self._head_ended:
+                self.ctx.stop(HEAD_ENDED)
+                return
             raise HeadLost(f"the head at {self._first.endpoint} does not answer: {error}") from error
+        self._head_ended = False
 
     def hub_lost(self, message: Down) -> None:
         self.ctx.log.warning("the head is gone", reason=str(message.reason))
+        self._head_ended = message.reason is Gone.STOPPED
         if not self._leaving:
             self.register_again()
 
@@ -87,7 +107,9 @@ class NodeProcess:
         """``notice_s``: how long this machine is still there when it is told to go; 0: it goes at once."""
         self._machine = machine
         self._join = join
-        self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
+        self.name = name if name is not None else _own_name()
+        if problem := node_name_problem(self.name):
+            raise ValueError(f"--name {problem}")
         self._slots = slots or self._machine.slots
         self._keys_directory = keys
         self._kind = kind
@@ -115,7 +137,7 @@ class NodeProcess:
         self.system = system = ActorSystem(transport, limits=self._limits)
         await system.start()
         try:
-            head = await system.connect(self._join)
+            head = await self._connect(system)
         except LinkTimeout as error:
             raise LinkTimeout(
                 f"--join {self._join}: nobody answers; is headrace head running there? ({error})"
@@ -128,8 +150,18 @@ class NodeProcess:
         self._membership = Membership(self.name, there, agent.address, self._slots, self._kind)
         await system.spawn("membership", self._membership)
 
-    async def wait(self, stopped: asyncio.Event) -> None:
-        """Until ``stopped`` is set.
+    async def _connect(self, system: ActorSystem) -> PeerId:
+        """A former life of this machine may not have been missed yet: its name is free as soon as it is."""
+        patience = Patience(self._limits, named_rng(0, self.name, "patience"), 2 * self._limits.heartbeat_timeout_s)
+        while True:
+            try:
+                return await system.connect(self._join)
+            except HandshakeRefused as error:
+                if NAME_IS_TAKEN not in str(error) or not await patience.again():
+                    raise
+
+    async def wait(self, stopped: asyncio.Event) -> bool:
+        """Until ``stopped`` is set; False: the head has ended in good order, and nobody came in its place.
 
         Raises:
             HeadLost: the head has not answered for ``limits.rejoin_patience_s``.
@@ -143,6 +175,7 @@ class NodeProcess:
             await stop
             if lost.done() and (error := lost.result().error) is not None:
                 raise HeadLost(str(error))
+            return not lost.done()
         finally:
             stop.cancel()
             lost.cancel()
@@ -156,6 +189,28 @@ class NodeProcess:
             if known and self._notice_s > 0:
                 await self._agent.wait_empty(self._notice_s - self._limits.end_news_s)  # its workers know their jobs
         await self.system.stop()
+
+
+def _own_name() -> str:
+    """The host's name as far as it is one, and our number."""
+    number = f"-{os.getpid()}"
+    host = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node().split(".")[0]).strip("-_") or "node"
+    return host[: NODE_NAME_CHARACTERS_MAX - len(number)] + number
+
+
+def check_node(name: str | None, kind: str, site: str, notice_s: float) -> None:
+    """Refuse what a head would refuse, and what would end nobody knows when.
+
+    Raises:
+        ValueError: naming option, value and what was expected.
+    """
+    problems = [("--name", node_name_problem(name) if name is not None else ""), ("--kind", name_problem(kind))]
+    problems.append(("--site", name_problem(site) if site else ""))
+    for option, problem in problems:
+        if problem:
+            raise ValueError(f"{option} {problem}")
+    if not (math.isfinite(notice_s) and notice_s >= 0):
+        raise ValueError(f"--notice is {notice_s}, expected seconds from 0, such as 120")
 
 
 def check_join(join: str, keys: Path | None) -> None:

@@ -25,6 +25,7 @@ import msgspec
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
+from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.leftover_files import Left, LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
@@ -106,6 +107,9 @@ class NodeAgent(Actor):
         owner = self.ctx.sender
         if owner is None:
             return _failed(ExitCause.CRASHED, "a process needs an owner: ask from within an actor")
+        for name in (message.args.name, message.name):  # they become those of a file and of a peer
+            if problem := name_problem(name, longest=3 * NAME_CHARACTERS_MAX):
+                return _failed(ExitCause.CRASHED, f"the name of a process {problem}")
         if not await self._make_room(message.name, owner):
             other = self._managed[message.name].owner
             return _failed(ExitCause.CRASHED, f"{message.name} runs here already for {other}")
@@ -199,6 +203,7 @@ class NodeAgent(Actor):
         return ProcessFailure(
             cause=end.cause if end.cause is not ExitCause.COMPLETED else ExitCause.CRASHED,
             detail=managed.verdict or f"it ended before it was ready ({end})",
+            reason=end.reason,
             exit_code=end.code,
             log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
             log_path=str(managed.log_path),
@@ -255,6 +260,7 @@ class NodeAgent(Actor):
                 cause=end.cause,
                 exit_code=end.code,
                 detail=detail,
+                reason=end.reason,
                 log_tail=last_lines(managed.log_path, self.ctx.limits.exit_log_lines),
             )
         )

@@ -13,13 +13,15 @@ changed their mind. So what is known of it is kept aside until it is back, or co
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
-from supervisors.tree.errors import NoNode
+from configs.names import name_problem, node_name_problem
+from supervisors.tree.errors import NodeRefused, NoNode
 from transport.address import ActorAddress
 
 
@@ -60,6 +62,8 @@ class Node:
     kind: str = "reserved"
     placed: set[str] = field(default_factory=set[str])
     draining: bool = False
+    leaving: bool = False
+    """True if the machine itself has said that it goes."""
     leaves_s: float = 0.0
     """Loop time at which a draining node is gone; in the past: its processes are to end at once."""
 
@@ -93,6 +97,7 @@ class Nodes(Actor):
 
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
+        _check_offer(message, self.ctx.limits.node_slots_max)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
             self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
@@ -110,7 +115,10 @@ class Nodes(Actor):
 
     @handles(LeaveCluster)
     async def leave(self, message: LeaveCluster) -> Joined:
-        self.drain(message.node, message.left_s)
+        if not (math.isfinite(message.left_s) and message.left_s >= 0):
+            raise NodeRefused(f"left_s is {message.left_s}, expected seconds from 0")
+        if self.drain(message.node, message.left_s):
+            self._node(message.node).leaving = True
         return Joined(head=self._head)
 
     def drain(self, name: str, left_s: float = 0.0) -> bool:
@@ -118,11 +126,32 @@ class Nodes(Actor):
 
         One that is cut off just now is told by what it finds when it is back.
         """
-        node = self._nodes.get(name) or self._cut_off.get(name)
-        if node is not None:
-            node.draining, node.leaves_s = True, self.ctx.now() + left_s
-            self._signal()
-        return node is not None
+        if not self.knows(name):
+            return False
+        node = self._node(name)
+        node.draining, node.leaves_s = True, self.ctx.now() + left_s
+        self._signal()
+        return True
+
+    def undrain(self, name: str) -> bool:
+        """Place processes on ``name`` again; False if it goes by its own wish, which is not ours to take back.
+
+        Raises:
+            KeyError: there is no such node.
+        """
+        node = self._node(name)
+        if node.leaving:
+            return False
+        node.draining = False
+        self._signal()
+        return True
+
+    def knows(self, name: str) -> bool:
+        """Whether a node of that name is here, or was until it was cut off."""
+        return name in self._nodes or name in self._cut_off
+
+    def _node(self, name: str) -> Node:
+        return self._nodes.get(name) or self._cut_off[name]
 
     @handles(Down)
     async def down(self, message: Down) -> None:
@@ -209,3 +238,15 @@ class Nodes(Actor):
         self._changed.set()
         for listener in list(self._listeners):
             listener()
+
+
+def _check_offer(offer: JoinCluster, slots_max: int) -> None:
+    """Raises:
+    NodeRefused: it cannot be a machine of this head.
+    """
+    if problem := node_name_problem(offer.node):
+        raise NodeRefused(f"the node's name {problem}")
+    if problem := name_problem(offer.kind):
+        raise NodeRefused(f"the node's kind {problem}")
+    if not 1 <= offer.slots <= slots_max:
+        raise NodeRefused(f"the node's slots are {offer.slots}, expected 1 to {slots_max}")

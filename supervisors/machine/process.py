@@ -30,8 +30,10 @@ from typing import Final
 
 import structlog
 
+from actors.core.reason import Reason
 from actors.host.parent_death import PARENT_PID_VARIABLE
 from configs.limits import DEFAULT_LIMITS
+from supervisors.machine import exit_note
 from supervisors.machine.process_log import open_log
 from supervisors.tree.restart_budget import ExitCause
 
@@ -82,10 +84,13 @@ class ProcessExit:
     pid: int
     code: int
     cause: ExitCause
+    reason: Reason | None = None
+    """The error that the process has named as its end; None if it did not get to that."""
 
     def __str__(self) -> str:
         how = f"exit code {self.code}" if self.code >= 0 else f"signal {_signal_name(-self.code)}"
-        return f"{self.cause}: process {self.pid} ended with {how}"
+        why = f": {self.reason}" if self.reason is not None else ""
+        return f"{self.cause}: process {self.pid} ended with {how}{why}"
 
 
 def exit_cause(code: int, *, asked: ExitCause | None) -> ExitCause:
@@ -163,15 +168,22 @@ class Child(ABC):
 
     def _ended(self, code: int) -> None:
         if not self.exited.done():
-            self.exited.set_result(ProcessExit(self.pid, code, exit_cause(code, asked=self._asked)))
+            cause = exit_cause(code, asked=self._asked)
+            self.exited.set_result(ProcessExit(self.pid, code, cause, self._last_words()))
+
+    def _last_words(self) -> Reason | None:
+        """The error that it has named as its end. Called once, when it is gone."""
+        return None
 
 
 class ChildProcess(Child):
     """This child is a process of the operating system. Create it with ``launch`` on the loop's thread."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, note: int) -> None:
+        """``note``: our end of the pipe of its last words."""
         super().__init__(popen.pid, loop)
         self._popen = popen
+        self._note = note
         self._loop = loop
         self._pidfd: int | None = None
         self._see_exit()
@@ -201,6 +213,9 @@ class ChildProcess(Child):
         self._signal_group(signal.SIGKILL)
         self._ended(self._popen.wait())
 
+    def _last_words(self) -> Reason | None:
+        return exit_note.read_note(self._note)
+
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
@@ -213,17 +228,23 @@ def launch(spec: Launch) -> ChildProcess:
         OSError: the executable cannot be started or the log cannot be opened.
     """
     loop = asyncio.get_running_loop()
-    log = open_log(spec.log_path)
-    try:
-        with tempfile.TemporaryFile() as stdin:
+    with contextlib.ExitStack() as ours:
+        log = open_log(spec.log_path)
+        ours.callback(os.close, log)
+        note, childs_note = exit_note.make_pipe()
+        ours.callback(os.close, childs_note)
+        with contextlib.ExitStack() as failed:
+            failed.callback(os.close, note)
+            stdin = ours.enter_context(tempfile.TemporaryFile())
             stdin.write(spec.stdin)
             stdin.seek(0)
+            environment = {**_environment(spec.env), exit_note.VARIABLE: str(childs_note)}
             popen = subprocess.Popen(
-                list(spec.command), stdin=stdin, stdout=log, stderr=log, env=_environment(spec.env), process_group=0
-            )
-    finally:
-        os.close(log)
-    return ChildProcess(popen, loop)
+                list(spec.command), stdin=stdin, stdout=log, stderr=log, env=environment, process_group=0,
+                pass_fds=(childs_note,),
+            )  # fmt: skip
+            failed.pop_all()
+    return ChildProcess(popen, loop, note)
 
 
 def is_stopped_by_signal(pid: int) -> bool:

@@ -11,6 +11,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from actors.core.reason import Reason, reason_of
 from actors.core.system import ActorSystem
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
@@ -39,6 +40,7 @@ class SimulatedChild(Child):
         self.terminated: asyncio.Event | None = None
         """Set by a signal that it obeys; None before its code has been loaded."""
         self._pending: list[int] = []
+        self._note: Reason | None = None
         self.body.life.start(self._run(start_s), f"process {name}")
 
     @property
@@ -61,8 +63,16 @@ class SimulatedChild(Child):
         try:
             code = await self.main(self.terminated)
         except Exception as error:  # noqa: BLE001  as in run_child: the process fails, whatever the reason
+            self.leave_note(error)
             self.machine.world.trace.say("process_failed", process=self.name, error=repr(error))
         self._exit(code)
+
+    def leave_note(self, error: BaseException) -> None:
+        """The process ends by ``error``, and says so."""
+        self._note = reason_of(error)
+
+    def _last_words(self) -> Reason | None:
+        return self._note
 
     async def main(self, terminated: asyncio.Event) -> int:
         """What the process does; returns its exit code."""
@@ -132,7 +142,12 @@ class SimulatedRole(SimulatedChild):
         )
         self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed)
         return await host(
-            spec, system, lambda args: build_simulated_role(args, world, self.body), terminated, pid=self.pid
+            spec,
+            system,
+            lambda args: build_simulated_role(args, world, self.body),
+            terminated,
+            self.leave_note,
+            pid=self.pid,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from supervisors.tree.children import ChildSpec, Running
-from supervisors.tree.restart_budget import Backoff, ExitCause
+from supervisors.tree.restart_budget import Backoff, CrashLoop, ExitCause
 from supervisors.tree.strategies import ChildView
 
 
@@ -37,14 +37,17 @@ class SupervisionEvent:
     detail: str = ""
     restarts: int = 0
     incarnation: int = 0
+    reason: str = ""
+    """The error that ended the child, as people read it; empty if it named none."""
 
 
 class Child:
     """This is the supervisor's record of one child."""
 
-    def __init__(self, spec: ChildSpec, backoff: Backoff) -> None:
+    def __init__(self, spec: ChildSpec, backoff: Backoff, loop: CrashLoop) -> None:
         self.spec = spec
         self.backoff = backoff
+        self.loop = loop
         self.state = "pending"
         self.running: Running | None = None
         self.starting = False
@@ -54,7 +57,7 @@ class Child:
         self.restarts = 0
         self.failed_starts = 0
         self.ready_s = 0.0
-        self.detail = ""
+        self.reason = ""
         self.start_scope: asyncio.Timeout | None = None
         self.settled = asyncio.Event()
         """Set while it runs, or is not to be started any more."""

@@ -114,7 +114,9 @@ async def start_process(
     if reply.started is None:
         failure = reply.failure
         assert failure is not None, "a SpawnReply says what failed when nothing started"
-        raise ChildStartFailed(order.name, failure.cause, failure.detail, failure.log_tail, failure.log_path)
+        raise ChildStartFailed(
+            order.name, failure.cause, failure.detail, failure.log_tail, failure.log_path, reason=failure.reason
+        )
     started = reply.started
     found = (started.node, started.pid, started.incarnation)
     return running_process(context, agent, order.name, order.args.name, *found, started.addresses)

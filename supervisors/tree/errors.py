@@ -3,7 +3,7 @@
 HeadraceError
 └── SupervisionError
     ├── ChildStartFailed     the child's fault, or its machine's; the supervisor retries within its budget
-    ├── SupervisorGaveUp     too many failures in too short a time; the parent decides, do not retry at once
+    ├── SupervisorGaveUp     a child is in a crash loop, or met a permanent error; do not retry before that is mended
     ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
     ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
@@ -12,12 +12,14 @@ HeadraceError
     └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
 
 ReplyError (actors/core/errors.py)
+├── NodeRefused              a machine may not join as it is: its name, its numbers, or another one has its name
 └── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
 """
 
 from __future__ import annotations
 
 from actors.core.errors import ReplyError
+from actors.core.reason import Reason
 from supervisors.tree.restart_budget import ExitCause
 from transport.errors import HeadraceError
 
@@ -27,7 +29,7 @@ class SupervisionError(HeadraceError):
 
 
 class ChildStartFailed(SupervisionError):
-    """A child did not become ready. ``log_tail`` holds its last words, ``log_path`` all of them.
+    """A child did not become ready. ``reason`` is the error it named; ``log_tail`` is the end of ``log_path``.
 
     ``node`` is named if it is to blame, and not the child: its agent gave no answer.
     """
@@ -41,19 +43,26 @@ class ChildStartFailed(SupervisionError):
         log_path: str = "",
         *,
         node: str = "",
+        reason: Reason | None = None,
     ) -> None:
-        where = f"\n--- last lines of {log_path}\n" if log_tail else ""
-        super().__init__(f"{child} did not start: {detail}{where}" + "\n".join(log_tail))
+        if reason is not None:
+            what = f"{reason} (all of it: {log_path})" if log_path else str(reason)
+        elif log_tail:
+            what = "\n".join((f"{detail}\n--- last lines of {log_path}", *log_tail))
+        else:
+            what = detail
+        super().__init__(f"{child} did not start: {what}")
         self.child = child
         self.cause = cause
         self.detail = detail
         self.log_tail = log_tail
         self.log_path = log_path
         self.node = node
+        self.reason = reason
 
 
 class SupervisorGaveUp(SupervisionError):
-    """The restart budget is spent, or a child never became ready. All children have been stopped."""
+    """The restart budget is spent, a child never became ready, or met a permanent error. All have been stopped."""
 
 
 class HeadGaveUp(SupervisionError):
@@ -82,3 +91,9 @@ class HeadLost(SupervisionError):
 
 class FaultNotPossible(ReplyError):
     """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""
+
+
+class NodeRefused(ReplyError):
+    """A head does not take a machine as it offers itself; the text says what to change before another try."""
+
+    permanent = True

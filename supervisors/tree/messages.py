@@ -11,6 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from actors.core.message import Message, message
+from actors.core.reason import Reason
 from actors.roles import RoleArgs
 from supervisors.tree.restart_budget import ExitCause
 from transport.address import ActorAddress
@@ -35,6 +36,8 @@ class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
 
     cause: ExitCause
     detail: str
+    reason: Reason | None = None
+    """The error by which it ended, if it said one."""
     exit_code: int | None = None
     log_tail: tuple[str, ...] = ()
     log_path: str = ""
@@ -143,4 +146,6 @@ class ProcessExited(Message):
     exit_code: int
     """Exit code; -n: ended by signal n."""
     detail: str
+    reason: Reason | None = None
+    """The error by which it ended, if it said one."""
     log_tail: tuple[str, ...] = ()

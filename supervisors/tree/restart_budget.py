@@ -5,6 +5,9 @@ Invariants
 - Being preempted, stopped or completed costs no budget; the loss of a node costs one unit, not one per child.
 - The window belongs to the supervisor, not to a child: ten children that crash once each are as bad as one
   that crashes ten times.
+- A crash loop belongs to a child, and has no window: whoever takes long to start fails seldom, and for ever. It ends
+  after ``restarts_max`` short lives in a row, or ``lives_max`` of any length, in which nothing was achieved: no step
+  was committed. A step ends both rows, a long life the first.
 - No clock and no randomness of its own: ``now_s`` and the generator are handed in.
 
     cause         permanent            transient            counts
@@ -52,6 +55,7 @@ class RestartPolicy(enum.StrEnum):
 
 
 _COUNTS = frozenset({ExitCause.CRASHED, ExitCause.KILLED, ExitCause.UNREACHABLE})
+_LOOPS = frozenset({ExitCause.CRASHED, ExitCause.KILLED})
 _AT_ONCE = frozenset({ExitCause.PREEMPTED, ExitCause.UNREACHABLE})
 
 
@@ -102,6 +106,37 @@ class RestartBudget:
         known = node in self._node_losses_s
         self._node_losses_s.setdefault(node, now_s)
         return known
+
+
+class CrashLoop:
+    """A crash loop counts the lives of one child that ended by a failure of its own, or by a signal, one after another.
+
+    Args:
+        restarts_max: that many short lives in a row are still no loop.
+        healthy_s: a longer life is not a short one.
+        lives_max: that many lives of any length without a step in between are still no loop; infinite: any number.
+    """
+
+    def __init__(self, *, restarts_max: int, healthy_s: float, lives_max: float) -> None:
+        if restarts_max < 0 or lives_max < restarts_max:
+            raise ValueError(f"0 <= restarts_max <= lives_max is needed, got {restarts_max} and {lives_max}")
+        self._restarts_max, self._healthy_s, self._lives_max = restarts_max, healthy_s, lives_max
+        self.short_lives = 0
+        self.lives = 0
+
+    def ended(self, cause: ExitCause, *, lived_s: float) -> bool:
+        """A life is over; False when this is a loop, and the supervisor must give up.
+
+        The loss of a node, a preemption and an orderly end say nothing of the child: they neither add nor end a row.
+        """
+        if cause in _LOOPS:
+            self.short_lives = self.short_lives + 1 if lived_s < self._healthy_s else 0
+            self.lives += 1
+        return self.short_lives <= self._restarts_max and self.lives <= self._lives_max
+
+    def progressed(self) -> None:
+        """A step was committed: whatever fails, the run gets on."""
+        self.short_lives = self.lives = 0
 
 
 @dataclass(frozen=True)

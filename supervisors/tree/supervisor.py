@@ -1,7 +1,7 @@
 """The supervisor: starts children to *ready*, hears how they end, and does what its strategy and budget say.
 
     end of a child ─▶ cause ─▶ strategies.decide ─▶ budget ─▶ backoff ─▶ stop siblings in reverse, start in order
-                                                       └ exceeded ─▶ stop all, crash with SupervisorGaveUp
+                                                       └ exceeded, or a permanent error ─▶ stop all, SupervisorGaveUp
 
 Invariants
 - Every end of a child is judged exactly once: an end that we asked for is not judged at all.
@@ -9,6 +9,7 @@ Invariants
 - A child that was never ready is tried ``start_attempts_max`` times in a row, whatever the budget still holds. A start
   that a node agent did not answer says nothing of the child: it is not among them. It costs a pause, and all of them
   on one node cost one unit of budget.
+- A crash loop ends, however seldom it turns, and a permanent error is met once (``judgement.py``).
 - A cut-off node costs one unit of budget, however many children it had, and only after it had the grace to come back.
 - All time is the context's clock, all randomness the context's generator.
 
@@ -25,16 +26,11 @@ from actors.core.watch import Down, Gone
 from configs.limits import Limits
 from supervisors.tree.child_record import Child, ChildInfo, Recovery, SupervisionEvent
 from supervisors.tree.children import ChildSpec, Running
-from supervisors.tree.errors import ChildStartFailed, SupervisorGaveUp
+from supervisors.tree.errors import SupervisorGaveUp
+from supervisors.tree.judgement import End, Judge, end_of_actor, end_of_process, end_of_start
 from supervisors.tree.messages import ProcessExited
 from supervisors.tree.node_loss import still_has
-from supervisors.tree.restart_budget import (
-    Backoff,
-    BackoffPolicy,
-    ExitCause,
-    RestartBudget,
-    counts,
-)
+from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, counts
 from supervisors.tree.strategies import Strategy, decide
 from transport.address import ActorAddress
 
@@ -76,7 +72,7 @@ class Supervisor(Actor):
 
     async def on_start(self) -> None:
         limits = self._limits
-        self._budget = RestartBudget(restarts_max=limits.restart_max, window_s=limits.restart_window_s)
+        self._judge = Judge(limits)
         self._policy = BackoffPolicy(limits.backoff_first_s, limits.backoff_max_s, quiet_s=limits.restart_window_s)
         self._rng = self.ctx.rng(f"supervisor.{self._name}.backoff")
         for spec in self._specs:
@@ -154,7 +150,7 @@ class Supervisor(Actor):
         for child in self._children.values():
             running = child.running
             if running is not None and _same_process(running, message):
-                self._on_exit(child, message.cause, message.detail)
+                self._on_exit(child, end_of_process(message))
                 return
         if len(self._early_exits) >= self.ctx.limits.early_exits:
             self._early_exits.pop(next(iter(self._early_exits)))
@@ -168,7 +164,7 @@ class Supervisor(Actor):
             return
         for child in self._children.values():
             if child.running is not None and child.running.address == message.address:
-                self._on_exit(child, _cause_of(message), message.detail)
+                self._on_exit(child, end_of_actor(message))
                 return
 
     async def _lost_agent(self, message: Down) -> None:
@@ -185,43 +181,44 @@ class Supervisor(Actor):
             child = self._children.get(name)
             running = child.running if child is not None else None
             if child is not None and running is not None and running.agent == agent and running.pid not in kept:
-                self._on_exit(child, cause, f"its node agent is {message.reason}: {message.detail}")
+                self._on_exit(child, End(cause, f"its node agent is {message.reason}: {message.detail}"))
 
     # judgement
 
-    def _on_exit(self, child: Child, cause: ExitCause, detail: str, *, blamed_node: str = "") -> None:
+    def _on_exit(self, child: Child, end: End) -> None:
         running, child.running = child.running, None
         lived_s = self.ctx.now() - child.ready_s if running is not None else 0.0
-        child.state, child.detail = str(cause), detail
+        child.state, child.reason = str(end.cause), str(end.reason or "")
         child.settled.clear()
         if running is not None:
-            self._tell("exited", child, cause, detail, running.incarnation)
+            self._tell("exited", child, end.cause, end.detail, running.incarnation)
         if self._ending or self._children.get(child.spec.name) is not child:
             return
-        plan = decide(self._strategy, [c.view() for c in self._children.values()], child.spec.name, cause)
+        plan = decide(self._strategy, [c.view() for c in self._children.values()], child.spec.name, end.cause)
         if not plan.start:
             child.settled.set()
-            self._tell("ended", child, cause, detail)
+            self._tell("ended", child, end.cause, end.detail)
             return
-        node = running.node if running is not None else blamed_node
-        within = self._budget.spend(cause, self.ctx.now(), node=node)
-        if not within or child.failed_starts >= self._limits.start_attempts_max:
+        node = running.node if running is not None else end.node
+        why = self._judge.why_give_up(child, end, lived_s=lived_s, node=node, now_s=self.ctx.now())
+        if why:
             self._ending = True
-            self.ctx.start_task(self._give_up(child, within), "give up")
+            self.ctx.start_task(self._give_up(child, why), "give up")
             return
         # the place of one that ran may be taken at once; a start that failed is not repeated without a pause
-        pause_for = cause if running is not None else ExitCause.CRASHED
+        pause_for = end.cause if running is not None else ExitCause.CRASHED
         delay_s = child.backoff.after(pause_for, lived_s=lived_s, rng=self._rng)
         child.state = "backoff"
-        self._tell("restarting", child, cause, f"in {delay_s:.2f} s")
+        self._tell("restarting", child, end.cause, f"in {delay_s:.2f} s")
         self._request(Recovery(list(plan.stop), list(plan.start), delay_s))
 
-    async def _give_up(self, child: Child, within_budget: bool) -> None:
-        limits = self._limits
-        why = f"{limits.restart_max} restarts in {limits.restart_window_s:g} s are used up"
-        if within_budget:
-            why = f"{child.failed_starts} starts in a row failed"
-        self._gave_up = SupervisorGaveUp(f"{self._name} gave up on {child.spec.name}: {why}; last: {child.detail}")
+    def progressed(self) -> None:
+        """A step was committed: no child is in a crash loop."""
+        for child in self._children.values():
+            child.loop.progressed()
+
+    async def _give_up(self, child: Child, why: str) -> None:
+        self._gave_up = SupervisorGaveUp(f"{self._name} gave up on {child.spec.name}: {why}")
         self._tell("gave_up", child, None, str(self._gave_up))
         await self.shutdown()
         raise self._gave_up
@@ -286,12 +283,11 @@ class Supervisor(Actor):
                 running = await spec.start(self.ctx)
         except Exception as error:  # noqa: BLE001  whatever a start raises is the child's failure, not ours
             child.starting = False
-            unanswered = isinstance(error, ChildStartFailed) and error.cause is ExitCause.UNREACHABLE
-            child.failed_starts += not again and not unanswered
-            cause = error.cause if isinstance(error, ChildStartFailed) and counts(error.cause) else ExitCause.CRASHED
-            detail = str(error) or repr(error)
-            self._tell("start_failed", child, cause, detail)
-            self._on_exit(child, cause, detail, blamed_node=error.node if isinstance(error, ChildStartFailed) else "")
+            end = end_of_start(error)
+            child.failed_starts += not again and end.cause is not ExitCause.UNREACHABLE
+            child.reason = str(end.reason or "")
+            self._tell("start_failed", child, end.cause, end.detail)
+            self._on_exit(child, end)
             return
         finally:
             child.starting, child.start_scope = False, None
@@ -309,7 +305,7 @@ class Supervisor(Actor):
         self._tell("adopted" if running.adopted else "started", child, None, "", running.incarnation)
         early = self._early_exits.pop((running.node, running.pid), None)
         if early is not None and _same_process(running, early):
-            self._on_exit(child, early.cause, early.detail)
+            self._on_exit(child, end_of_process(early))
 
     def _hear_of(self, running: Running) -> None:
         if running.agent is None:
@@ -339,7 +335,7 @@ class Supervisor(Actor):
     def _adopt(self, spec: ChildSpec) -> None:
         if spec.name in self._children:
             raise ValueError(f"{self._name} has a child named {spec.name!r} already")
-        self._children[spec.name] = Child(spec, Backoff(self._policy))
+        self._children[spec.name] = Child(spec, Backoff(self._policy), self._judge.crash_loop())
 
     def _tell(self, kind: str, child: Child, cause: ExitCause | None, detail: str, incarnation: int = 0) -> None:
         bad = kind in ("start_failed", "gave_up") or (cause is not None and counts(cause))
@@ -348,16 +344,11 @@ class Supervisor(Actor):
         if self._on_event is not None:
             now_s = self.ctx.now()
             self._on_event(
-                SupervisionEvent(kind, self._name, child.spec.name, now_s, cause, detail, child.restarts, incarnation)
+                SupervisionEvent(
+                    kind, self._name, child.spec.name, now_s, cause, detail, child.restarts, incarnation, child.reason
+                )
             )
 
 
 def _same_process(running: Running, news: ProcessExited) -> bool:
     return (running.node, running.pid, running.incarnation) == (news.node, news.pid, news.incarnation)
-
-
-def _cause_of(down: Down) -> ExitCause:
-    """An actor that stopped says why in its own word; an unknown word means that its work is done."""
-    if down.reason is Gone.STOPPED:
-        return ExitCause(down.detail) if down.detail in set(ExitCause) else ExitCause.COMPLETED
-    return ExitCause.UNREACHABLE if down.reason is Gone.UNREACHABLE else ExitCause.CRASHED

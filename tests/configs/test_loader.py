@@ -138,6 +138,8 @@ def test_a_reward_function_beside_the_shell_is_found(tmp_path: Path, monkeypatch
 def test_an_hf_model_directory_and_data_set_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    (tmp_path / "model" / "pytorch_model.bin").write_bytes(b"an old pickle")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"features": {"prompt": {}, "answer": {}}}))
     job = load_job(

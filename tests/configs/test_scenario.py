@@ -57,7 +57,8 @@ def test_the_scenarios_with_a_seeding_window_have_jobs_with_and_without_other_wo
 @pytest.mark.parametrize("name", ["chaos", "seeding", "combined"])
 def test_the_jobs_of_a_scenario_pass_the_checks_of_real_job_files(name: str, tmp_path: Path) -> None:
     chaos = load_scenario(CONFIGS / f"{name}.yaml")
-    (tmp_path / "config.json").write_text("{}")
+    for file in ("config.json", "tokenizer.json"):
+        (tmp_path / file).write_text("{}")
     data = tmp_path / "data.jsonl"
     data.write_text('{"prompt": "1", "answer": "1"}\n')
     for simulated in chaos.jobs:

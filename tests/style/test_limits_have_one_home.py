@@ -32,6 +32,8 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("transport/zmq/packing.py", "FRAMES_MAX"),
         ("transport/zmq/socket.py", "NEVER_RECONNECT_MS"),
         ("supervisors/jobs/cost_meter.py", "HOUR_S"),
+        ("supervisors/machine/runtime_directory.py", "MARKER_BYTES_MAX"),
+        ("supervisors/machine/runtime_directory.py", "SAME_START_S"),
         ("supervisors/providers/trace_files.py", "NODES_MAX"),
     ],
     "the pace, in milliseconds, of looks at what does not tell when it has changed": [
@@ -49,6 +51,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/testing/run_under_test.py", "POLL_S"),
     ],
     "numbers of an algorithm or of a rule; what may be chosen of them is a key of the job file": [
+        ("actors/core/reason.py", "CHAIN_MAX"),
         ("actors/policies/offload.py", "first_s"),
         ("actors/policies/offload.py", "floor_s"),
         ("actors/policies/pool_size.py", "TURNS_MAX"),

@@ -37,6 +37,9 @@ FRAMES_MAX: Final = 4096
 SOCKETS_MAX: Final = 10
 """Most sockets of a link: signal, message, and eight of the bulk lane."""
 
+NAME_IS_TAKEN: Final = "this name is taken"
+"""Words with which a refusal begins whose reason may pass: the other bearer of the name may be gone in a moment."""
+
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Number = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]

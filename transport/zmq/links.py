@@ -50,6 +50,10 @@ class Links:
     def live(self) -> list[PeerId]:
         return [peer for peer, link in self.by_peer.items() if link.state is LinkState.LIVE]
 
+    def is_taken(self, name: PeerId) -> bool:
+        """Whether another life of that name has a live link."""
+        return any(peer.name == name.name and peer != name for peer in self.live())
+
     def at(self, endpoint: str) -> PeerId | None:
         """The peer with a live link that is known to listen at ``endpoint``."""
         for peer, link in self.by_peer.items():

@@ -19,6 +19,7 @@ from transport.errors import MalformedInput
 from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane
 from transport.zmq.handshake import (
+    NAME_IS_TAKEN,
     Confirm,
     Goodbye,
     Hello,
@@ -51,6 +52,9 @@ class ListenHost:
     peer: PeerId
     cluster: str
     welcome: Callable[[], Welcome]
+    is_taken: Callable[[PeerId], bool]
+    """Callback that says whether another life of that name has a live link here. A process of ours is replaced by its
+    next life; a machine that is well is not pushed out by one that somebody has given the same name."""
     accept: Callable[[Incoming, Confirm, bytes], Link | None]
     """Callback that makes it a link; None means that the dialer must yield."""
 
@@ -102,6 +106,8 @@ class Listener:
         why = objection(hello, self._host.cluster, self._host.peer)
         if why is None and self._lives.is_fenced(hello.peer):
             why = f"{self._host.peer.name} has welcomed a newer {hello.name}; this one is fenced and must stop"
+        if why is None and hello.role == "node" and self._host.is_taken(hello.peer):
+            why = f"{NAME_IS_TAKEN}: a node named {hello.name} is here and answers; give this one another --name"
         if why is None and len(self._pending) >= self._limits.handshakes_max:
             raise MalformedInput("too many handshakes at once")
         if why is not None:

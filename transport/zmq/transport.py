@@ -106,7 +106,7 @@ class ZmqTransport:
         if self._secure:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
-        host = ListenHost(self.peer, self._cluster, self._welcome, self._accept)
+        host = ListenHost(self.peer, self._cluster, self._welcome, self._links.is_taken, self._accept)
         self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from actors.core.errors import AskError, RefusalReason, Refused, RemoteError, SentNoReply, StreamDown
 from actors.core.message import Message, message
+from actors.core.reason import is_permanent
 from actors.core.watch import Gone
 from transport.address import ActorAddress, PeerId
 
@@ -30,6 +31,8 @@ class Failure(Message):
     error_type: str
     detail: str
     declared: bool = False
+    permanent: bool = False
+    """True if asking again can only meet the same error."""
 
 
 @message("core.target_gone")
@@ -38,6 +41,8 @@ class TargetGone(Message):
 
     reason: Gone
     detail: str = ""
+    permanent: bool = False
+    """True if the actor's error is one that its next life can only meet again."""
 
 
 NoReply = Refusal | Failure | TargetGone
@@ -53,7 +58,7 @@ class Caller(NamedTuple):
 
 def failure_of(error: Exception, *, declared: bool) -> Failure:
     """Describe an exception so that it can cross a process boundary."""
-    return Failure(error_type=type(error).__name__, detail=str(error), declared=declared)
+    return Failure(error_type=type(error).__name__, detail=str(error), declared=declared, permanent=is_permanent(error))
 
 
 def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bool) -> AskError:
@@ -63,7 +68,12 @@ def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bo
             return Refused(answer.reason, answer.detail, target=target, question=question)
         case Failure():
             return RemoteError(
-                answer.error_type, answer.detail, declared=answer.declared, target=target, question=question
+                answer.error_type,
+                answer.detail,
+                declared=answer.declared,
+                permanent=answer.permanent,
+                target=target,
+                question=question,
             )
         case TargetGone() if stream:
             return StreamDown(answer.reason, target=target, question=question)

@@ -234,7 +234,7 @@ class Cell:
             failed.__cause__ = ended.error
             self.started.set_exception(failed)
             self.started.exception()  # spawn may have given up waiting; the exit says the same
-        gone = TargetGone(reason=ended.gone, detail=ended.detail)
+        gone = TargetGone(reason=ended.gone, detail=ended.detail, permanent=ended.permanent)
         for delivery in self.working:
             self._port.answer(delivery, Kind.DOWN, gone)
         self.working.clear()

@@ -53,7 +53,7 @@ class DeathWatch:
         watch = self.held.get(watch_id)
         return watch is not None and watch[1].peer == peer
 
-    def end(self, watch_id: int, reason: Gone, detail: str) -> None:
+    def end(self, watch_id: int, reason: Gone, detail: str, *, permanent: bool = False) -> None:
         """The watched actor is gone: the watcher gets its one Down."""
         watch = self.held.pop(watch_id, None)
         if watch is None:
@@ -61,7 +61,8 @@ class DeathWatch:
         watcher, target = watch
         cell = self._port.cells.get(watcher)
         if cell is not None and cell.watching.get(target) == watch_id:
-            cell.put_own(Down(address=target, reason=reason, detail=detail), target, watch_id)
+            down = Down(address=target, reason=reason, detail=detail, permanent=permanent)
+            cell.put_own(down, target, watch_id)
 
     def add_watcher(self, target: str, watcher: Caller) -> None:
         self.watchers.setdefault(target, {})[watcher] = None
@@ -77,7 +78,7 @@ class DeathWatch:
         port = self._port
         for peer, watch_id in self.watchers.pop(name, ()):
             if peer == port.own:
-                self.end(watch_id, gone.reason, gone.detail)
+                self.end(watch_id, gone.reason, gone.detail, permanent=gone.permanent)
             else:
                 port.post(peer, "", Lane.MESSAGE, Kind.DOWN, gone, request_id=watch_id, surely=True)
 

@@ -156,7 +156,7 @@ class Inbound:
     def _down(self, peer: PeerId, lane: Lane, envelope: Envelope, body: list[Frame]) -> None:
         if self._deaths.is_held(envelope.request_id, peer):
             gone = decode_body(TargetGone, body or [b""])
-            self._deaths.end(envelope.request_id, gone.reason, gone.detail)
+            self._deaths.end(envelope.request_id, gone.reason, gone.detail, permanent=gone.permanent)
         else:
             self._answer(peer, lane, envelope, body)
 

@@ -132,7 +132,7 @@ class Router:
         self.exits[name] = ended
         while len(self.exits) > self.limits.mailbox_messages:
             del self.exits[next(iter(self.exits))]
-        self.deaths.actor_ended(name, TargetGone(reason=ended.gone, detail=ended.detail))
+        self.deaths.actor_ended(name, TargetGone(reason=ended.gone, detail=ended.detail, permanent=ended.permanent))
 
     def post(
         self,

@@ -69,6 +69,10 @@ class FakeBackend:
         self.calls.append(("drain", target))
         return {"target": target, "state": "draining"}
 
+    async def undrain(self, target: str) -> Plain:
+        self.calls.append(("undrain", target))
+        return {"target": target}
+
     async def tree(self, job: str | None) -> list[Plain]:
         row = {"node": "head", "pid": 11, "state": "running", "incarnation": "1f", "restarts": 0}
         return [

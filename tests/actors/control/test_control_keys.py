@@ -171,3 +171,12 @@ def test_a_key_has_one_role(directory: Path, operator: NodeKeys, reader: NodeKey
     (directory / "read-only" / "bob.public").unlink()
     allow_client(directory, "bob", reader.public)
     assert client_names(directory) == (["alice", "bob"], [])
+
+
+@pytest.mark.parametrize("key", [b"x" * 39, b" " * 40, b"~" * 40, b'"' * 40, b"a" * 39 + b"\n", "ä".encode() * 20])
+def test_what_is_no_key_is_refused_when_it_is_allowed_and_when_it_is_read(directory: Path, key: bytes) -> None:
+    with pytest.raises(KeyFileError, match="expected a key"):
+        allow_read_only(directory, "carol", key)
+    (directory / "read-only" / "carol.public").write_bytes(key + b"\n")
+    with pytest.raises(KeyFileError, match="expected a key"):
+        load_control_keys(directory)

@@ -351,5 +351,32 @@ def test_the_verbs_and_their_roles_are_frozen() -> None:
         "ping": False, "version": False, "jobs": False, "tree": False, "stalls": False, "dead_letters": False,
         "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
-        "cancel": True, "scale": True, "drain": True, "checkpoint": True, "inject": True,
+        "cancel": True, "scale": True, "drain": True, "undrain": True, "checkpoint": True, "inject": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), -1.0, -float("inf")])
+async def test_seconds_that_are_none_are_the_clients_mistake(server: ControlServer, seconds: float) -> None:
+    raw = RawClient(server.endpoint)
+    try:
+        for request in ({"op": "jobs", "timeout_s": seconds}, {"op": "stalls", "args": {"longer_than_s": seconds}}):
+            error = (await raw.ask(**request))["error"]
+            assert (error["type"], "expected" in error["message"] or "is" in error["message"]) == ("bad_args", True)
+    finally:
+        raw.close()
+    assert server.counters.internal == 0
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "a\x1b[2J", "x" * 129])
+async def test_a_name_that_is_none_is_the_clients_mistake_and_is_answered_in_plain_characters(
+    server: ControlServer, backend: FakeBackend, name: str
+) -> None:
+    raw = RawClient(server.endpoint)
+    try:
+        for op, argument in (("drain", "target"), ("undrain", "target"), ("pause", "job"), ("logs", "actor")):
+            error = (await raw.ask(op=op, args={argument: name}))["error"]
+            assert error["type"] == "bad_args" and f"{op}: {argument}" in error["message"]
+            assert error["message"].isprintable()
+    finally:
+        raw.close()
+    assert backend.calls == []

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from actors.core.actor import concurrent, handles
 from actors.protocol.batches import RequestCheckpoint
 from actors.protocol.failures import Acknowledged
@@ -179,3 +181,41 @@ def test_a_checkpoint_that_is_asked_for_during_a_replay_is_taken_once(in_world: 
         assert [step for kind, step, _ in world.journal._bodies if kind == "checkpointed"] == [committed + 1]
 
     in_world(scenario, steps=50, checkpoint={"every": 0})
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "minibatch"])
+def test_a_job_without_workers_ends_when_it_is_told_to_with_the_last_step_that_it_has(
+    in_world: InWorld, mode: str
+) -> None:
+    """As after ``scale 0``: nobody will ever generate what the step lacks."""
+
+    async def scenario(world: Any) -> None:
+        await world.start(workers=1)
+        await world.until(lambda: 1 in world.trained)
+        world.kill("rollout-0")
+        await asyncio.sleep(60)
+        done = len(world.trained)
+        await cancel(world)
+        began_s = asyncio.get_running_loop().time()
+        assert await world.job.wait_over(30.0) == "interrupted"
+        assert asyncio.get_running_loop().time() - began_s >= 10, "a worker may have been about to come back"
+        assert len(world.trained) == done
+        assert world.job.result()["checkpoint"] == f"step_{done:06d}"
+
+    in_world(scenario, steps=50, sync={"mode": mode})
+
+
+def test_a_worker_that_comes_back_in_time_finishes_the_step_of_a_job_that_stops(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start(workers=1)
+        await world.until(lambda: 1 in world.trained)
+        world.kill("rollout-0")
+        await asyncio.sleep(60)
+        done = len(world.trained)
+        await cancel(world)
+        await asyncio.sleep(8)
+        await world.start_worker("rollout-0")
+        assert await world.job.wait_over(LONG_S) == "interrupted"
+        assert len(world.trained) > done
+
+    in_world(scenario, steps=50)

@@ -19,7 +19,7 @@ from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
 from actors.trainer import checkpoint
 from actors.trainer.backend import StepResult
-from actors.trainer.backends.simulated_backend import TrainCost
+from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.errors import GrantChanged, TrainingDiverged
 from actors.trainer.trainer import Trainer
 from configs.limits import Limits
@@ -166,6 +166,32 @@ def test_checkpoints_are_taken_when_asked_and_old_ones_go(tmp_path: Path) -> Non
     run_to_end(world)
     assert [taken.step for taken in world.scheduler.checkpoints] == [1, 2, 3, 4]
     assert [path.name for path in checkpoint.stored(tmp_path)] == ["step_000003", "step_000004"]
+
+
+def test_an_export_that_its_library_refuses_does_not_cost_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise ValueError("GenerationConfig is invalid")
+
+    monkeypatch.setattr(SimulatedBackend, "export_checkpoint", refuse)
+    world = World(tmp_path)
+    end = run_to_end(world)
+    assert end.reason == "completed"
+    (taken,) = world.scheduler.checkpoints
+    assert checkpoint.read(Path(taken.path)).step == 3, "training can go on from it"
+    note = (Path(taken.path) / "export_failed.txt").read_text()
+    assert "ValueError: GenerationConfig is invalid" in note
+
+
+def test_a_disk_that_takes_no_export_takes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SimulatedBackend, "export_checkpoint", refuse)
+    end = run_to_end(World(tmp_path))
+    assert isinstance(end.error, OSError)
+    assert checkpoint.stored(tmp_path) == []
 
 
 def test_a_restarted_trainer_replays_from_its_checkpoint_and_publishes_nothing_old(tmp_path: Path) -> None:

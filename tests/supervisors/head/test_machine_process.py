@@ -80,6 +80,27 @@ def test_a_head_that_says_why_it_cannot_start_is_not_started_again(
     assert lead(monkeypatch, tmp_path, program) == ("InsecureBind: no keys", [])
 
 
+LAST_WORDS = """
+import json, os, sys
+note = {{"error": "JournalUnreadable", "message": "journal.db: no space", "permanent": {permanent}}}
+os.write(int(os.environ["HEADRACE_EXIT_NOTE"]), json.dumps(note).encode())
+sys.exit(70)
+"""
+
+
+def test_a_head_that_can_only_meet_the_same_error_again_is_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    why, told = lead(monkeypatch, tmp_path, LAST_WORDS.format(permanent="True"))
+    assert why.startswith("JournalUnreadable: journal.db: no space") and told == []
+
+
+def test_what_a_head_has_named_as_its_end_is_what_people_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    why, told = lead(monkeypatch, tmp_path, LAST_WORDS.format(permanent="False"))
+    assert "JournalUnreadable: journal.db: no space" in why
+    assert all("JournalUnreadable: journal.db: no space" in news["message"] for news in told) and told
+
+
 def test_a_stopped_head_is_killed_although_it_was_never_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     began_s = time.monotonic()
     limits = LIMITS.model_copy(update={"start_attempts_max": 1})

@@ -9,14 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from actors.control.errors import NotFound
+from actors.control.errors import NotFound, NotNow
 from actors.protocol.jobs import JobState
 from supervisors.head.head import Head
 from supervisors.head.operations import Operations
 from supervisors.jobs.job_tree import JobTree
 from supervisors.machine.machine import LOCAL
-from supervisors.machine.nodes import Nodes
+from supervisors.machine.nodes import Node, Nodes
 from tests.smallest_job import smallest_job
+from transport.address import ActorAddress, PeerId
 
 
 def operations(**head: Any) -> Operations:
@@ -63,6 +64,68 @@ async def test_logs_are_the_last_lines_whatever_their_length(tmp_path: Path) -> 
 # ------------------------------------------------------------ drain
 
 
+class Register:
+    """The register of a head with remote machines of these names."""
+
+    def __init__(self, *names: str) -> None:
+        agent = ActorAddress("agent", PeerId("n", 1))
+        self.present = [Node("head", agent, 4, local=True), *(Node(name, agent, 1, local=False) for name in names)]
+
+    def knows(self, name: str) -> bool:
+        return any(node.name == name for node in self.present)
+
+    def drain(self, name: str) -> bool:
+        for node in self.present:
+            node.draining = node.draining or node.name == name
+        return self.knows(name)
+
+    def undrain(self, name: str) -> bool:
+        (node,) = [node for node in self.present if node.name == name]
+        node.draining = node.leaving
+        return not node.leaving
+
+
+def running(place: str) -> Any:
+    job = smallest_job(cluster={"place_rollout": place, "nodes": int(place == "remote")})
+
+    async def nothing(_: str) -> int:
+        return 0
+
+    tree = SimpleNamespace(drain_worker=nothing, drain_node=nothing)
+    return SimpleNamespace(job=job, state=JobState.RUNNING, tree=tree)
+
+
+async def test_the_heads_own_machine_is_not_drained_with_what_a_job_cannot_do_without() -> None:
+    nodes = Register("node-1")
+    with pytest.raises(NotNow, match="head is the head's own machine"):
+        await operations(jobs={"j": running("local")}, nodes=nodes).drain("head")
+    assert not nodes.present[0].draining
+
+
+async def test_the_last_machine_of_a_job_whose_workers_must_be_elsewhere_is_not_drained() -> None:
+    nodes = Register("node-1", "node-2")
+    ops = operations(jobs={"j": running("remote")}, nodes=nodes)
+    assert await ops.drain("node-1") == {"target": "node-1", "workers": 0}
+    with pytest.raises(NotNow, match="node-2 is the last machine for the workers of j"):
+        await ops.drain("node-2")
+    assert await ops.undrain("node-1") == {"target": "node-1"}
+    await ops.drain("node-2")
+
+
+async def test_the_last_machine_may_go_where_the_head_can_take_its_workers() -> None:
+    assert (await operations(jobs={"j": running("spread")}, nodes=Register("n")).drain("n"))["target"] == "n"
+
+
+async def test_only_a_machine_that_was_drained_from_here_is_taken_back() -> None:
+    nodes = Register("node-1")
+    ops = operations(jobs={}, nodes=nodes)
+    with pytest.raises(NotFound, match="'node-2'"):
+        await ops.undrain("node-2")
+    nodes.present[1].draining = nodes.present[1].leaving = True
+    with pytest.raises(NotNow, match="node-1 has said itself that it goes"):
+        await ops.undrain("node-1")
+
+
 def being_prepared(run_dir: Path) -> Any:
     """A run whose model is not there yet: it has a tree without supervisors."""
     job, news = smallest_job(), cast(Any, None)
@@ -71,7 +134,7 @@ def being_prepared(run_dir: Path) -> Any:
 
 
 async def test_a_node_is_drained_while_a_job_is_still_being_prepared(tmp_path: Path) -> None:
-    ops = operations(jobs={"j": being_prepared(tmp_path)}, nodes=SimpleNamespace(drain=lambda node: node == "node-1"))
+    ops = operations(jobs={"j": being_prepared(tmp_path)}, nodes=Register("node-1"))
     assert await ops.drain("node-1") == {"target": "node-1", "workers": 0}
     with pytest.raises(NotFound, match="node-2"):
         await ops.drain("node-2")
@@ -82,9 +145,10 @@ async def test_a_job_that_is_submitted_while_a_node_is_drained_is_not_in_the_way
 
     async def drain(_: str) -> int:
         name = f"k{len(jobs)}"  # another request's work, while this one waits
-        jobs[name] = SimpleNamespace(state=JobState.FINISHED)
+        jobs[name] = SimpleNamespace(state=JobState.FINISHED, job=smallest_job())
         return 0
 
-    jobs["j"] = SimpleNamespace(state=JobState.RUNNING, tree=SimpleNamespace(drain_worker=drain, drain_node=drain))
-    ops = operations(jobs=jobs, nodes=SimpleNamespace(drain=lambda _: True))
+    tree = SimpleNamespace(drain_worker=drain, drain_node=drain)
+    jobs["j"] = SimpleNamespace(state=JobState.RUNNING, tree=tree, job=smallest_job())
+    ops = operations(jobs=jobs, nodes=Register("node-1"))
     assert (await ops.drain("node-1"))["workers"] == 0

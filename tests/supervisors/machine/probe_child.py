@@ -10,6 +10,7 @@ import sys
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.message import Message, message
 from actors.roles import ROLES, RoleArgs
+from transport.errors import HeadraceError
 
 
 @message("probe.ping")
@@ -25,6 +26,15 @@ class Pong(Message):
 
 @message("probe.crash")
 class Crash(Message):
+    pass
+
+
+class NoSuchModel(HeadraceError):
+    permanent = True
+
+
+@message("probe.crash_for_good")
+class CrashForGood(Message):
     pass
 
 
@@ -51,6 +61,10 @@ class Probe(Actor):
     async def crash(self, message: Crash) -> None:
         raise RuntimeError("told to crash")
 
+    @handles(CrashForGood)
+    async def crash_for_good(self, message: CrashForGood) -> None:
+        raise NoSuchModel("model.path: /nowhere is gone")
+
     @handles(Finish)
     async def finish(self, message: Finish) -> None:
         self.ctx.stop(message.reason)
@@ -63,6 +77,11 @@ class Probe(Actor):
 class NeverReady(Probe):
     async def on_start(self) -> None:
         await asyncio.Event().wait()
+
+
+class Hopeless(Probe):
+    async def on_start(self) -> None:
+        raise NoSuchModel("model.path: /nowhere holds no model")
 
 
 class Stubborn(Probe):
@@ -82,13 +101,17 @@ def build_broken(args: RoleArgs) -> dict[str, Actor]:
     raise FileNotFoundError("no model at /nowhere")
 
 
+def build_hopeless(args: RoleArgs) -> dict[str, Actor]:
+    return {args.name: Hopeless(args)}
+
+
 def build_stubborn(args: RoleArgs) -> dict[str, Actor]:
     return {args.name: Stubborn(args)}
 
 
 if __name__ == "__main__":
     sys.modules["probe_child"] = sys.modules["__main__"]
-    for role in ("probe", "never", "broken", "stubborn"):
+    for role in ("probe", "never", "broken", "hopeless", "stubborn"):
         ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
     from supervisors.machine.child import run_child
 

@@ -187,7 +187,9 @@ async def test_a_crashed_actor_ends_its_process_with_its_last_words(head):
     supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", restart=RestartPolicy.TEMPORARY)
     head.system.ref(supervisor.running("p0").address).tell(probe_child.Crash())
     ended = await head.until("ended", "p0")
-    assert ended.cause is ExitCause.CRASHED and "exit code 70" in ended.detail
+    assert ended.cause is ExitCause.CRASHED
+    assert ended.detail.endswith("ended with exit code 70: RuntimeError: told to crash")
+    assert ended.reason == "RuntimeError: told to crash"
     assert "told to crash" in (head.run_dir / "logs" / "p0.log").read_text()
 
 
@@ -210,9 +212,24 @@ async def test_the_spent_budget_escalates_and_leaves_no_process(head):
     assert await head.processes() == {}
 
 
-async def test_a_role_that_cannot_start_fails_with_its_last_log_lines(head):
-    with pytest.raises(SupervisorGaveUp, match="no model at /nowhere"):
+async def test_a_role_that_cannot_start_fails_with_the_error_that_it_met(head):
+    with pytest.raises(SupervisorGaveUp, match=r"3 starts in a row failed.*FileNotFoundError: no model at /nowhere"):
         await head.supervise(Strategy.ONE_FOR_ONE, "p0", role="broken")
+
+
+async def test_a_role_that_can_never_start_is_started_once(head):
+    with pytest.raises(SupervisorGaveUp, match=r"gave up on p0: NoSuchModel: model\.path: /nowhere holds no model"):
+        await head.supervise(Strategy.ONE_FOR_ONE, "p0", role="hopeless")
+    assert [e.kind for e in head.events] == ["start_failed", "gave_up"]
+
+
+async def test_a_process_that_meets_a_permanent_error_is_not_started_again(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1")
+    head.system.ref(supervisor.running("p0").address).tell(probe_child.CrashForGood())
+    end = await head.system.wait_stopped("fleet")
+    assert "NoSuchModel: model.path: /nowhere is gone (another start could only meet the same error)" in str(end.error)
+    assert not [e for e in head.events if e.kind == "restarting"]
+    assert await head.processes() == {}
 
 
 class Owner(Actor):

@@ -15,11 +15,12 @@ from actors.core.message import Message, message
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.tree.children import ChildSpec, Running, actor_child
-from supervisors.tree.errors import ChildStartFailed, SupervisorGaveUp
+from supervisors.tree.errors import ChildStartFailed, NoNode, SupervisorGaveUp
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
 from transport.address import PeerId
+from transport.errors import HeadraceError
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
 LIMITS = Limits(
@@ -31,6 +32,10 @@ LIMITS = Limits(
 @message("supervisor_test.end")
 class End(Message):
     how: str
+
+
+class NoSuchModel(HeadraceError):
+    permanent = True
 
 
 class Worker(Actor):
@@ -49,19 +54,21 @@ class Worker(Actor):
     async def end(self, message: End) -> None:
         if message.how == "crash":
             raise RuntimeError("told to crash")
+        if message.how == "for good":
+            raise NoSuchModel("model.path: nothing is there")
         self.ctx.stop(message.how)
 
 
 class House:
     """A system with one supervisor and its diary."""
 
-    def __init__(self, strategy: Strategy, names: str = "abc", **options) -> None:
+    def __init__(self, strategy: Strategy, names: str = "abc", *, limits: Limits = LIMITS, **options) -> None:
         self.diary: list[str] = []
         self.events: list[SupervisionEvent] = []
         self._arrival = asyncio.Event()
         self.options = options
         specs = [self.spec(name) for name in names]
-        self.supervisor = Supervisor("fleet", strategy, specs, on_event=self._on_event)
+        self.supervisor = Supervisor("fleet", strategy, specs, on_event=self._on_event, limits=limits)
 
     def spec(self, name: str) -> ChildSpec:
         options = {"restart": RestartPolicy.PERMANENT, **self.options.get(name, {})}
@@ -146,6 +153,86 @@ async def test_preemptions_are_replaced_without_end_and_cost_no_budget():
             house.end("b", "preempted")
             await house.until("started", "b", count)
         assert house.supervisor.restarts == LIMITS.restart_max + 5
+
+
+SLOW_LOOP = LIMITS.model_copy(update={"restart_window_s": 1e-6})
+"""Limits under which no two failures are ever in one window, as with children that take long to start."""
+
+
+async def test_a_crash_loop_ends_although_its_window_is_never_full():
+    async with House(Strategy.ONE_FOR_ONE, limits=SLOW_LOOP) as house:
+        await house.supervisor.ready(5)
+        for count in range(2, LIMITS.restart_max + 2):
+            house.end("b")
+            await house.until("started", "b", count)
+        house.end("b")
+        end = await house.system.wait_stopped("fleet")
+        assert (
+            "gave up on b: it ended 4 times in a row without a step in between; last: RuntimeError: told to crash"
+            in (str(end.error))
+        )
+
+
+async def test_a_child_that_fails_between_steps_is_in_no_crash_loop():
+    async with House(Strategy.ONE_FOR_ONE, limits=SLOW_LOOP) as house:
+        await house.supervisor.ready(5)
+        for count in range(2, 3 * LIMITS.restart_max):
+            house.end("b")
+            await house.until("started", "b", count)
+            house.supervisor.progressed()
+        assert house.supervisor.restarts == 3 * LIMITS.restart_max - 2
+
+
+async def test_children_that_crash_in_turn_are_in_no_loop_each():
+    async with House(Strategy.ONE_FOR_ONE, limits=SLOW_LOOP) as house:
+        await house.supervisor.ready(5)
+        for count in range(2, LIMITS.restart_max + 2):
+            for name in "abc":
+                house.end(name)
+                await house.until("started", name, count)
+
+
+async def test_an_actor_that_meets_a_permanent_error_is_not_started_again():
+    async with House(Strategy.REST_FOR_ONE) as house:
+        await house.supervisor.ready(5)
+        house.end("b", "for good")
+        end = await house.system.wait_stopped("fleet")
+        assert "gave up on b: NoSuchModel: model.path: nothing is there" in str(end.error)
+        assert not [event for event in house.events if event.kind == "restarting"]
+        assert house.diary.count("+b") == 1
+
+
+async def test_an_actor_whose_start_meets_a_permanent_error_is_started_once():
+    class Hopeless(Actor):
+        async def on_start(self) -> None:
+            tried.append(1)
+            raise NoSuchModel("model.path: nothing is there")
+
+    tried: list[int] = []
+    supervisor = Supervisor("fleet", Strategy.ONE_FOR_ONE, [actor_child("x", Hopeless, node="here")])
+    async with House(Strategy.ONE_FOR_ONE, "") as house:
+        await house.system.spawn("other", supervisor)
+        with pytest.raises(SupervisorGaveUp, match=r"NoSuchModel: model\.path: nothing is there"):
+            await supervisor.ready(5)
+    assert tried == [1]
+
+
+async def test_a_child_without_a_node_for_it_waits_and_is_in_no_crash_loop():
+    left = [LIMITS.restart_max + 2]
+    async with House(Strategy.ONE_FOR_ONE, "", limits=SLOW_LOOP) as house:
+        right = house.spec("a")
+
+        async def start(context: Context) -> Running:
+            if 0 < left[0] <= LIMITS.restart_max + 1:
+                left[0] -= 1
+                raise NoNode("no remote node for a within 600 s")
+            left[0] -= 1
+            return await right.start(context)
+
+        house.supervisor.add_child(dataclasses.replace(right, start=start))
+        await house.until("started", "a")
+        house.end("a")
+        await house.until("started", "a", 2)
 
 
 async def test_a_transient_child_that_completes_is_left_alone():

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from actors.host.model_errors import brief, passes
 from actors.rollout.errors import EngineUnavailable, ModelUnreadable
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -44,8 +45,12 @@ def load_model(path: Path, dtype: str, device: torch.device) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], local_files_only=True)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise ModelUnreadable(f"{path} cannot be loaded as a causal language model: {error}") from error
+    except Exception as error:
+        if passes(error):
+            raise
+        raise ModelUnreadable(
+            f"model.path: {path} cannot be loaded as a causal language model: {brief(error)}"
+        ) from error
     model = model.to(device).eval().requires_grad_(False)
     for parameter in model.parameters():
         if not parameter.untyped_storage().resizable():  # a map of the checkpoint file

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from actors.host.import_guard import hide_broken_optionals
+from actors.host.model_errors import brief, passes
 from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.backends.torch.packing import Layout, choose, packed, padded, plan_blocks
 from actors.trainer.backends.torch.rms_norm import replace_rms_norms
@@ -38,8 +39,12 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
     dtype = getattr(torch, spec.dtype)
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ModelNotLoadable(f"model.path: {path} holds no causal LM that transformers can load: {error}") from error
+    except Exception as error:
+        if passes(error):
+            raise
+        raise ModelNotLoadable(
+            f"model.path: {path} holds no causal LM that transformers can load: {brief(error)}"
+        ) from error
     model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
     model.config.use_cache = False
     replace_rms_norms(model)

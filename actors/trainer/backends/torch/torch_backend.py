@@ -30,6 +30,7 @@ from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatch
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
+from actors.trainer.backends.torch.generation_defaults import as_it_was
 from actors.trainer.backends.torch.replicas import Replicas, scored
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.weights.memory import SegmentWriter
@@ -257,5 +258,6 @@ class _Core:
 
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._replicas.model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
+        with as_it_was(self._replicas.model):
+            self._replicas.model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
         copy_tokenizer(self._spec.model_path, directory)

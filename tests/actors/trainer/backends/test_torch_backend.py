@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -293,4 +294,18 @@ async def test_now_and_then_what_a_large_step_needed_is_given_back(
         await backend.accumulate(pad(samples()), LOSS)
         await backend.step(weight=1.0)
     assert given_back == [3, 6]
+    await backend.close()
+
+
+async def test_generation_defaults_that_transformers_does_not_save_pass_through_an_export(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """A temperature without do_sample is loaded by transformers without a word, and refused when it is saved."""
+    shutil.copytree(model_path, model := tmp_path / "model")
+    written = '{"eos_token_id": 1, "do_sample": false, "temperature": 0.6, "top_p": 0.9}'
+    (model / "generation_config.json").write_text(written)
+    backend = await started(model)
+    for name in ("first", "second"):
+        await backend.export_checkpoint(tmp_path / name)
+        assert (tmp_path / name / "generation_config.json").read_text() == written
     await backend.close()
