@@ -3,6 +3,7 @@
 HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
+    │   └── PromptRefused  the chat template or the tokenizer refuses one prompt; others may be fine
     ├── ScorerBroken       the user's function raised; that sample has no result
     └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
 """
@@ -20,6 +21,10 @@ class SourceUnreadable(RewardError):
     """The data set is missing or a row does not have what the job file says."""
 
     permanent = True
+
+
+class PromptRefused(SourceUnreadable):
+    """The chat template or the tokenizer refuses one prompt; the message is theirs."""
 
 
 class ScorerBroken(RewardError):

@@ -17,6 +17,7 @@ from actors.core.registered import RegisteredActor
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.rewards import Score, Scored, Verdict
 from actors.protocol.services import RegisterService
@@ -33,10 +34,15 @@ class RewardWorker(RegisteredActor):
         self._codec = codec
 
     async def on_start(self) -> None:
-        self._codec = self._codec or TextCodec(Path(self._args.model_path), self._job.data)
+        self._codec = self._codec or await self.ctx.run_blocking(self._make_codec)
         await self._pool.start()
         service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
         await self.keep_registered(self._args.scheduler, service, Acknowledged)
+
+    def _make_codec(self) -> TextCodec:
+        import_transformers_without_torch()  # verifiers, which may want it, are in processes of their own
+        shown = self._job.reward.special_tokens
+        return TextCodec(Path(self._args.model_path), self._job.data, special_tokens=shown)
 
     async def on_stop(self) -> None:
         await self._pool.close()

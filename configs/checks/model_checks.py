@@ -9,6 +9,7 @@ import urllib.request
 from pathlib import Path
 
 from configs.limits import DEFAULT_LIMITS
+from configs.model_files import ModelFileBroken, has_chat_template, why_too_long
 from configs.schema import JobConfig
 
 Found = tuple[str, str, str]
@@ -25,7 +26,7 @@ def is_hub_name(path: str) -> bool:
 
 def check_model(job: JobConfig) -> list[Found]:
     """Problems of the policy's model, as (field, what is wrong, what to do)."""
-    return [*_check_model_path(job), *_check_revision(job)]
+    return [*_check_model_path(job), *_check_revision(job), *_check_model_files(job)]
 
 
 def check_ranker_model(job: JobConfig) -> list[Found]:
@@ -77,6 +78,23 @@ def _check_model_path(job: JobConfig) -> list[Found]:
         return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]
     problem = _hub_problem(job.model.path)
     return [("model.path", *problem)] if problem else []
+
+
+def _check_model_files(job: JobConfig) -> list[Found]:
+    """What the files of a local directory contradict; those of a hub name are looked at once they are there."""
+    path = Path(job.model.path or "").expanduser()
+    if job.model.source == "tiny" or not job.model.path or not path.is_dir():
+        return []
+    try:
+        found = why_too_long(job, path)
+        problems = [found] if found else []
+        if job.data.chat and not has_chat_template(path):
+            wrong = f"is set, but the tokenizer in {job.model.path!r} has no chat template"
+            fix = "Unset it, or put the template beside the tokenizer as chat_template.jinja"
+            problems.append(("data.chat", wrong, fix))
+    except ModelFileBroken as error:
+        return [("model.path", str(error), "Or name another directory")]
+    return problems
 
 
 def _hub_problem(name: str) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""A pool of task processes under deadlines: they score responses and read prompts.
+"""A pool of task processes under deadlines: some score responses, one reads prompts.
 
     batch ──▶ a free process ──▶ verdicts, gathered; no frame later than reward.timeout_s
                    │ none in time, or the process died
@@ -10,7 +10,8 @@
 
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
-- At most ``workers`` processes; a process serves one batch at a time.
+- At most ``workers`` processes score, and one of its own reads: it alone holds a tokenizer, no verifier's code runs in
+  it, and it waits for none. A process serves one batch at a time.
 - A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
 """
 
@@ -44,13 +45,14 @@ class PoolVerdict:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) they read prompts as well."""
+    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) one more reads prompts."""
 
     def __init__(self, job: JobConfig, log: Path | None = None, model: Path | None = None) -> None:
         self._job = job
         self._log = log
         self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
+        self._free_reader: asyncio.Queue[_ScorerProcess] = asyncio.Queue(1)
         self._all: list[_ScorerProcess] = []
         self._exchanges: list[asyncio.Task[Any]] = []
         self._closed = False
@@ -59,16 +61,20 @@ class ScorerPool:
         """Start every process and wait until each has its scorer.
 
         Raises:
-            ScorerBroken: the scorer cannot be made (import error, unknown task); says why.
+            ScorerBroken: the scorer cannot be made (import error, unknown task), or the prompts not be read; says why.
         """
-        self._all = [_ScorerProcess(self._job, self._log, self._model) for _ in range(self._job.reward.workers)]
+        scorers = [_ScorerProcess(self._job, self._log, None) for _ in range(self._job.reward.workers)]
+        readers = [_ScorerProcess(self._job, self._log, self._model)] if self._model is not None else []
+        self._all = [*scorers, *readers]
         await asyncio.gather(*(process.start() for process in self._all))
-        for process in self._all:
+        for process in scorers:
             self._free.put_nowait(process)
+        for process in readers:
+            self._free_reader.put_nowait(process)
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         """One verdict per item, in order."""
-        return await self._exchange(lambda process: process.score(items))
+        return await self._exchange(self._free, lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """Read prompts, as ``PromptStream.read`` does.
@@ -77,26 +83,30 @@ class ScorerPool:
             SourceUnreadable: the data set cannot be read; says where.
             ScorerBroken, ScorerTimedOut: the process failed; ask again.
         """
-        return await self._exchange(lambda process: process.read(start, count))
+        return await self._exchange(self._free_reader, lambda process: process.read(start, count))
 
-    async def _exchange(self, work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]) -> _T:
-        """What ``work`` gets out of a free process. It goes on to its end when the caller is cancelled."""
-        process = await self._free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
+    async def _exchange(
+        self, free: asyncio.Queue[_ScorerProcess], work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]
+    ) -> _T:
+        """What ``work`` gets out of a ``free`` process. It goes on to its end when the caller is cancelled."""
+        process = await free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
         if self._closed:
-            self._free.put_nowait(process)  # whoever waits behind us learns the same
+            free.put_nowait(process)  # whoever waits behind us learns the same
             raise ScorerBroken("the pool is closed")
         exchange, over = asyncio.create_task(work(process)), asyncio.get_running_loop().create_future()
         self._exchanges.append(exchange)
-        exchange.add_done_callback(lambda _: self._release(process, exchange))
+        exchange.add_done_callback(lambda _: self._release(free, process, exchange))
         exchange.add_done_callback(lambda _: over.done() or over.set_result(None))
         await over  # and not the task itself, which is left alone when we are cancelled
         if exchange.cancelled():
             raise ScorerBroken("the pool was closed meanwhile")
         return exchange.result()
 
-    def _release(self, process: _ScorerProcess, exchange: asyncio.Task[Any]) -> None:
+    def _release(
+        self, free: asyncio.Queue[_ScorerProcess], process: _ScorerProcess, exchange: asyncio.Task[Any]
+    ) -> None:
         self._exchanges.remove(exchange)
-        self._free.put_nowait(process)
+        free.put_nowait(process)
         if not exchange.cancelled():
             exchange.exception()  # its asker may have gone: then nobody else looks at it
 

@@ -1,8 +1,8 @@
-"""A task process: reads the data set and runs the user's verifier, which may hang, crash or print without harm.
+"""A task process: runs the user's verifier, which may hang, crash or print without harm; or reads prompts.
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
-    in   {"job": job file as JSON, "model": directory}                    once
+    in   {"job": job file as JSON, "model": directory; "": it scores}     once
     out  {"ready": true} | {"broken": reason}                             once
     in   {"score": [[response, prompt, answer, index, extra], …], "gather_s": float}
     out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
@@ -12,8 +12,8 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
 Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
 each has a frame of its own, so that the parent knows which response is being scored when none comes.
 
-One process does both because both need the data set, which can take seconds to import. The parent kills it when a
-verdict takes longer than ``reward.timeout_s``.
+One that scores has no tokenizer, and one that reads runs no code but ours. The parent kills it when a verdict takes
+longer than ``reward.timeout_s``.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import msgpack
 
+from actors.host.import_guard import import_transformers_without_torch
 from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
+    from actors.environments.prompts.prompt_stream import PromptStream
     from actors.environments.scoring.scorers import Example
 
 Verdict = tuple[float | None, str]
@@ -69,7 +71,6 @@ def _read_nothing() -> None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from actors.environments.prompts.prompt_stream import PromptStream
     from actors.environments.scoring.scorers import Example, make_scorer
 
     def send(value: object) -> None:
@@ -79,8 +80,8 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
     order = read_frame(requests)
     try:
         job = JobConfig.model_validate_json(order["job"])
-        score = make_scorer(job)
-        stream = PromptStream(job, Path(order["model"])) if order["model"] else None
+        stream = _open_stream(job, Path(order["model"])) if order["model"] else None
+        score = make_scorer(job) if stream is None else _never
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
         send({"broken": f"{type(error).__name__}: {error}"})
         return
@@ -95,6 +96,17 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
                 send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))
             except Exception as error:  # noqa: BLE001 (a row that cannot be read is the data's fault)
                 send({"broken": str(error)})
+
+
+def _open_stream(job: JobConfig, model: Path) -> PromptStream:
+    import_transformers_without_torch()
+    from actors.environments.prompts.prompt_stream import PromptStream
+
+    return PromptStream(job, model)
+
+
+def _never(_response: str, _example: Example) -> float:
+    raise RuntimeError("this process reads prompts and scores nothing")
 
 
 def _score_all(
