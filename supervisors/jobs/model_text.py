@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ModelTextUnusable
 
 _ANSWER = "ANSWER"
+_ENDS_SAID = 4
+"""End tokens that are told one by one; some models have dozens."""
 
 
 async def look_at_text(job: JobConfig, model_path: Path, run_dir: Path) -> tuple[tuple[EndToken, ...], list[str]]:
@@ -42,13 +45,18 @@ async def look_at_text(job: JobConfig, model_path: Path, run_dir: Path) -> tuple
     except ModelFileBroken as error:
         raise ModelTextUnusable(f"model.path: {error}") from error
     ends = end_tokens(model_path, job.rollout.stop, further)
-    said = [f"a response ends at {' or at '.join(map(str, ends))}"]
+    said = [f"a response ends at {_listed(ends)}"]
     if limit is not None and longest < job.data.max_prompt_tokens:
         said.append(
             f"prompts of more than {longest} tokens are passed over: the model has {limit.count} positions"
             f" ({limit.key}), of which rollout.max_tokens takes {job.rollout.max_tokens}"
         )
     return ends, said
+
+
+def _listed(ends: Sequence[EndToken]) -> str:
+    more = f" or at one of {len(ends) - _ENDS_SAID} more" if len(ends) > _ENDS_SAID else ""
+    return " or at ".join(map(str, ends[:_ENDS_SAID])) + more
 
 
 async def _ask(job: JobConfig, model_path: Path, run_dir: Path) -> list[Claim]:
@@ -75,7 +83,7 @@ async def _ask(job: JobConfig, model_path: Path, run_dir: Path) -> list[Claim]:
 
 
 def ends_of_template(tokenizer: Any, kwargs: dict[str, Any]) -> list[Claim]:
-    """The token that the chat template writes behind an answer, if that is one that no text has."""
+    """The first token that no text has of those that the chat template writes behind an answer."""
     claims: list[Claim] = []
     if isinstance(tokenizer.eos_token_id, int):
         claims.append((tokenizer.eos_token_id, "eos_token of the tokenizer"))
@@ -84,11 +92,10 @@ def ends_of_template(tokenizer: Any, kwargs: dict[str, Any]) -> list[Claim]:
         text: str = tokenizer.apply_chat_template(chat, tokenize=False, **kwargs)
     except Exception:  # noqa: BLE001  a template may refuse our example for any reason; that is no verdict on the job
         return claims
-    behind = text.rpartition(_ANSWER)[2].lstrip()
+    behind = text.rpartition(_ANSWER)[2]
     ids: list[int] = tokenizer(behind, add_special_tokens=False, verbose=False)["input_ids"] if behind else []
-    if ids and ids[0] in tokenizer.added_tokens_decoder:
-        claims.append((ids[0], "the chat template"))
-    return claims
+    end = next((id_ for id_ in ids if id_ in tokenizer.added_tokens_decoder), None)
+    return claims if end is None else [*claims, (end, "the chat template")]
 
 
 def _answer(order: dict[str, Any]) -> dict[str, Any]:
