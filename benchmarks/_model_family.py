@@ -28,7 +28,7 @@ PROMPT_TOKENS: Final = (5, 9, 23, 40)
 SIBLINGS: Final = 3
 RESPONSE_TOKENS: Final = 24
 STEPS_MAX: Final = 4 * RESPONSE_TOKENS
-"""Of the engine; every step gives each sequence a token."""
+"""Number of engine steps at most; each gives every sequence a token."""
 SIZES: Final[Mapping[str, Any]] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

@@ -143,7 +143,7 @@ def markdown(result: Result) -> str:
         "",
         "`headrace bench model_families --markdown` prints this page, `--only llama,gpt2` measures some.",
         "",
-        "| `model_type` | trainer and engine apart | with `gradient_checkpointing` | refused |",
+        "| model type | trainer and engine apart | with `gradient_checkpointing` | refused |",
         "|---|---|---|---|",
     ]
     for name, found in sorted(result["families"].items()):

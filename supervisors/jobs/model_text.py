@@ -48,8 +48,8 @@ async def look_at_text(job: JobConfig, model_path: Path, run_dir: Path) -> tuple
     said = [f"a response ends at {_listed(ends)}"]
     if limit is not None and longest < job.data.max_prompt_tokens:
         said.append(
-            f"prompts of more than {longest} tokens are passed over: the model has {limit.count} positions"
-            f" ({limit.key}), of which rollout.max_tokens takes {job.rollout.max_tokens}"
+            f"prompts may have up to {longest} tokens: the model has {limit.count} positions ({limit.key}),"
+            f" of which rollout.max_tokens takes {job.rollout.max_tokens}; longer ones are left out"
         )
     return ends, said
 

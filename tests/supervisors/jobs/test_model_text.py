@@ -84,8 +84,8 @@ async def test_the_ends_are_told_with_their_sources_and_so_is_a_limit_of_prompts
     assert said == [
         "a response ends at <end> (1: config.json, eos_token of the tokenizer) or at <|im_end|> (5: the chat template)",
         (
-            "prompts of more than 48 tokens are passed over: the model has 64 positions (max_position_embeddings),"
-            " of which rollout.max_tokens takes 16"
+            "prompts may have up to 48 tokens: the model has 64 positions (max_position_embeddings),"
+            " of which rollout.max_tokens takes 16; longer ones are left out"
         ),
     ]
 
