@@ -219,3 +219,14 @@ def test_prompts_that_leave_no_room_for_the_response_are_passed_over(tmp_path: P
     assert [text for _, _, text, _ in read["prompts"]] == ["a", "abcd"]
     with pytest.raises(SourceUnreadable, match=r"longer than 0 tokens.*10 positions \(n_positions\)"):
         PromptStream(smallest_job(data=data, rollout={"max_tokens": 10}), tmp_path).read(0, 1)
+
+
+def test_a_tokenizer_in_plain_python_is_used_as_transformers_uses_it(tmp_path: Path) -> None:
+    """ByT5 has bytes for tokens and no tokenizer.json; asked for an id that it lacks, it would make a character up."""
+    from transformers import ByT5Tokenizer
+
+    tokenizer = ByT5Tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    codec = codec_of(tmp_path)
+    assert codec.encode("né")[1].tolist() == tokenizer("né")["input_ids"]
+    assert codec.decode([*codec.encode("né")[1], 5000]) == "né"
