@@ -34,7 +34,8 @@ def load_tokenizer(model_path: Path) -> Any:
     Raises:
         SourceUnreadable: transformers cannot make one.
     """
-    hide_broken_optionals()
+    if "transformers" not in sys.modules:  # else it has looked already, or was told that there is no torch
+        hide_broken_optionals()
     from transformers import AutoTokenizer
 
     try:
