@@ -327,6 +327,14 @@ class Limits(BaseModel):
     diverged_steps: int = Field(
         default=10, description="steps in a row with a non-finite gradient before the trainer gives up"
     )
+    engine_mismatch: float = Field(
+        default=1e-3,
+        gt=0,
+        description="nats by which trainer and engine may differ on a token, on average, in float32; rounding is 1e-5",
+    )
+    engine_mismatch_half: float = Field(
+        default=0.2, gt=0, description="the same in bfloat16, where kernels of other orders are 0.01 to 0.05 apart"
+    )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
     # samples for people
     samples_interval_s: float = Field(

@@ -68,10 +68,13 @@ class DataConfig(Section):
     """Visit the rows in an order that ``seed`` fixes, drawn anew for each epoch."""
     chat: bool = False
     """Wrap string prompts in the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of ``apply_chat_template``, such as ``{enable_thinking: false}``, ``{tools: […]}`` or, where
+    the tokenizer has several templates, ``{chat_template: NAME}``."""
     system_prompt: str | None = None
-    """A first message of role ``system`` where the chat template is used."""
+    """A first message of role ``system`` where the chat template is used and the prompt does not begin with its own."""
     max_prompt_tokens: PositiveInt = 512
-    """Longer prompts are passed over."""
+    """Longer prompts are passed over, as are those that ``rollout.max_tokens`` leaves no room for in the model."""
 
 
 class RewardConfig(Section):
@@ -84,6 +87,8 @@ class RewardConfig(Section):
     answer_pattern: str | None = None
     """Regular expression with one group; its last match in the response is the answer. Unset: the whole response.
     ``exact_match`` and ``math_verify`` cut the reference answer alike where it matches there, else take it as it is."""
+    special_tokens: bool = False
+    """Show the tokenizer's special tokens in responses, the end token too; unset, they are left out of the text."""
     timeout_s: PositiveFloat = 10.0
     """One call; beyond it the sample has no result, which is never a reward of 0."""
     workers: PositiveInt = 1

@@ -3,6 +3,7 @@
 HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
+    │   └── PromptRefused  the chat template or the tokenizer refuses one prompt; others may be fine
     ├── ScorerBroken       the user's function raised; that sample has no result
     │   ├── NoNumber       it returned what no sample could have as its reward
     │   └── RewardRefused  no call of it could ever give a verdict; names file and line, and ends the run
@@ -22,6 +23,10 @@ class SourceUnreadable(RewardError):
     """The data set is missing or a row does not have what the job file says."""
 
     permanent = True
+
+
+class PromptRefused(SourceUnreadable):
+    """The chat template or the tokenizer refuses one prompt; the message is theirs."""
 
 
 class ScorerBroken(RewardError):

@@ -19,6 +19,7 @@ from actors.core.registered import RegisteredActor
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.job_news import Trouble
 from actors.protocol.metrics import Samples
@@ -38,13 +39,18 @@ class RewardWorker(RegisteredActor):
         self._codec = codec
 
     async def on_start(self) -> None:
-        self._codec = self._codec or TextCodec(Path(self._args.model_path), self._job.data)
+        self._codec = self._codec or await self.ctx.run_blocking(self._make_codec)
         await self._pool.start()
         service = RegisterService(job=self._job.name, role="rewards", address=self.ctx.self_address)
         await self.keep_registered(self._args.scheduler, service, Acknowledged)
         for warning in self._pool.warnings:
             trouble = Trouble(job=self._job.name, kind="reward_trial", text=f"before the first step: {warning}")
             self.ctx.ref(self.hub.address).tell(trouble)
+
+    def _make_codec(self) -> TextCodec:
+        import_transformers_without_torch()  # verifiers, which may want it, are in processes of their own
+        shown = self._job.reward.special_tokens
+        return TextCodec(Path(self._args.model_path), self._job.data, special_tokens=shown)
 
     async def on_stop(self) -> None:
         await self._pool.close()

@@ -33,7 +33,7 @@ class EngineUnavailable(EngineError):
 
 
 class ModelUnreadable(EngineError):
-    """The checkpoint directory cannot be loaded as a causal language model."""
+    """The checkpoint directory cannot be loaded as a causal language model, or not be run by this engine."""
 
     permanent = True
 

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from actors.rollout.engine import EngineSpec
+from configs.model_files import prompt_tokens_max
 from configs.schema import JobConfig
 
 
@@ -21,7 +22,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         dtype=job.model.dtype,
         device=rollout.device,
         max_running=rollout.max_running,
-        max_context_tokens=job.data.max_prompt_tokens + rollout.max_tokens,
+        max_context_tokens=prompt_tokens_max(job, Path(model_path)) + rollout.max_tokens,
         threads=rollout.threads or _threads(job),
         seed=job.seed,
         options=rollout.engine_options,

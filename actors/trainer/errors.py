@@ -8,6 +8,7 @@ HeadraceError
     ├── CheckpointCorrupt    a file is missing or altered; name another checkpoint, do not retry
     ├── CheckpointAstray     checkpoints and journal are of different times; put one back, do not retry
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
+    ├── EngineDisagrees      the engine samples another policy than is trained; another engine may not, do not retry
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
     └── BackendClosed        our bug: a call outside start … close
 """
@@ -61,6 +62,12 @@ class GrantChanged(TrainerError):
 
     The scheduler was killed before its journal had the samples, and their next draw came out differently.
     """
+
+
+class EngineDisagrees(TrainerError):
+    """Engine and trainer are further apart on the same tokens than rounding explains. Retrying cannot help."""
+
+    permanent = True
 
 
 class TrainingDiverged(TrainerError):

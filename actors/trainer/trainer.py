@@ -48,6 +48,7 @@ from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
 from actors.trainer.accounts import StepAccounts, batch_shape, consumed
+from actors.trainer.agreement import EngineAgreement
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
@@ -75,6 +76,7 @@ class Trainer(RegisteredActor):
         self._backend = backend or make_backend(self._job.trainer.backend)
         self._algorithm = algorithm_named(self._job.algorithm.name)
         self._loss = loss_spec(self._job)
+        self._agreement = EngineAgreement(self._job, self._backend.kind)
         self._run_dir = Path(args.run_dir)
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
@@ -268,7 +270,9 @@ class Trainer(RegisteredActor):
             if with_kl:
                 samples = await self._reference.scored(samples)
             for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
-                accounts.add(await self._bounded(self._backend.accumulate(batch, self._loss)))
+                stats = await self._bounded(self._backend.accumulate(batch, self._loss))
+                self._agreement.look(batch, stats, step=self.step)
+                accounts.add(stats)
 
     async def _score_early(self, inbox: Inbox) -> bool:
         """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""

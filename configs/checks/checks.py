@@ -19,6 +19,12 @@ from configs.checks.scheduling_checks import check_scheduling
 from configs.checks.source_lookup import find_function, reasoning_gym_tasks
 from configs.schema import JobConfig, ProviderConfig
 
+OWN_TEMPLATE_ARGUMENTS = (
+    *("conversation", "tokenize", "tokenizer_kwargs", "add_generation_prompt", "continue_final_message"),
+    *("padding", "truncation", "max_length", "return_dict", "return_tensors", "return_assistant_tokens_mask"),
+)
+"""Arguments of ``apply_chat_template`` that the product itself sets, or that would change more than the text."""
+
 Found = tuple[str, str, str]
 """(field, what is wrong, what to do)."""
 
@@ -86,6 +92,9 @@ def _check_text_forms(job: JobConfig) -> list[Found]:
     if "{prompt}" not in job.data.template:
         wrong = f"{job.data.template!r} has no place for the prompt"
         found.append(("data.template", wrong, "Write {prompt} where it belongs"))
+    if taken := [name for name in OWN_TEMPLATE_ARGUMENTS if name in job.data.chat_template_kwargs]:
+        wrong = f"{', '.join(taken)} is not yours to set: prompts are rendered so that the model answers"
+        found.append(("data.chat_template_kwargs", wrong, "Remove it"))
     if job.reward.answer_pattern is not None:
         try:
             groups = re.compile(job.reward.answer_pattern).groups

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import urllib.error
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from configs.checks.model_files import problem_of
 from configs.limits import DEFAULT_LIMITS
+from configs.model_files import ModelFileBroken, has_chat_template, why_too_long
 from configs.schema import JobConfig
 
 Found = tuple[str, str, str]
@@ -27,7 +27,8 @@ def is_hub_name(path: str) -> bool:
 
 def check_model(job: JobConfig) -> list[Found]:
     """Problems of the policy's model, as (field, what is wrong, what to do)."""
-    return [*_check_model_path(job), *_check_revision(job), *_check_chat_template(job)]
+    problems = _check_model_path(job)
+    return [*problems, *_check_revision(job), *([] if problems else _check_model_files(job))]
 
 
 def check_ranker_model(job: JobConfig) -> list[Found]:
@@ -84,30 +85,24 @@ def _check_model_path(job: JobConfig) -> list[Found]:
     return [("model.path", *problem)] if problem else []
 
 
-def _check_chat_template(job: JobConfig) -> list[Found]:
-    """Whether a model that is here has one. What a hub has is seen when the prompts are first read."""
-    if not job.data.chat:
-        return []
-    fix = "Remove it and write the form of the prompt into data.template, or add chat_template.jinja to the model"
-    if job.model.source == "tiny" and not job.model.path:
-        return [("data.chat", "is true, but a tiny model that is made on the spot has no chat template", fix)]
+def _check_model_files(job: JobConfig) -> list[Found]:
+    """What the files of a local directory contradict; those of a hub name are looked at once they are there."""
+    if job.data.chat and job.model.source == "tiny" and not job.model.path:
+        wrong = "is set, but a tiny model that is made on the spot has no chat template"
+        return [("data.chat", wrong, "Unset it, and write the form of the prompt into data.template")]
     path = Path(job.model.path or "").expanduser()
-    if not job.model.path or not (path / "config.json").is_file() or _has_chat_template(path):
+    if not job.model.path or not (path / "config.json").is_file():
         return []
-    return [("data.chat", f"is true, but the tokenizer of {job.model.path!r} has no chat template", fix)]
-
-
-def _has_chat_template(path: Path) -> bool:
-    """Whether any of the places where transformers looks for one has it."""
-    if any(
-        (path / name).exists() for name in ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-    ):
-        return True
     try:
-        config = json.loads((path / "tokenizer_config.json").read_text("utf-8"))
-        return bool(config.get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
+        found = why_too_long(job, path)
+        problems = [found] if found else []
+        if job.data.chat and not has_chat_template(path):
+            wrong = f"is set, but the tokenizer in {job.model.path!r} has no chat template"
+            fix = "Unset it, or put the template beside the tokenizer as chat_template.jinja"
+            problems.append(("data.chat", wrong, fix))
+    except ModelFileBroken as error:
+        return [("model.path", str(error), "Or name another directory")]
+    return problems
 
 
 def _hub_problem(name: str) -> tuple[str, str] | None:

@@ -20,7 +20,6 @@ from actors.core.errors import AskError
 from actors.core.patience import Patience
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
-from actors.jobs.stop_tokens import stop_token_ids
 from actors.protocol.job_news import JobEvent
 from actors.protocol.jobs import CancelJob, JobReport, JobState
 from actors.weights.segments import remove_segments
@@ -29,6 +28,7 @@ from supervisors.jobs.cost_meter import CostMeter
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Preparation
+from supervisors.jobs.model_text import look_at_text
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
@@ -114,9 +114,12 @@ class JobRun:
         if job.cluster.prices:
             self._count_cost()
         await self._system.spawn(f"news.{job.name}", JobListener(self._hear))
-        await self.tree.start_core(self._job_maker(stop_token_ids(model_path, job.rollout.stop)))
+        ends, said = await look_at_text(job, model_path, run_dir)
+        await self.tree.start_core(self._job_maker(tuple(token.id for token in ends)))
         self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
         if self._former is None:
+            for message in said:
+                self._news.say(message=message)
             self._news.say(
                 message=f"starting {job.rollout.workers} rollout workers, trainer, weight server and reward worker"
             )

@@ -94,7 +94,7 @@ async def _make_tiny(job: JobConfig, run_dir: Path) -> Path:
     maker = launch(Launch([sys.executable, "-m", "supervisors.jobs.tiny_model", str(order), str(partial)], log))
     limits = job.limits
     try:
-        end = await _ended(maker, limits.model_preparation_timeout_s)
+        end = await child_ended(maker, limits.model_preparation_timeout_s)
     except TimeoutError as error:
         raise ModelNotMade(f"the tiny model was not made within {limits.model_preparation_timeout_s:g} s") from error
     if end.code != 0:
@@ -104,7 +104,7 @@ async def _make_tiny(job: JobConfig, run_dir: Path) -> Path:
     return directory
 
 
-async def _ended(
+async def child_ended(
     child: ChildProcess, timeout_s: float, look: Callable[[], None] | None = None, every_s: float | None = None
 ) -> ProcessExit:
     """Wait for a child, and call ``look`` every ``every_s`` meanwhile; whatever is raised here ends the child.
@@ -143,7 +143,7 @@ async def _fetch(job: JobConfig, run_dir: Path, say: Say) -> Path:
     fetcher = launch(Launch(command, log, stdin=json.dumps(asdict(order)).encode()))
     watch = _Progress(name, report_file, say, limits.model_download_stall_s)
     try:
-        end = await _ended(fetcher, limits.model_download_timeout_s, watch.look, limits.model_progress_s)
+        end = await child_ended(fetcher, limits.model_download_timeout_s, watch.look, limits.model_progress_s)
     except TimeoutError as error:
         wrong = f"was not fetched within limits.model_download_timeout_s ({limits.model_download_timeout_s:g} s)"
         raise _not_fetched(name, wrong, "Raise it and start again: what has been fetched is kept") from error

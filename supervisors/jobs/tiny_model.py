@@ -40,7 +40,7 @@ def make_tiny_model(job: JobConfig, directory: Path) -> None:
     torch.manual_seed(job.seed)
     source = open_source(job.data, job.seed)
     tokenizer = make_tokenizer(source, job)
-    model = make_model(job.model, tokenizer)
+    model = make_model(job.model, tokenizer, positions=job.data.max_prompt_tokens + job.rollout.max_tokens)
     _warm_start(model, tokenizer, source, job)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
@@ -62,8 +62,11 @@ def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=core, pad_token=PAD, eos_token=END, unk_token="<unk>")  # noqa: S106 (as above)
 
 
-def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised."""
+def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, positions: int = 0) -> Qwen3ForCausalLM:
+    """A Qwen3 of ``config.layers`` layers and hidden size ``config.hidden``, randomly initialised.
+
+    Its rotary positions cost nothing: it has as many as the job asks for.
+    """
     heads = max(1, config.hidden // _HEAD_SIZE)
     return Qwen3ForCausalLM(
         Qwen3Config(
@@ -74,7 +77,7 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3
             num_attention_heads=heads,
             num_key_value_heads=max(1, heads // 2),
             head_dim=_HEAD_SIZE,
-            max_position_embeddings=1024,
+            max_position_embeddings=max(1024, positions),
             tie_word_embeddings=True,
             bos_token_id=None,
             eos_token_id=tokenizer.get_vocab()[END],

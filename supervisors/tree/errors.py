@@ -9,7 +9,8 @@ HeadraceError
     ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
-    └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+    ├── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+    └── ModelTextUnusable    the model's tokenizer or its positions do not fit the job; do not retry
 
 ReplyError (actors/core/errors.py)
 ├── NodeRefused              a machine may not join as it is: its name, its numbers, or another one has its name
@@ -83,6 +84,12 @@ class ModelNotMade(SupervisionError):
 
 class ModelNotFetched(SupervisionError):
     """``model.path`` names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+
+
+class ModelTextUnusable(SupervisionError):
+    """The files of the model do not allow the job's prompts or responses: the message names field or file, and why."""
+
+    permanent = True
 
 
 class HeadLost(SupervisionError):

@@ -82,7 +82,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/simulation/roles.py", "_slowly", "work"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
-        ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "self._free.get()"),
+        ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "free.get()"),
     ],
     "the table of requests ends every question at its deadline, which was armed three lines before": [
         ("actors/core/kernel/questions.py", "Questions.ask", "future"),

@@ -1,96 +1,152 @@
-"""Text to token ids and back, with the tokenizer file of an HF directory alone: no torch, no model code."""
+"""Text to token ids and back, by the tokenizer and the chat template as transformers itself applies them.
+
+    prompt ─ messages? or data.chat ─ yes ─▶ apply_chat_template ─▶ ids, text
+                                     └ no ──▶ data.template ─▶ tokenizer(text) ─▶ ids, text
+
+Invariants
+- Ids are those of ``AutoTokenizer``, since it is asked; truncation and padding that a tokenizer.json carries from
+  earlier calls have no influence, since each call sets both.
+- Special tokens come once: from the template where there is one, else from the tokenizer.
+- Ids that the tokenizer lacks (a vocabulary padded for speed has such rows, and a model may draw them) are no text.
+"""
 
 from __future__ import annotations
 
-import json
+import sys
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from tokenizers import Tokenizer
 
-from actors.environments.errors import SourceUnreadable
+from actors.environments.errors import PromptRefused, SourceUnreadable
+from actors.host.import_guard import hide_broken_optionals
+from configs.model_files import text_config
 from configs.schema import DataConfig
+
+Prompt = str | list[dict[str, Any]]
+
+
+def load_tokenizer(model_path: Path) -> Any:
+    """The tokenizer of an HF directory, as ``AutoTokenizer`` makes it. No code from the directory is run.
+
+    Raises:
+        SourceUnreadable: transformers cannot make one.
+    """
+    if "transformers" not in sys.modules:  # else it has looked already, or was told that there is no torch
+        hide_broken_optionals()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model_path), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # each kind of tokenizer file fails in a way of its own
+        raise SourceUnreadable(
+            f"model.path {model_path}: transformers cannot load its tokenizer ({type(error).__name__}: {error}); "
+            "save the model's tokenizer beside it"
+        ) from error
 
 
 class TextCodec:
     """Encodes prompts as the job file says and decodes responses.
 
     Raises:
-        SourceUnreadable: the directory has no ``tokenizer.json``, or a chat template is needed and missing.
+        SourceUnreadable: the directory has no tokenizer, or a chat template is needed and missing.
     """
 
-    def __init__(self, model_path: Path, data: DataConfig) -> None:
-        file = model_path / "tokenizer.json"
-        if not file.is_file():
-            raise SourceUnreadable(
-                f"model.path {model_path}: no tokenizer.json; save the model's fast tokenizer beside it"
-            )
-        self._tokenizer: Any = Tokenizer.from_file(str(file))
+    def __init__(self, model_path: Path, data: DataConfig, *, special_tokens: bool = False) -> None:
+        self._tokenizer = load_tokenizer(model_path)
         self._data = data
-        self._template_source: str | None = _chat_template(model_path)
-        self._specials = _special_tokens(model_path)
+        self._directory = model_path
+        self._hides_specials = not special_tokens
+        if data.chat and not self._tokenizer.chat_template:
+            raise SourceUnreadable(
+                f"data.chat is set, but the tokenizer in {model_path} has no chat template; unset it or add one"
+            )
 
-    def encode(self, prompt: str | list[dict[str, str]]) -> tuple[str, np.ndarray]:
-        """The text that the model sees and its token ids, int32[n]."""
-        if isinstance(prompt, list) or self._data.chat:
-            text = self._render(prompt)
-            ids = self._tokenizer.encode(text, add_special_tokens=False).ids  # the template wrote the special tokens
-        else:
-            text = self._data.template.replace("{prompt}", prompt)
-            ids = self._tokenizer.encode(text, add_special_tokens=True).ids
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        return self._tokenizer
+
+    def encode(self, prompt: Prompt) -> tuple[str, np.ndarray]:
+        """The text that the model sees and its token ids, int32[n].
+
+        Raises:
+            PromptRefused: the chat template or the tokenizer refuses it; the message is theirs.
+        """
+        try:
+            if isinstance(prompt, list) or self._data.chat:
+                text, ids = self._from_template(self._messages(prompt))
+            else:
+                text = self._data.template.replace("{prompt}", prompt)
+                ids = self._tokenizer(text, verbose=False)["input_ids"]
+        except Exception as error:  # a template is a program, and what it raises is its verdict on the prompt
+            who = "chat template or tokenizer" if isinstance(prompt, list) or self._data.chat else "tokenizer"
+            raise PromptRefused(f"the model's {who} refuses the prompt: {_words(error)}") from error
+        if ids and max(ids) >= self._rows:
+            token = self._tokenizer.convert_ids_to_tokens(max(ids))
+            raise PromptRefused(
+                f"the prompt has the token {token!r} ({max(ids)}), and the model's vocab_size is {self._rows}: "
+                "give the model a row for it, or use the tokenizer that belongs to it"
+            )
         return text, np.array(ids, dtype=np.int32)
 
     def decode(self, token_ids: Sequence[int] | np.ndarray) -> str:
-        return cast("str", self._tokenizer.decode([int(t) for t in token_ids], skip_special_tokens=True))
+        """The text of a response, without special tokens unless the codec shows them."""
+        known = [t for t in map(int, token_ids) if t <= self.largest_id]
+        return cast("str", self._tokenizer.decode(known, skip_special_tokens=self._hides_specials))
 
-    def _render(self, prompt: str | list[dict[str, str]]) -> str:
-        text = self._data.template
-        messages = (
-            prompt if isinstance(prompt, list) else [{"role": "user", "content": text.replace("{prompt}", prompt)}]
-        )
-        if self._data.system_prompt:
-            messages = [{"role": "system", "content": self._data.system_prompt}, *messages]
-        return cast("str", self._template.render(messages=messages, add_generation_prompt=True, **self._specials))
+    def check_vocabulary(self) -> None:
+        """Whether the model knows the tokenizer's words.
+
+        Added tokens may lie beyond: text models come with tokens for images, and a pad token that nobody ever sees.
+        A prompt that holds one is refused.
+
+        Raises:
+            SourceUnreadable: the tokenizer belongs to another model; with figures.
+        """
+        added = self._tokenizer.get_added_vocab()
+        words = [id_ for token, id_ in self._tokenizer.get_vocab().items() if token not in added]
+        if words and max(words) >= self._rows:
+            raise SourceUnreadable(
+                f"model.path {self._directory}: the tokenizer's ids go up to {max(words)}, and the model's vocab_size "
+                f"is {self._rows} (config.json): use the tokenizer that belongs to the model"
+            )
 
     @cached_property
-    def _template(self) -> Any:
-        """Compiled once, for that takes 10 ms; and only if needed, for a codec that decodes needs none."""
-        if self._template_source is None:
-            raise SourceUnreadable(
-                "data.chat is set, but the model's tokenizer has no chat template; unset it or add one"
-            )
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+    def _rows(self) -> int:
+        """Rows of the model's embedding; without limit where config.json does not say."""
+        rows = text_config(self._directory).get("vocab_size")
+        return rows if isinstance(rows, int) else sys.maxsize
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = _raise_template_error  # pyright: ignore[reportArgumentType]
-        return environment.from_string(self._template_source)
+    @cached_property
+    def largest_id(self) -> int:
+        """The largest id that has a text."""
+        return max(self._tokenizer.get_vocab().values(), default=-1)
+
+    def _messages(self, prompt: Prompt) -> list[dict[str, Any]]:
+        if isinstance(prompt, str):
+            prompt = [{"role": "user", "content": self._data.template.replace("{prompt}", prompt)}]
+        own = bool(prompt) and isinstance(prompt[0], dict) and prompt[0].get("role") == "system"
+        if self._data.system_prompt and not own:
+            return [{"role": "system", "content": self._data.system_prompt}, *prompt]
+        return prompt
+
+    def _from_template(self, messages: list[dict[str, Any]]) -> tuple[str, list[int]]:
+        """A last message of the assistant is the beginning of the response: the model goes on with it."""
+        prefill = bool(messages) and messages[-1].get("role") == "assistant"
+        how: dict[str, Any] = {
+            **self._data.chat_template_kwargs,
+            "add_generation_prompt": not prefill,
+            "continue_final_message": prefill,
+        }
+        text = self._tokenizer.apply_chat_template(messages, tokenize=False, **how)
+        ids = self._tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False, **how)
+        return cast("str", text), cast("list[int]", ids)
 
 
-def _raise_template_error(message: str) -> None:
-    raise SourceUnreadable(f"the model's chat template refused a prompt: {message}")
-
-
-def _read_config(model_path: Path) -> dict[str, Any]:
-    file = model_path / "tokenizer_config.json"
-    return cast("dict[str, Any]", json.loads(file.read_text())) if file.is_file() else {}
-
-
-def _chat_template(model_path: Path) -> str | None:
-    file = model_path / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text()
-    template = _read_config(model_path).get("chat_template")
-    return template if isinstance(template, str) else None
-
-
-def _special_tokens(model_path: Path) -> dict[str, str]:
-    specials: dict[str, str] = {}
-    for key, value in _read_config(model_path).items():
-        if key.endswith("_token"):
-            content = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                specials[key] = content
-    return specials
+def _words(error: Exception) -> str:
+    """What an error says; its kind too, where it is no error of a template's own ``raise_exception``."""
+    said = str(error)
+    return said if type(error).__name__ == "TemplateError" and said else f"{type(error).__name__}: {said}"

@@ -1,4 +1,4 @@
-"""A pool of task processes under deadlines: they score responses and read prompts.
+"""A pool of task processes under deadlines: some score responses, one reads prompts.
 
     batch ──▶ a free process ──▶ verdicts, gathered; no frame later than reward.timeout_s
                    │ none in time, or the process died
@@ -10,7 +10,8 @@
 
 Invariants
 - Every response gets exactly one verdict: a reward or a reason, never both.
-- At most ``workers`` processes; a process serves one batch at a time.
+- At most ``workers`` processes score, and one of its own reads: it alone holds a tokenizer, no verifier's code runs in
+  it, and it waits for none. A process serves one batch at a time.
 - A process scores nothing before it was tried on the first row (``trial.py``), which may take
   ``limits.first_verdict_s``; if one hangs or dies in that, none is tried again.
 - A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
@@ -47,13 +48,14 @@ class PoolVerdict:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) they read prompts as well."""
+    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) one more reads prompts."""
 
     def __init__(self, job: JobConfig, log: Path | None = None, model: Path | None = None) -> None:
         self._job = job
         self._log = log
         self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
+        self._free_reader: asyncio.Queue[_ScorerProcess] = asyncio.Queue(1)
         self._all: list[_ScorerProcess] = []
         self._exchanges: list[asyncio.Task[Any]] = []
         self._closed = False
@@ -72,15 +74,19 @@ class ScorerPool:
             SourceUnreadable: the data set, or its first row, cannot be read.
             ScorerBroken: a process did not get ready.
         """
-        job, workers = self._job, self._job.reward.workers
-        self._all = [_ScorerProcess(job, self._log, self._model, self._trial) for _ in range(workers)]
+        job, log, trial = self._job, self._log, self._trial if self._model is not None else None
+        scorers = [_ScorerProcess(job, log, None, trial) for _ in range(job.reward.workers)]
+        readers = [_ScorerProcess(job, log, self._model, None)] if self._model is not None else []
+        self._all = [*scorers, *readers]
         await asyncio.gather(*(process.start() for process in self._all))
-        for process in self._all:
+        for process in scorers:
             self._free.put_nowait(process)
+        for process in readers:
+            self._free_reader.put_nowait(process)
 
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         """One verdict per item, in order."""
-        return await self._exchange(lambda process: process.score(items))
+        return await self._exchange(self._free, lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """Read prompts, as ``PromptStream.read`` does.
@@ -89,26 +95,30 @@ class ScorerPool:
             SourceUnreadable: the data set cannot be read; says where.
             ScorerBroken, ScorerTimedOut: the process failed; ask again.
         """
-        return await self._exchange(lambda process: process.read(start, count))
+        return await self._exchange(self._free_reader, lambda process: process.read(start, count))
 
-    async def _exchange(self, work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]) -> _T:
-        """What ``work`` gets out of a free process. It goes on to its end when the caller is cancelled."""
-        process = await self._free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
+    async def _exchange(
+        self, free: asyncio.Queue[_ScorerProcess], work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]
+    ) -> _T:
+        """What ``work`` gets out of a ``free`` process. It goes on to its end when the caller is cancelled."""
+        process = await free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
         if self._closed:
-            self._free.put_nowait(process)  # whoever waits behind us learns the same
+            free.put_nowait(process)  # whoever waits behind us learns the same
             raise ScorerBroken("the pool is closed")
         exchange, over = asyncio.create_task(work(process)), asyncio.get_running_loop().create_future()
         self._exchanges.append(exchange)
-        exchange.add_done_callback(lambda _: self._release(process, exchange))
+        exchange.add_done_callback(lambda _: self._release(free, process, exchange))
         exchange.add_done_callback(lambda _: over.done() or over.set_result(None))
         await over  # and not the task itself, which is left alone when we are cancelled
         if exchange.cancelled():
             raise ScorerBroken("the pool was closed meanwhile")
         return exchange.result()
 
-    def _release(self, process: _ScorerProcess, exchange: asyncio.Task[Any]) -> None:
+    def _release(
+        self, free: asyncio.Queue[_ScorerProcess], process: _ScorerProcess, exchange: asyncio.Task[Any]
+    ) -> None:
         self._exchanges.remove(exchange)
-        self._free.put_nowait(process)
+        free.put_nowait(process)
         if not exchange.cancelled():
             exchange.exception()  # its asker may have gone: then nobody else looks at it
 
@@ -140,7 +150,7 @@ class _Trial:
 class _ScorerProcess:
     """Drives one process, which is started again by ``score`` when it had to be killed."""
 
-    def __init__(self, job: JobConfig, log: Path | None, model: Path | None, trial: _Trial) -> None:
+    def __init__(self, job: JobConfig, log: Path | None, model: Path | None, trial: _Trial | None) -> None:
         self._job = job
         self._log = log
         self._model = model
@@ -149,20 +159,20 @@ class _ScorerProcess:
 
     async def start(self) -> None:
         await self._exec()
-        if self._model is None or not self._trial.harmless:
+        if (trial := self._trial) is None or not trial.harmless:
             return
         patience_s = max(self._job.limits.first_verdict_s, self._job.reward.timeout_s)
         try:
             await self._send({"try": True})
             reply = await self._receive(patience_s)
         except (ScorerTimedOut, ScorerBroken) as error:
-            self._trial.harmless = False
-            self._trial.warn(f"the verifier, {CALLED}: {error}")
+            trial.harmless = False
+            trial.warn(f"the verifier, {CALLED}: {error}")
             await self.kill()
             await self._exec()
             return
         await self._check(reply)
-        self._trial.warn(reply["warning"])
+        trial.warn(reply["warning"])
 
     async def _check(self, reply: dict[str, Any]) -> None:
         """Raise what makes the process useless."""
@@ -181,7 +191,8 @@ class _ScorerProcess:
         finally:
             if errors is not None:
                 errors.close()
-        await self._send({"job": self._job.model_dump_json(), "model": str(self._model or "")})
+        order = {"job": self._job.model_dump_json(), "model": str(self._model or ""), "rows": self._trial is not None}
+        await self._send(order)
         try:
             reply = await self._receive(self._job.limits.ready_timeout_s)
         except (ScorerTimedOut, ScorerBroken) as error:

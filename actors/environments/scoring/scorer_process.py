@@ -1,11 +1,11 @@
-"""A task process: reads the data set and runs the user's verifier, which may hang, crash or print without harm.
+"""A task process: runs the user's verifier, which may hang, crash or print without harm; or reads prompts.
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
-    in   {"job": job file as JSON, "model": directory}                    once
+    in   {"job": job file as JSON, "model": directory, if it reads; else "", "rows": whether it holds the data}   once
     out  {"ready": true} | {"broken": reason, "data": whether it is the data's fault}   once
     in   {"try": true}
-    out  {"warning": text, empty if all is well} | {"broken": reason, "data": …}     (trial.py)
+    out  {"warning": text, empty if all is well} | {"broken": reason, "data": …}        (trial.py)
     in   {"score": [[response, prompt, answer, index, extra], …], "gather_s": float}
     out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
     in   {"read": [start, count]}
@@ -14,8 +14,8 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
 Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
 each has a frame of its own, so that the parent knows which response is being scored when none comes.
 
-One process does both because both need the data set, which can take seconds to import. The parent kills it when a
-verdict takes longer than ``reward.timeout_s``.
+One that scores has no tokenizer, and one that reads runs no code but ours. The parent kills it when a verdict takes
+longer than ``reward.timeout_s``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 import msgpack
 
 from actors.environments.errors import SourceUnreadable
+from actors.host.import_guard import import_transformers_without_torch
 from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 Verdict = tuple[float | None, str]
 """A reward, or why there is none."""
+Send = Callable[[object], None]
+Answer = Callable[[dict[str, Any]], None]
+"""Answers one request, or raises."""
 
 
 def read_frame(stream: BinaryIO) -> Any:
@@ -72,53 +76,65 @@ def _read_nothing() -> None:
 
 
 def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    from actors.environments.prompts.prompt_stream import PromptStream
-    from actors.environments.scoring.scorers import Example, make_scorer
-    from actors.environments.scoring.trial import try_once
     from actors.environments.scoring.user_code import described
 
     def send(value: object) -> None:
         replies.write(frame(value))
         replies.flush()
 
+    def broken(error: Exception) -> None:
+        send({"broken": described(error), "data": isinstance(error, SourceUnreadable)})
+
     order = read_frame(requests)
     try:
         job = JobConfig.model_validate_json(order["job"])
-        score = make_scorer(job)
-        stream = PromptStream(job, Path(order["model"])) if order["model"] else None
+        answer = _reader(job, Path(order["model"]), send) if order["model"] else _scorer(job, send, rows=order["rows"])
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
-        send(_broken(error, described))
+        broken(error)
         return
     send({"ready": True})
     while True:
         request = read_frame(requests)
-        if "score" in request:
-            answers = [(response, Example(*example)) for response, *example in request["score"]]
-            _score_all(score, answers, send, described, gather_s=request["gather_s"])
+        try:
+            answer(request)
+        except Exception as error:  # noqa: BLE001 (as above; or a row that cannot be read)
+            broken(error)
+
+
+def _reader(job: JobConfig, model: Path, send: Send) -> Answer:
+    import_transformers_without_torch()
+    from actors.environments.prompts.prompt_stream import PromptStream
+
+    stream = PromptStream(job, model)
+    return lambda request: send(stream.read(*request["read"]))
+
+
+def _scorer(job: JobConfig, send: Send, *, rows: bool) -> Answer:
+    from actors.environments.prompts.sources import open_source
+    from actors.environments.scoring.scorers import Example, make_scorer
+    from actors.environments.scoring.trial import try_once
+
+    source, score = open_source(job.data, job.seed) if rows else None, make_scorer(job)
+
+    def answer(request: dict[str, Any]) -> None:
         if "try" in request:
-            try:
-                send({"warning": try_once(job, score, stream) if stream is not None else ""})
-            except Exception as error:  # noqa: BLE001 (as above)
-                send(_broken(error, described))
-        if "read" in request:
-            try:
-                send({"broken": "it was started without a model"} if stream is None else stream.read(*request["read"]))
-            except Exception as error:  # noqa: BLE001 (a row that cannot be read is the data's fault)
-                send({"broken": str(error)})
+            send({"warning": try_once(job, score, source) if source is not None else ""})
+        else:
+            answers = [(response, Example(*example)) for response, *example in request["score"]]
+            _score_all(score, answers, send, gather_s=request["gather_s"])
 
-
-def _broken(error: Exception, described: Callable[[BaseException], str]) -> dict[str, Any]:
-    return {"broken": described(error), "data": isinstance(error, SourceUnreadable)}
+    return answer
 
 
 def _score_all(
     score: Callable[[str, Example], float],
     answers: Sequence[tuple[str, Example]],
-    send: Callable[[object], None],
-    described: Callable[[BaseException], str],
+    send: Send,
     *,
     gather_s: float,
 ) -> None:
+    from actors.environments.scoring.user_code import described
+
     verdicts: list[Verdict] = []
     sent_s = monotonic()
     for response, example in answers:

@@ -19,10 +19,8 @@ from time import monotonic
 from types import ModuleType
 from typing import Any, Final
 
-import msgpack
-
 from actors.environments.errors import NoNumber, RewardRefused, SourceUnreadable
-from actors.environments.prompts.prompt_stream import PromptStream
+from actors.environments.prompts.sources import Source, stream_index
 from actors.environments.scoring.scorers import Example, Scorer, load_function
 from actors.environments.scoring.user_code import defined_at, described
 from configs.schema import JobConfig
@@ -32,32 +30,35 @@ _ROWS: Final = 32
 """First rows whose columns are held against the function."""
 
 
-def try_once(job: JobConfig, score: Scorer, stream: PromptStream) -> str:
+def try_once(job: JobConfig, score: Scorer, source: Source) -> str:
     """Call ``score`` on the first row; returns what people are to be warned of, empty if nothing.
 
     Raises:
         RewardRefused: no call could succeed; says why, with file and line.
         SourceUnreadable: the first row cannot be read.
     """
-    examples = [_example(prompt) for prompt in stream.read(0, 1)["prompts"]]
+    examples = _first_examples(job, source)
     if not examples:
         return ""  # no prompt at all: the job says so
-    warning = ""
-    if job.reward.function:
-        warning = _check_calls(job.reward.function, [*examples, *_further(stream)])
+    warning = _check_calls(job.reward.function, examples) if job.reward.function else ""
     return _call(job, score, examples[0]) or warning
 
 
-def _example(prompt: list[Any]) -> Example:
-    return Example(*msgpack.unpackb(prompt[3]))
-
-
-def _further(stream: PromptStream) -> list[Example]:
-    """The rows after the first one; none if one of them cannot be read, which whoever needs it will say."""
-    try:
-        return [_example(prompt) for prompt in stream.read(1, _ROWS - 1)["prompts"]]
-    except SourceUnreadable:
-        return []
+def _first_examples(job: JobConfig, source: Source) -> list[Example]:
+    """The first rows of the stream; those after the first only as far as they can be read."""
+    examples: list[Example] = []
+    for ordinal in range(min(_ROWS, len(source))):
+        index = stream_index(job.data, job.seed, len(source), ordinal)
+        if index is None:
+            break
+        try:
+            row = source.row(index)
+        except SourceUnreadable:
+            if examples:
+                break  # whoever needs it will say so
+            raise
+        examples.append(Example(row.prompt, row.answer, row.index, row.extra))
+    return examples
 
 
 def _check_calls(path: str, examples: list[Example]) -> str:

@@ -14,6 +14,7 @@ import pytest
 from actors.environments.errors import ScorerBroken
 from actors.environments.scoring.scorer_pool import ScorerPool
 from configs.schema import JobConfig
+from tests.chat_tokenizer import save_tokenizer
 from tests.smallest_job import smallest_job
 
 VERIFIER = """
@@ -84,6 +85,29 @@ async def test_a_verifier_that_fails_gives_a_reason_and_no_reward(verifier: str,
     assert verdicts[0].reward is None
     assert reason in verdicts[0].reason
     assert verdicts[1].reward == 1.0
+
+
+async def test_prompts_are_read_while_a_verifier_hangs_and_no_verifier_shares_a_process_with_the_tokenizer(
+    verifier: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one scorer hangs for 5 s before it is killed; its process knows neither transformers nor torch."""
+    save_tokenizer(tmp_path)
+    seen = tmp_path / "seen.txt"
+    lines = "import sys", "heavy = sorted({'transformers', 'tokenizers', 'torch'} & set(sys.modules))"
+    write = f"from pathlib import Path; Path({str(seen)!r}).write_text(str(heavy))"
+    looks = "\n".join([*lines, write])
+    (tmp_path / "my_verifier.py").write_text(VERIFIER.replace("def score", f"{looks}\n\ndef score"))
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "abc", "answer": "c"}\n')
+    job = job_with(verifier, data={"source": "jsonl", "path": str(tmp_path / "rows.jsonl")})
+    pool = ScorerPool(job, model=tmp_path)
+    await pool.start()
+    scored = asyncio.create_task(pool.score(responses("hang")))
+    await asyncio.sleep(0)
+    read = await pool.read(0, 1)
+    assert [text for _, _, text, _ in read["prompts"]] == ["abc"] and not scored.done()
+    assert [verdict.reward for verdict in await scored] == [None]
+    await pool.close()
+    assert seen.read_text() == "[]"
 
 
 async def test_a_scorer_that_cannot_be_made_says_why_at_start() -> None:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused, ScorerBroken, SourceUnreadable
-from actors.environments.prompts.prompt_stream import PromptStream
+from actors.environments.prompts.sources import Row, open_source
 from actors.environments.scoring.scorer_pool import ScorerPool
 from actors.environments.scoring.scorers import Example, make_scorer
 from actors.environments.scoring.trial import try_once
@@ -23,18 +22,18 @@ Rows = list[dict[str, Any]]
 ROWS: Rows = [{"answer": "4", "level": 1}, {"answer": "5", "level": 2}]
 
 
-class Stream:
-    """Reads ``rows``, whose answers and further columns are all that a trial looks at."""
+class Table:
+    """Holds ``rows``, whose answers and further columns are all that a trial looks at."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
-    def read(self, start: int, count: int) -> dict[str, Any]:
-        prompts: list[list[Any]] = []
-        for index, row in enumerate(self.rows[start : start + count], start):
-            extra = {name: value for name, value in row.items() if name != "answer"}
-            prompts.append([index, b"", "", msgpack.packb(["p", row["answer"], index, extra])])
-        return {"prompts": prompts, "exhausted": False}
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def row(self, index: int) -> Row:
+        extra = {name: value for name, value in self.rows[index].items() if name != "answer"}
+        return Row("p", self.rows[index]["answer"], index, extra)
 
 
 @pytest.fixture
@@ -46,9 +45,9 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         name = f"tried_{len(list(tmp_path.iterdir()))}"
         (tmp_path / f"{name}.py").write_text(source)
         reward = {"kind": "function", "function": f"{name}:score", "timeout_s": timeout_s}
-        job = smallest_job(reward=reward)
+        job = smallest_job(reward=reward, data={"source": "jsonl", "path": "unused.jsonl", "shuffle": False})
         try:
-            return try_once(job, make_scorer(job), Stream(rows))  # type: ignore[arg-type]
+            return try_once(job, make_scorer(job), Table(rows))  # type: ignore[arg-type]
         finally:
             sys.modules.pop(name, None)
 
@@ -214,9 +213,9 @@ async def test_a_process_that_is_started_again_is_warm_before_it_scores(
     assert verdicts[1].reward == 1.0
 
 
-def test_the_real_stream_is_one_that_can_be_tried(tmp_path: Path) -> None:
+def test_a_real_data_set_is_one_that_can_be_tried(tmp_path: Path) -> None:
     job = pool_job(tmp_path, "").model_copy(update={"reward": smallest_job().reward})
-    assert try_once(job, make_scorer(job), PromptStream(job, tmp_path)) == ""
+    assert try_once(job, make_scorer(job), open_source(job.data, job.seed)) == ""
 
 
 async def test_a_verifier_that_ends_its_process_says_so_in_its_verdict(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from actors.rollout import worker_spec
@@ -27,3 +29,10 @@ def test_workers_share_the_cores_and_in_async_mode_leave_half_to_the_trainer(
 def test_threads_that_the_job_names_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_spec, "_cores", lambda: 8)
     assert engine_spec(job("async", workers=2, threads=3), "m").threads == 3
+
+
+def test_a_context_is_no_longer_than_the_model(tmp_path: Path) -> None:
+    """512 prompt tokens by default and 100 of response, where the model has 300 positions."""
+    assert engine_spec(job("sync", max_tokens=100), str(tmp_path)).max_context_tokens == 612
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 300}')
+    assert engine_spec(job("sync", max_tokens=100), str(tmp_path)).max_context_tokens == 300

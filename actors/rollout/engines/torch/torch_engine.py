@@ -42,7 +42,7 @@ from actors.rollout.engines.torch.model_loading import load_model, pick_device
 from actors.rollout.engines.torch.rows import Rows
 from actors.rollout.engines.torch.token_sampler import RowSampling, draw
 from actors.rollout.engines.torch.weight_loading import SleepingWeights, copy_weights, verify_weights
-from actors.rollout.errors import EngineError
+from actors.rollout.errors import EngineError, ModelUnreadable
 from actors.rollout.sampling import uniforms
 
 T = TypeVar("T")
@@ -102,10 +102,19 @@ class TorchEngine:
             prefill_tokens=int(spec.options.get("prefill_tokens", 8192)),
         )
         with torch.inference_mode():
-            self._warm_up(self._decoder)
+            try:
+                self._warm_up(self._decoder)
+            except (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError) as error:
+                raise ModelUnreadable(
+                    f"{type(self._model).__name__} cannot be run token by token with a key-value cache, as the torch "
+                    f"engine does ({type(error).__name__}: {error}); use rollout.engine: vllm, or another model"
+                ) from error
 
     def _warm_up(self, decoder: Decoder) -> None:
-        """Prefill once and decode one token: thread pools, kernels and the cache are there before the first request."""
+        """Prefill once and decode one token: thread pools, kernels and the cache are there before the first request.
+
+        So a model whose cache is none of keys and values fails here.
+        """
         logits = decoder.prefill([np.zeros(4, np.int32)])
         draw(logits, np.full(1, 0.5), RowSampling(np.ones(1), np.ones(1), np.zeros(1, np.int64)))
         decoder.decode(np.zeros(1, np.int64), np.full(1, 5, np.int64))

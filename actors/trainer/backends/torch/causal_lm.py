@@ -21,13 +21,14 @@ from actors.host.import_guard import hide_broken_optionals
 from actors.host.model_errors import brief, passes
 from actors.trainer.backend import BackendSpec, MicroBatch
 from actors.trainer.backends.torch.packing import Layout, choose, packed, padded, plan_blocks
+from actors.trainer.backends.torch.recompute import recompute_layers
 from actors.trainer.backends.torch.rms_norm import replace_rms_norms
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 from actors.trainer.losses import token_logprobs
 
 
 def load_model(path: Path, spec: BackendSpec) -> nn.Module:
-    """The model of ``path`` in the spec's dtype, on its device, without dropout.
+    """The model of ``path`` in the spec's dtype, on its device, in eval mode.
 
     Raises ModelNotLoadable when the directory is missing or no causal LM.
     """
@@ -46,24 +47,11 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
             f"model.path: {path} holds no causal LM that transformers can load: {brief(error)}"
         ) from error
     model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
-    model.config.use_cache = False
     replace_rms_norms(model)
-    model.eval()
+    model.eval()  # and so it stays: whatever training mode adds would make it another policy than the engine's
     if spec.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        model.train()
-        disable_dropout(model)
+        recompute_layers(model)
     return model
-
-
-def disable_dropout(model: nn.Module) -> None:
-    """The engines generate without dropout; log-probabilities under dropout would be those of another policy."""
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name in ("attention_dropout", "dropout", "activation_dropout", "dropout_prob"):
-            if isinstance(getattr(module, name, None), float):
-                setattr(module, name, 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
