@@ -260,7 +260,15 @@ class Limits(BaseModel):
     )
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
-    read_timeout_s: float = Field(default=60.0, description="reading and tokenising the prompts of one step")
+    read_timeout_s: float = Field(
+        default=60.0, description="one answer of a process that reads prompts; it means to answer after read_slice_s"
+    )
+    read_slice_s: float = Field(
+        default=2.0, description="prompts are read and tokenised for this long; then others are scored, and it goes on"
+    )
+    read_attempts_max: int = Field(
+        default=5, description="a process that fails this often in a row while it reads prompts is killed by the data"
+    )
     score_gather_s: float = Field(
         default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"
     )

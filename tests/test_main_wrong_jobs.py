@@ -83,7 +83,7 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     ),
     "data without a path": (JSONL, "data.path", "Name the file"),
     "missing data": (JSONL | {"data.path": "nowhere.jsonl"}, "data.path", "Check the path"),
-    "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "hf_dataset"),
+    "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "save_to_disk"),
     "empty data": (JSONL | {"data.path": "void.jsonl"}, "data.path", "one JSON object a line"),
     "unreadable data": (JSONL | {"data.path": "binary.jsonl"}, "data.path", "UTF-8"),
     "broken row": (JSONL | {"data.path": "broken.jsonl"}, "data.path", "line 2"),

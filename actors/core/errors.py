@@ -7,6 +7,7 @@ HeadraceError
     │   ├── SentNoReply        infrastructure; may have been executed
     │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
     │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
+    │   │   └── Unanswerable   and so it will whenever it is asked again: never retry
     │   ├── DeadlineExceeded   unknown whether executed
     │   ├── WrongReply         a bug: the handler answered with another type
     │   └── StreamDown         the producer is gone; resume elsewhere from the last item
@@ -94,6 +95,12 @@ class RemoteError(AskError):
         self.detail = detail
         self.declared = declared
         """True: a ReplyError, the target lives on. False: the target crashed."""
+
+
+class Unanswerable(RemoteError):
+    """The handler raised an error that is ``permanent``: the same question can only meet it again. Do not retry."""
+
+    permanent = True
 
 
 class DeadlineExceeded(AskError):

@@ -58,7 +58,7 @@ class RegisteredActor(Actor):
         """Introduce ourselves to the hub's present life.
 
         Raises:
-            AskError: the last failure, when the hub has not answered for as long as it may be away.
+            AskError: the last failure, when the hub has not answered for as long as it may be away, or never will.
         """
         self.known_to = None
         patience = Patience(self.ctx.limits, self.ctx.rng("patience"), self._patience_s)
@@ -69,7 +69,7 @@ class RegisteredActor(Actor):
                 break
             except AskError as error:
                 self.ctx.log.warning("the hub does not answer; trying again", error=str(error))
-                if not await patience.again():
+                if error.permanent or not await patience.again():
                     raise
         self.known_to = hub.address
         self.ctx.watch(hub.address)

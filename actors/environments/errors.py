@@ -3,6 +3,7 @@
 HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
+    ├── RowChanged         the data were changed in mid-run; that sample has no result
     ├── ScorerBroken       the user's function raised; that sample has no result
     └── ScorerTimedOut     no verdict in time; that sample has no result, its process was killed
 """
@@ -20,6 +21,10 @@ class SourceUnreadable(RewardError):
     """The data set is missing or a row does not have what the job file says."""
 
     permanent = True
+
+
+class RowChanged(RewardError):
+    """The row that a response answers is not what it was: an answer of another one would be compared with it."""
 
 
 class ScorerBroken(RewardError):

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgpack
-
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.registered import RegisteredActor
 from actors.environments.prompts.prompt_source import PromptSource
@@ -46,12 +44,11 @@ class RewardWorker(RegisteredActor):
     async def score(self, message: Score) -> Scored:
         assert self._codec is not None
         names: list[tuple[int, int]] = []
-        items: list[tuple[str, object, str, int, dict[str, object]]] = []
+        items: list[tuple[str, bytes]] = []
         for item in message.items:
-            prompt, answer, index, extra = msgpack.unpackb(item.context)
             for response in item.responses:
                 names.append((item.prompt, response.sibling))
-                items.append((self._codec.decode(response.token_ids), prompt, answer, index, extra))
+                items.append((self._codec.decode(response.token_ids), item.context))
         verdicts = await self._pool.score(items)
         return Scored(verdicts=[_verdict(*name, verdict) for name, verdict in zip(names, verdicts, strict=True)])
 
@@ -72,5 +69,5 @@ def build(args: RoleArgs) -> dict[str, Actor]:
     """The process hosts the scorer and the prompt source: they share the processes that hold the data set."""
     log = Path(args.run_dir) / "logs" / f"{args.name}-tasks.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    pool = ScorerPool(args.job_config, log, Path(args.model_path))
+    pool = ScorerPool(args.job_config, log, Path(args.model_path), Path(args.run_dir))
     return {args.name: RewardWorker(args, pool), "prompts": PromptSource(args, pool)}

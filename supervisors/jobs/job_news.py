@@ -63,6 +63,8 @@ class JobNews:
             self.say(**{**event.fields, "step": int(event.fields["step"]) + 1})
         elif event.kind == "state":
             self.say(state=event.fields["state"])
+        elif event.kind in ("message", "waiting"):
+            self.say(**event.fields)
 
     def record(self, name: str, **fields: float | str) -> None:
         """Into events.jsonl; while the metrics actor is itself away, into the log."""

@@ -9,10 +9,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actors.core.errors import AskError, RefusalReason, Refused, RemoteError, SentNoReply, StreamDown
+from actors.core.errors import (
+    AskError,
+    RefusalReason,
+    Refused,
+    RemoteError,
+    SentNoReply,
+    StreamDown,
+    Unanswerable,
+)
 from actors.core.message import Message, message
 from actors.core.watch import Gone
 from transport.address import ActorAddress, PeerId
+from transport.errors import HeadraceError
 
 
 @message("core.refusal")
@@ -25,11 +34,12 @@ class Refusal(Message):
 
 @message("core.failure")
 class Failure(Message):
-    """The handler raised. ``declared``: a ReplyError, the actor lives on."""
+    """The handler raised. ``declared``: a ReplyError, the actor lives on. ``permanent``: as of HeadraceError."""
 
     error_type: str
     detail: str
     declared: bool = False
+    permanent: bool = False
 
 
 @message("core.target_gone")
@@ -53,7 +63,8 @@ class Caller(NamedTuple):
 
 def failure_of(error: Exception, *, declared: bool) -> Failure:
     """Describe an exception so that it can cross a process boundary."""
-    return Failure(error_type=type(error).__name__, detail=str(error), declared=declared)
+    permanent = isinstance(error, HeadraceError) and error.permanent
+    return Failure(error_type=type(error).__name__, detail=str(error), declared=declared, permanent=permanent)
 
 
 def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bool) -> AskError:
@@ -62,9 +73,8 @@ def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bo
         case Refusal():
             return Refused(answer.reason, answer.detail, target=target, question=question)
         case Failure():
-            return RemoteError(
-                answer.error_type, answer.detail, declared=answer.declared, target=target, question=question
-            )
+            kind = Unanswerable if answer.permanent else RemoteError
+            return kind(answer.error_type, answer.detail, declared=answer.declared, target=target, question=question)
         case TargetGone() if stream:
             return StreamDown(answer.reason, target=target, question=question)
         case TargetGone():

@@ -36,6 +36,8 @@ _RETRY_S: Final = 0.005
 class MessageTooLarge(ActorError):
     """A bug of the sender: larger than ``limits.message_max_bytes``. Cut it up, or stream it."""
 
+    permanent = True
+
 
 class Parcel(NamedTuple):
     """A parcel is a message that is ready to go. ``deadline_at`` is loop time."""

@@ -31,8 +31,8 @@ from actors.environments.scoring.scorer_process import frame
 from configs.schema import JobConfig
 
 _T = TypeVar("_T")
-_Item = tuple[str, Any, str, int, dict[str, Any]]
-"""Response, prompt, answer, index, further columns."""
+_Item = tuple[str, bytes]
+"""Response, and the context that its prompt was issued with (``examples.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,21 @@ class PoolVerdict:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) they read prompts as well."""
+    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) they read prompts as well.
 
-    def __init__(self, job: JobConfig, log: Path | None = None, model: Path | None = None) -> None:
+    ``run_dir``: where they keep what they have seen of the data set.
+    """
+
+    def __init__(
+        self, job: JobConfig, log: Path | None = None, model: Path | None = None, run_dir: Path | None = None
+    ) -> None:
         self._job = job
+        self._order = {
+            "job": job.model_dump_json(),
+            "model": str(model or ""),
+            "run_dir": str(run_dir or ""),
+        }
         self._log = log
-        self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._all: list[_ScorerProcess] = []
         self._exchanges: list[asyncio.Task[Any]] = []
@@ -60,8 +69,9 @@ class ScorerPool:
 
         Raises:
             ScorerBroken: the scorer cannot be made (import error, unknown task); says why.
+            SourceUnreadable: the data set or the tokenizer cannot be read; says where.
         """
-        self._all = [_ScorerProcess(self._job, self._log, self._model) for _ in range(self._job.reward.workers)]
+        self._all = [_ScorerProcess(self._job, self._order, self._log) for _ in range(self._job.reward.workers)]
         await asyncio.gather(*(process.start() for process in self._all))
         for process in self._all:
             self._free.put_nowait(process)
@@ -71,11 +81,11 @@ class ScorerPool:
         return await self._exchange(lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
-        """Read prompts, as ``PromptStream.read`` does.
+        """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``.
 
         Raises:
-            SourceUnreadable: the data set cannot be read; says where.
-            ScorerBroken, ScorerTimedOut: the process failed; ask again.
+            SourceUnreadable: the data set cannot be read, now or later; says where.
+            ScorerBroken, ScorerTimedOut: the process failed, or the machine; ask again.
         """
         return await self._exchange(lambda process: process.read(start, count))
 
@@ -115,10 +125,10 @@ class ScorerPool:
 class _ScorerProcess:
     """Drives one process, which is started again by ``score`` when it had to be killed."""
 
-    def __init__(self, job: JobConfig, log: Path | None, model: Path | None) -> None:
+    def __init__(self, job: JobConfig, order: dict[str, str], log: Path | None) -> None:
         self._job = job
+        self._order = order
         self._log = log
-        self._model = model
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -132,7 +142,7 @@ class _ScorerProcess:
         finally:
             if errors is not None:
                 errors.close()
-        await self._send({"job": self._job.model_dump_json(), "model": str(self._model or "")})
+        await self._send(self._order)
         try:
             reply = await self._receive(self._job.limits.ready_timeout_s)
         except (ScorerTimedOut, ScorerBroken) as error:
@@ -140,7 +150,7 @@ class _ScorerProcess:
             raise ScorerBroken(f"the scorer process did not get ready: {error}") from error
         if "broken" in reply:
             await self.kill()
-            raise ScorerBroken(reply["broken"])
+            raise _error_of(reply)
 
     def _open_log(self) -> IO[bytes] | None:
         return self._log.open("ab") if self._log else None
@@ -171,7 +181,7 @@ class _ScorerProcess:
             await self.kill()
             raise
         if "broken" in reply:
-            raise SourceUnreadable(reply["broken"])
+            raise _error_of(reply)
         return reply
 
     async def _score_into(self, verdicts: list[PoolVerdict], items: Sequence[_Item], *, gather: bool) -> None:
@@ -223,3 +233,8 @@ class _ScorerProcess:
             await process.wait()
         if process.stdin is not None:
             process.stdin.close()
+
+
+def _error_of(reply: dict[str, Any]) -> ScorerBroken | SourceUnreadable:
+    """What a process says of why it cannot do as it was asked."""
+    return (SourceUnreadable if reply["data"] else ScorerBroken)(reply["broken"])
