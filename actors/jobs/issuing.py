@@ -40,7 +40,7 @@ class Owner(Protocol):
         """Whether nothing more is to be done."""
         ...
 
-    def tell(self, event: str, message: str = "", **fields: float | str) -> None:
+    def event(self, name: str, message: str = "", **fields: float | str) -> None:
         """Record an event; the message is for people."""
         ...
 
@@ -127,7 +127,7 @@ class Issuing:
                 raise
             await self._unreadable(step, error)
             return True
-        self._owner.tell("data_ended", step=step)
+        self._owner.event("data_ended", step=step)
         few = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
         await self._no_more(step, "", few)
         return True
@@ -147,7 +147,7 @@ class Issuing:
         if step not in self._told_unreadable:
             self._told_unreadable.add(step)
             self._ctx.log.error("the job ends for want of prompts", step=step, why=why)
-            self._owner.tell("prompts_unreadable", why, step=step, why=why)
+            self._owner.event("prompts_unreadable", why, step=step, why=why)
         await self._no_more(step, why, why)
 
     async def _no_more(self, step: int, failed: str, why_none: str) -> None:
@@ -163,6 +163,7 @@ class Issuing:
         """Prompts ``start`` to ``start + count``; fewer where the data end."""
         limits, found = self._config.limits, list[SourcedPrompt]()
         patience_s = limits.read_timeout_s + limits.ask_timeout_s  # the prompt source gives up first, and says why
+        told_s = self._ctx.now()
         while len(found) < count:
             question = ReadPrompts(job=self._config.name, start=start + len(found), count=count - len(found))
             read = await self._ctx.ref(source).ask(question, PromptsRead, patience_s)
@@ -170,21 +171,22 @@ class Issuing:
             self._tell_of(read)
             if read.exhausted:
                 break
-            if len(found) < count:
+            if len(found) < count and self._ctx.now() - told_s >= limits.stall_report_s:
                 self._owner.waits(_progress(read, len(found), count))
+                told_s = self._ctx.now()
         return found
 
     def _tell_of(self, read: PromptsRead) -> None:
         if read.replaced and not self._told_replaced:
             self._told_replaced = True
             message = "data.path holds other data than when the run began: prompts from here on are from the new ones"
-            self._owner.tell("data_replaced", message, rows=read.rows)
+            self._owner.event("data_replaced", message, rows=read.rows)
         passed = sum(read.passed.values())
         if passed >= max(1, 2 * self._told_passed):
             self._told_passed = passed
             why = "; ".join(f"{count:,} {reason}, first {read.first[reason]}" for reason, count in read.passed.items())
-            message = f"{passed:,} of the {read.seen:,} rows looked at so far are passed over: {why}"
-            self._owner.tell("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
+            message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
+            self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
 
 
 def _progress(read: PromptsRead, found: int, count: int) -> str:

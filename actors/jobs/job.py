@@ -161,9 +161,9 @@ class Job(RegisteredActor):
     def over(self) -> bool:
         return self.state.over
 
-    def tell(self, event: str, message: str = "", **fields: float | str) -> None:
+    def event(self, name: str, message: str = "", **fields: float | str) -> None:
         """Record an event, and tell people the message."""
-        self._event(event, **fields)
+        self._event(name, **fields)
         if message:
             self._publish("message", {"message": message})
 

@@ -79,6 +79,8 @@ class VersionPuller:
                 )
                 version = NEWEST
             except HeadraceError as error:
+                if error.permanent:
+                    raise
                 self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error))
                 version = self._wanted
             await patience.again()

@@ -145,7 +145,9 @@ class Links:
             size += len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
         if size > self._limits.message_max_bytes:
             bound = self._limits.message_max_bytes
-            raise MessageTooLarge(f"{envelope.tag} has {size} bytes, expected at most {bound}: cut it up or stream it")
+            raise MessageTooLarge(
+                f"{envelope.tag} has {size} bytes, expected at most {bound} (limits.message_max_bytes)"
+            )
 
     def _may_connect(self, peer: PeerId, endpoint: str) -> bool:
         return bool(endpoint) and peer not in self._replaced and not self._closed

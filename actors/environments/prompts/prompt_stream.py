@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from time import monotonic
@@ -31,6 +32,7 @@ from configs.schema import JobConfig
 SEEN_FILE = "prompt_rows.jsonl"
 _CHECKED_TOGETHER = 256
 TOO_LONG, EMPTY, REFUSED = "longer than data.max_prompt_tokens", "without tokens", "refused by template or tokenizer"
+_REFUSAL_SHOWN = 300
 _TOKENIZER_FILES = ("*token*", "*.jinja", "vocab*", "merges*")
 
 
@@ -42,7 +44,7 @@ class PromptStream:
     ) -> None:
         self._data, self._seed = job.data, job.seed
         self._bytes_max = job.limits.message_max_bytes // 4
-        """Of the prompts of one answer, which is a message with other things in it."""
+        """Bytes of prompts in one answer, which is a message with other things in it."""
         self._source = source or open_source(job.data, job.seed, compares=compares(job.reward))
         self._codec = TextCodec(model_path, job.data)
         path = run_dir / SEEN_FILE if run_dir is not None else None
@@ -151,8 +153,7 @@ class PromptStream:
         try:
             text, ids = self._codec.encode(row.prompt)
         except Exception as error:  # noqa: BLE001 (templates and tokenizers are the user's, and raise what they like)
-            what = f"{type(error).__name__}: {error}"[:300].encode("ascii", "backslashreplace").decode()
-            self._seen.pass_over(REFUSED, f"{self._source.where(row.index)}: {what}")
+            self._seen.pass_over(REFUSED, f"{self._source.where(row.index)}: {_refusal(row, error)}")
             return None
         if len(ids) == 0:
             self._seen.pass_over(EMPTY, f"{self._source.where(row.index)}: its prompt has no tokens")
@@ -177,6 +178,18 @@ class PromptStream:
             f"data.path {self._data.path or self._data.task}, {self._source.where(row.index)}: its prompt could be used"
             f" before, and now cannot ({what}): the template is no function of the row"
         )
+
+
+def _refusal(row: Row, error: Exception) -> str:
+    """Why a prompt cannot be encoded, as a line of text."""
+    try:
+        json.dumps(row.prompt, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair stands in it, which is no character"
+    except (TypeError, ValueError):
+        pass  # the error itself says more
+    line = f"{type(error).__name__}: {error}".replace("\n", " ")[:_REFUSAL_SHOWN]
+    return line.encode("utf-8", "backslashreplace").decode()
 
 
 def _settings(job: JobConfig, model_path: Path) -> str:

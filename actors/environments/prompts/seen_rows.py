@@ -96,7 +96,7 @@ class SeenRows:
     def _open(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
-                line = file.readline()
+                line = next(file, b"")
             head = json.loads(line)
         except (OSError, ValueError):
             head, line = None, b""
