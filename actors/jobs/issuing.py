@@ -184,7 +184,9 @@ class Issuing:
         passed = sum(read.passed.values())
         if passed >= max(1, 2 * self._told_passed):
             self._told_passed = passed
-            why = "; ".join(f"{count:,} {reason}, first {read.first[reason]}" for reason, count in read.passed.items())
+            why = "; ".join(
+                f"{count:,} {reason}, first {read.first.get(reason, '?')}" for reason, count in read.passed.items()
+            )
             message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
             self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
 

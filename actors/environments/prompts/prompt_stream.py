@@ -112,7 +112,7 @@ class PromptStream:
             return False
         if seen.kept == 0:
             told = ", ".join(f"{count} {reason}" for reason, count in seen.why.items())
-            first = f"; the first: {next(iter(seen.first.values()))}"
+            first = f"; the first: {next(iter(seen.first.values()), '?')}"
             raise SourceUnreadable(
                 f"data.path {self._data.path or self._data.task}: none of the {seen.rows} prompts can be used "
                 f"({told}; data.max_prompt_tokens {self._data.max_prompt_tokens}){first}"

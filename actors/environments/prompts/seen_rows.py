@@ -18,8 +18,9 @@ from __future__ import annotations
 import bisect
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -125,21 +126,20 @@ class SeenRows:
 
     def _take(self, line: bytes) -> None:
         try:
-            told = json.loads(line)
-            self.checked = max(self.checked, told.get("checked", 0))
-            if told.get("from", self.seen + 1) > self.seen or told["to"] <= self.seen:
-                return
-            known = self.seen
-            new = [place for place in told["passed"] if place >= known]
-            for place in new:
-                self._enter(place)
-            self.first = told["first"] | self.first
-            if len(new) == len(told["passed"]):
-                for reason, count in told["why"].items():
-                    self.why[reason] = self.why.get(reason, 0) + count
-            self.seen = told["to"]
-        except (ValueError, KeyError, TypeError, AttributeError):
+            told = _read_line(line, self.rows)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return
+        self.checked = max(self.checked, told.checked)
+        if told.first_place > self.seen or told.end <= self.seen:
+            return
+        new = [place for place in told.passed if place >= self.seen]
+        for place in new:
+            self._enter(place)
+        self.first = told.first | self.first
+        if len(new) == len(told.passed):
+            for reason, count in told.why.items():
+                self.why[reason] = self.why.get(reason, 0) + count
+        self.seen = told.end
 
     def save(self) -> None:
         """Append what is new. A disk that takes nothing costs the next process its time, and nobody anything else."""
@@ -164,3 +164,31 @@ class SeenRows:
                 os.close(file)
         except OSError:
             return
+
+
+class _Line(NamedTuple):
+    """A line that tells something."""
+
+    checked: int
+    first_place: int
+    end: int
+    passed: tuple[int, ...]
+    why: dict[str, int]
+    first: dict[str, str]
+
+
+def _read_line(line: bytes, rows: int) -> _Line:
+    """What a line tells.
+
+    Raises:
+        ValueError, KeyError, TypeError, AttributeError: it was not written here.
+    """
+    told = json.loads(line)
+    if "checked" in told:
+        return _Line(min(int(told["checked"]), rows), 0, 0, (), {}, {})
+    first_place, end, passed = int(told["from"]), int(told["to"]), tuple(int(place) for place in told["passed"])
+    bounds = (first_place - 1, *passed, end)
+    if not 0 <= first_place <= end <= rows or any(one >= two for one, two in pairwise(bounds)):
+        raise ValueError("places that are none")
+    why = {str(reason): int(count) for reason, count in told["why"].items()}
+    return _Line(0, first_place, end, passed, why, {str(reason): str(row) for reason, row in told["first"].items()})

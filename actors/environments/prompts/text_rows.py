@@ -92,7 +92,7 @@ class TextRows:
         """The row's columns, cut and not parsed; None if only ``__getitem__`` can tell what it is."""
         try:
             return {name: bytes(raw) for name, raw in _columns.decode(self.body(index)).items()}
-        except (msgspec.MsgspecError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
 
     def _find(self, file: BinaryIO, digest: xxhash.xxh3_128) -> None:
@@ -128,7 +128,11 @@ class TextRows:
         digest.update(text)
         try:
             elements = [bytes(raw) for raw in _elements.decode(text)]
-        except (msgspec.MsgspecError, RecursionError):  # NaN and half surrogate pairs are no JSON, and yet are found
+        except (
+            msgspec.MsgspecError,
+            ValueError,
+            RecursionError,
+        ):  # NaN and half surrogate pairs are no JSON, and yet are found
             elements = [json.dumps(element).encode() for element in self._loosely(text)]
         at = 0
         for element in elements:
