@@ -296,12 +296,20 @@ class Limits(BaseModel):
     )
     span_interval_s: float = Field(default=1.0, description="how often a worker sends its spans of the trace")
     # rewards
-    read_timeout_s: float = Field(default=60.0, description="reading and tokenising the prompts of one step")
     first_verdict_s: float = Field(
         default=30.0, description="the verifier's first call, at the start: it may import what it needs"
     )
     error_text_chars: int = Field(
         default=400, description="of the text of an error of the verifier, which may hold a whole response"
+    )
+    read_timeout_s: float = Field(
+        default=60.0, description="one answer of a process that reads prompts; it means to answer after read_slice_s"
+    )
+    read_slice_s: float = Field(
+        default=2.0, description="prompts are read and tokenised for this long; then it answers, and goes on when asked"
+    )
+    read_attempts_max: int = Field(
+        default=5, description="a process that fails this often in a row while it reads prompts is killed by the data"
     )
     score_gather_s: float = Field(
         default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"

@@ -46,18 +46,20 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Where prompts come from."""
 
-    source: Literal["reasoning_gym", "jsonl", "hf_dataset"]
-    """A generated task, a JSON-lines file, or a Hugging Face data set on disk."""
+    source: Literal["file", "reasoning_gym", "jsonl", "hf_dataset"] = "file"
+    """``file``: what ``path`` names, in the form that its name's ending says. ``reasoning_gym``: a generated task.
+    ``jsonl`` and ``hf_dataset`` mean ``file``; with ``jsonl`` an ending that says nothing means JSON lines."""
     task: str | None = None
     """``reasoning_gym``: the data set's name, such as ``spell_backward``."""
     task_args: dict[str, Any] = {}
     """``reasoning_gym``: its parameters, such as ``{min_word_len: 3}``."""
     path: str | None = None
-    """``jsonl``: the file; ``hf_dataset``: a directory written by ``save_to_disk``."""
+    """A ``.jsonl``, ``.json`` (each also with ``.gz``) or ``.parquet`` file, a directory written by ``save_to_disk``,
+    or one laid out as on the Hugging Face hub (``data/train-*.parquet``). Of several splits ``train`` is taken."""
     prompt_key: str = "prompt"
     """Column of the prompt: a string, or a list of chat messages."""
     answer_key: str = "answer"
-    """Column of the right answer; all further columns reach a reward function by name."""
+    """Column of the right answer, of any type; all further columns reach a reward function by name."""
     template: str = "{prompt}"
     """Text around a string prompt; ``{prompt}`` stands for it."""
     size: PositiveInt = 10_000
@@ -74,14 +76,15 @@ class DataConfig(Section):
     system_prompt: str | None = None
     """A first message of role ``system`` where the chat template is used and the prompt does not begin with its own."""
     max_prompt_tokens: PositiveInt = 512
-    """Longer prompts are passed over, as are those that ``rollout.max_tokens`` leaves no room for in the model."""
+    """Longer prompts are passed over, as are those that leave ``rollout.max_tokens`` no room in the model."""
 
 
 class RewardConfig(Section):
     """How responses are scored."""
 
     kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"]
-    """Equal up to white space; equal as mathematics; the task's own scorer; your function."""
+    """Equal up to white space; equal as mathematics; the task's own scorer; your function. The first two compare text:
+    an answer that is a number stands for its text, and a null or missing one is refused."""
     function: str | None = None
     """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
     answer_pattern: str | None = None

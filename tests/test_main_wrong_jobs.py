@@ -83,7 +83,14 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     ),
     "data without a path": (JSONL, "data.path", "Name the file"),
     "missing data": (JSONL | {"data.path": "nowhere.jsonl"}, "data.path", "Check the path"),
-    "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "hf_dataset"),
+    "directory for a file": (JSONL | {"data.path": "empty"}, "data.path", "save_to_disk"),
+    "data of an unknown form": (JSONL | {"data.source": "file", "data.path": "rows.txt"}, "data.path", ".jsonl"),
+    "a null answer": (JSONL | {"data.path": "null.jsonl"}, "data.answer_key", "reward.function"),
+    "a list for an answer": (JSONL | {"data.path": "listed.json"}, "data.answer_key", "reward.function"),
+    "an array that is none": (JSONL | {"data.path": "cut.json"}, "data.path", "one array of objects"),
+    "gzip that is none": (JSONL | {"data.path": "plain.jsonl.gz"}, "data.path", "that you may read"),
+    "Parquet that is none": (JSONL | {"data.path": "plain.parquet"}, "data.path", "Write the file anew"),
+    "splits without train": (JSONL | {"data.path": "splits"}, "data.path", "Name the one to train on"),
     "empty data": (JSONL | {"data.path": "void.jsonl"}, "data.path", "one JSON object a line"),
     "unreadable data": (JSONL | {"data.path": "binary.jsonl"}, "data.path", "UTF-8"),
     "broken row": (JSONL | {"data.path": "broken.jsonl"}, "data.path", "line 2"),
@@ -246,6 +253,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "empty").mkdir()
     (tmp_path / "whole").mkdir()
     (tmp_path / "set").mkdir()
+    for split in ("dev", "test"):
+        (tmp_path / "splits" / split).mkdir(parents=True)
+    (tmp_path / "splits" / "dataset_dict.json").write_text("{}")
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "whole" / name).write_text("{}")
     (tmp_path / "whole" / "pytorch_model.bin").write_bytes(b"an old pickle")
@@ -253,6 +263,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     good = json.dumps({"prompt": "2+2=", "answer": "4"}) + "\n"
     files = {
         "good.jsonl": good,
+        "rows.txt": good,
+        "null.jsonl": good + '{"prompt": "2+2=", "answer": null}\n',
+        "listed.json": '[{"prompt": "2+2=", "answer": ["4"]}]',
+        "cut.json": '[{"prompt": "2+2=", "answer": "4"},',
+        "plain.jsonl.gz": good,
+        "plain.parquet": good,
         "void.jsonl": "\n\n",
         "broken.jsonl": good + "{oops\n",
         "list.jsonl": "[1, 2]\n",

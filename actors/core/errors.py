@@ -7,6 +7,7 @@ HeadraceError
     │   ├── SentNoReply        infrastructure; may have been executed
     │   ├── Refused            the target said no before it began; a retry later or elsewhere is safe
     │   ├── RemoteError        the handler raised; the target's fault or the question's, do not retry blindly
+    │   │   └── Unanswerable   and so it will whenever it is asked again: never retry
     │   ├── DeadlineExceeded   unknown whether executed
     │   ├── WrongReply         a bug: the handler answered with another type
     │   └── StreamDown         the producer is gone; resume elsewhere from the last item
@@ -86,7 +87,6 @@ class RemoteError(AskError):
         detail: str,
         *,
         declared: bool,
-        permanent: bool = False,
         target: ActorAddress | None = None,
         question: str = "",
     ) -> None:
@@ -95,8 +95,12 @@ class RemoteError(AskError):
         self.detail = detail
         self.declared = declared
         """True: a ReplyError, the target lives on. False: the target crashed."""
-        self.permanent_there = permanent
-        """True if the handler's error says that a repetition can only meet it again."""
+
+
+class Unanswerable(RemoteError):
+    """The handler raised an error that is ``permanent``: the same question can only meet it again. Do not retry."""
+
+    permanent = True
 
 
 class DeadlineExceeded(AskError):

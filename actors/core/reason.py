@@ -5,7 +5,7 @@
 Invariants
 - The reason names the error that was raised first, not what it was wrapped in on the way out: StartFailed, a group.
 - A reason is permanent if any error that led to the end says so (``HeadraceError.permanent``), in this process or, by
-  a RemoteError, in the one that was asked. Whoever restarts gives up on it at once.
+  an Unanswerable, in the one that was asked. Whoever restarts gives up on it at once.
 - Its text is bounded and printable: it may hold what a user's code has said.
 """
 
@@ -15,7 +15,7 @@ from typing import cast
 
 import msgspec
 
-from actors.core.errors import RemoteError, StartFailed
+from actors.core.errors import StartFailed
 from configs.limits import DEFAULT_LIMITS
 from transport.errors import HeadraceError
 
@@ -45,8 +45,6 @@ def is_permanent(error: BaseException | None) -> bool:
     for _ in range(_CHAIN_MAX):
         if error is None:
             return False
-        if isinstance(error, RemoteError) and error.permanent_there:
-            return True
         if isinstance(error, HeadraceError) and error.permanent:
             return True
         error = _inner(error)

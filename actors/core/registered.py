@@ -15,7 +15,6 @@ from actors.core.errors import AskError
 from actors.core.leader import Leader
 from actors.core.message import Message
 from actors.core.patience import Patience
-from actors.core.reason import is_permanent
 from actors.core.ref import ActorRef
 from actors.core.tenure import Tenure
 from actors.core.watch import Down
@@ -59,8 +58,7 @@ class RegisteredActor(Actor):
         """Introduce ourselves to the hub's present life.
 
         Raises:
-            AskError: the last failure, when the hub has not answered for as long as it may be away; or it refuses us,
-                and would again.
+            AskError: the last failure, when the hub has not answered for as long as it may be away, or never will.
         """
         self.known_to = None
         patience = Patience(self.ctx.limits, self.ctx.rng("patience"), self._patience_s)
@@ -70,10 +68,8 @@ class RegisteredActor(Actor):
                 await self.introduce(hub)
                 break
             except AskError as error:
-                if is_permanent(error):
-                    raise
                 self.ctx.log.warning("the hub does not answer; trying again", error=str(error))
-                if not await patience.again():
+                if error.permanent or not await patience.again():
                     raise
         self.known_to = hub.address
         self.ctx.watch(hub.address)

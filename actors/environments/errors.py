@@ -4,6 +4,7 @@ HeadraceError
 └── RewardError
     ├── SourceUnreadable   configuration: the data set cannot be read; names the file, row and field
     │   └── PromptRefused  the chat template or the tokenizer refuses one prompt; others may be fine
+    ├── RowChanged         the data were changed in mid-run; that sample has no result
     ├── ScorerBroken       the user's function raised; that sample has no result
     │   ├── NoNumber       it returned what no sample could have as its reward
     │   └── RewardRefused  no call of it could ever give a verdict; names file and line, and ends the run
@@ -27,6 +28,10 @@ class SourceUnreadable(RewardError):
 
 class PromptRefused(SourceUnreadable):
     """The chat template or the tokenizer refuses one prompt; the message is theirs."""
+
+
+class RowChanged(RewardError):
+    """The row that a response answers is not what it was: an answer of another one would be compared with it."""
 
 
 class ScorerBroken(RewardError):

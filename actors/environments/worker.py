@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgpack
-
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.registered import RegisteredActor
+from actors.environments.errors import RewardError
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
+from actors.environments.scoring.examples import row_of
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
 from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
@@ -60,38 +60,42 @@ class RewardWorker(RegisteredActor):
     async def score(self, message: Score) -> Scored:
         assert self._codec is not None
         names: list[tuple[int, int]] = []
-        items: list[tuple[str, object, str, int, dict[str, object]]] = []
+        items: list[tuple[str, bytes]] = []
         for item in message.items:
-            prompt, answer, index, extra = msgpack.unpackb(item.context)
             for response in item.responses:
                 names.append((item.prompt, response.sibling))
-                items.append((self._codec.decode(response.token_ids), prompt, answer, index, extra))
+                items.append((self._codec.decode(response.token_ids), item.context))
         verdicts = await self._pool.score(items)
         return Scored(verdicts=[_verdict(*name, verdict) for name, verdict in zip(names, verdicts, strict=True)])
 
     @handles(ShowSamples)
+    @concurrent
     async def show(self, message: ShowSamples) -> None:
-        rows = [self._row(message.step, sample) for sample in message.samples]
+        try:
+            answers = await self._pool.answers([sample.context for sample in message.samples])
+        except RewardError as error:
+            self.ctx.log.warning("samples are shown without their answers", error=str(error))
+            answers = [""] * len(message.samples)
+        rows = [self._row(message.step, *shown) for shown in zip(message.samples, answers, strict=True)]
         self.ctx.ref(self._args.metrics).tell(Samples(job=message.job, step=message.step, rows=rows))
 
-    def _row(self, step: int, sample: SampleToShow) -> dict[str, float | int | str | None]:
+    def _row(self, step: int, sample: SampleToShow, answer: str) -> dict[str, float | int | str | None]:
         """A line of samples.jsonl."""
         assert self._codec is not None
         longest = self._job.limits.sample_text_chars
-        _, answer, index, _ = msgpack.unpackb(sample.context)
         return {
             "step": step,
             "chosen": sample.chosen,
             "prompt": sample.prompt,
             "sibling": sample.sibling,
-            "row": index,
+            "row": row_of(sample.context),
             "reward": sample.reward,
             "finish": "cut" if sample.finish == FinishReason.LENGTH else "ended",
             "tokens": len(sample.token_ids),
             "reason": sample.reason,
             "prompt_text": self._codec.decode(sample.prompt_ids)[:longest],
             "response": self._codec.decode(sample.token_ids)[:longest],
-            "answer": (answer if isinstance(answer, str) else repr(answer))[:longest],
+            "answer": answer[:longest],
         }
 
 
@@ -111,5 +115,5 @@ def build(args: RoleArgs) -> dict[str, Actor]:
     """The process hosts the scorer and the prompt source: they share the processes that hold the data set."""
     log = Path(args.run_dir) / "logs" / f"{args.name}-tasks.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    pool = ScorerPool(args.job_config, log, Path(args.model_path))
+    pool = ScorerPool(args.job_config, log, Path(args.model_path), Path(args.run_dir))
     return {args.name: RewardWorker(args, pool), "prompts": PromptSource(args, pool)}

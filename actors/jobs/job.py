@@ -6,7 +6,7 @@
 
     loop            waits for                      unblocked by
     issue a batch   the prompt source              its registration, for the scheduler asks again then; tried
-                                                   again until the batch is issued
+                                                   again until the batch is issued or can never be (issuing.py)
     stop            the final checkpoint           CheckpointStored(final)
 
 Invariants
@@ -19,7 +19,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -31,26 +30,16 @@ from actors.core.patience import Patience
 from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.watch import Down
+from actors.jobs.issuing import Issuing
 from actors.jobs.summary import Row, Summary, cost_of, read_rows, row_of
 from actors.jobs.troubles import RunWatch, Warned
 from actors.protocol import jobs as jm
-from actors.protocol.batches import (
-    BatchIssued,
-    DataEnded,
-    IssueBatch,
-    Progress,
-    Prompt,
-    QueryProgress,
-    RequestCheckpoint,
-    SetPaused,
-)
+from actors.protocol.batches import Progress, QueryProgress, RequestCheckpoint, SetPaused
 from actors.protocol.failures import Acknowledged
 from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted, Trouble
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
-from actors.protocol.rewards import PromptsRead, ReadPrompts
-from actors.protocol.services import LookupService, RegisterService, ServiceFound
-from actors.protocol.work import SamplingParams
+from actors.protocol.services import RegisterService
 from configs.schema import JobConfig
 from transport.address import ActorAddress
 
@@ -91,13 +80,11 @@ class Job(RegisteredActor):
         self._watch = RunWatch(config.limits, self._warn)
         self._hopeless = ""
         """Why the run is being ended as failed; empty while it is not."""
-        self._issuing: set[int] = set()
-        self._asked_again = asyncio.Event()
-        """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
         self._checkpoint_waiters: list[tuple[int, asyncio.Future[jm.CheckpointReport]]] = []
         """Waiters, and the steps committed when they asked: a checkpoint of no later one is not meant."""
         self._checkpoint = ""
         self._reason = ""
+        self._waiting_for = ""
         self._started_s = 0.0
         self._ended_s: float | None = None
         self._over = asyncio.Event()
@@ -125,6 +112,7 @@ class Job(RegisteredActor):
             **summary.result(),
             "seconds": round(ended - self._started_s, 3),
             "checkpoint": self._checkpoint,
+            **({"error": self._reason} if self.state is JobState.FAILED else {}),
         }
         counted = {} if self._restarts is None else {"restarts": self._restarts()}
         return known | counted | ({} if self._take_cost is None else summary.cost())
@@ -134,6 +122,7 @@ class Job(RegisteredActor):
     async def on_start(self) -> None:
         self._started_s = self.ctx.now()
         self._scheduler = self.ctx.ref(self._scheduler_at)
+        self._batches = Issuing(self.ctx, self._config, self, self._scheduler, self._stop_token_ids)
         if self._run_dir is not None:
             rows = await self.ctx.run_blocking(read_rows, self._run_dir / "metrics.jsonl")
             for row in rows:
@@ -168,72 +157,28 @@ class Job(RegisteredActor):
     async def need_batch(self, order: NeedBatch) -> None:
         if self.state is JobState.SUBMITTED:
             self._change(JobState.RUNNING)
-        if order.step in self._issuing:
-            self._asked_again.set()
-        elif not self.state.over:
-            self._issuing.add(order.step)
-            self.ctx.start_task(self._issue(order.step), f"issue step {order.step}")
+        if not self.state.over:
+            self._batches.need(order.step)
 
-    async def _issue(self, step: int) -> None:
-        """Read and issue until it has worked; reading is repeatable and issuing idempotent."""
-        patience = Patience(self._config.limits, self.ctx.rng("patience"))
-        try:
-            while not self.state.over:
-                try:
-                    if await self._try_issue(step):
-                        return
-                except AskError as error:
-                    self.ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
-                await self._until_asked_again(patience.pause_s())
-        finally:
-            self._issuing.discard(step)
+    @property
+    def over(self) -> bool:
+        return self.state.over
 
-    async def _until_asked_again(self, at_most_s: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(at_most_s):
-                await self._asked_again.wait()
-        self._asked_again.clear()
+    def event(self, name: str, message: str = "", **fields: float | str) -> None:
+        """Record an event, and tell people the message."""
+        self._event(name, **fields)
+        if message:
+            self._publish("message", {"message": message})
 
-    async def _try_issue(self, step: int) -> bool:
-        """False: no prompt source has registered yet."""
-        config, count = self._config, self._config.algorithm.prompts_per_step
-        found = await self._scheduler.ask(LookupService(job=config.name, role="prompts"), ServiceFound)
-        if found.address is None:
-            return False
-        question = ReadPrompts(job=config.name, start=step * count, count=count)
-        patience_s = config.limits.read_timeout_s + config.limits.ask_timeout_s  # the pool gives up first, and says why
-        read = await self.ctx.ref(found.address).ask(question, PromptsRead, patience_s)
-        if len(read.prompts) < count:
-            await self._data_ended(step)
-            return True
-        batch = IssueBatch(
-            job=config.name,
-            step=step,
-            group_size=config.algorithm.group_size,
-            sampling=self._sampling(),
-            prompts=[Prompt(p.prompt, p.token_ids, p.context) for p in read.prompts],
-        )
-        await self._scheduler.ask(batch, BatchIssued)
-        return True
+    def waits(self, what: str) -> None:
+        """Tell whoever looks on what the next batch waits for; empty: for nothing."""
+        if what != self._waiting_for:
+            self._waiting_for = what
+            self._publish("waiting", {"waiting_for": what})
 
-    def _sampling(self) -> SamplingParams:
-        rollout = self._config.rollout
-        return SamplingParams(
-            max_tokens=rollout.max_tokens,
-            temperature=rollout.temperature,
-            stop_token_ids=self._stop_token_ids,
-            seed=self._config.seed,
-        )
-
-    async def _data_ended(self, step: int) -> None:
-        """The data set has no whole batch for ``step``: the one before it is the last."""
-        self._event("data_ended", step=step)
-        if step == 0:
-            count = self._config.algorithm.prompts_per_step
-            reason = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
-            self._change(JobState.FAILED, reason)
-            return
-        await self._scheduler.ask(DataEnded(job=self._config.name, step=step), Acknowledged)
+    def fail(self, reason: str) -> None:
+        """Nothing can be trained."""
+        self._change(JobState.FAILED, reason)
 
     # ------------------------------------------------------------ the record
 
@@ -298,8 +243,9 @@ class Job(RegisteredActor):
             if news.stopped:
                 self._change(JobState.STOPPING, self._hopeless or _STOPPED)
             interrupted = self.state is JobState.STOPPING and news.step < self._config.steps
-            end = JobState.FAILED if self._hopeless else JobState.INTERRUPTED if interrupted else JobState.FINISHED
-            self._change(end, self._hopeless or self._reason)
+            failed = self._hopeless or news.failed
+            end = JobState.FAILED if failed else JobState.INTERRUPTED if interrupted else JobState.FINISHED
+            self._change(end, failed or self._reason)
 
     def _event(self, name: str, **fields: float | str) -> None:
         if self._metrics_at is not None:
@@ -378,7 +324,7 @@ class Job(RegisteredActor):
         if not self.state.over:
             try:
                 progress = await self._scheduler.ask(QueryProgress(job=self._config.name), Progress)
-                waiting, quiet_s = progress.waiting_for, progress.quiet_s
+                waiting, quiet_s = self._waiting_for or progress.waiting_for, progress.quiet_s
             except AskError as error:
                 waiting = f"the scheduler: {error}"
         return jm.JobReport(

@@ -64,6 +64,8 @@ class DataEnded(Message):
 
     job: str
     step: int
+    failed: str = ""
+    """Reason why there is none, if the data should have had one: the job has failed when its last step is done."""
 
 
 @message("scheduler.query_progress")

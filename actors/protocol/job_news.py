@@ -55,6 +55,8 @@ class CheckpointStored(Message):
     """The trainer trains no more: the job is over."""
     stopped: bool = False
     """Its operator wanted that."""
+    failed: str = ""
+    """Reason why there are no further steps, if there should be."""
 
 
 @message("jobs.event")
@@ -62,7 +64,8 @@ class JobEvent(Message):
     """Something has happened to the job.
 
     ``kind`` is ``begun``, ``step`` (fields: the row of metrics.jsonl), ``state`` (state, reason), ``checkpoint`` (step,
-    path), ``trouble`` (trouble, message, count), or ``ended``: the job is over and its record complete.
+    path), ``trouble`` (trouble, message, count), ``message`` (message: for people), ``waiting`` (waiting_for: what the
+    next batch waits for, empty when it has come), or ``ended``: the job is over and its record complete.
     """
 
     job: str

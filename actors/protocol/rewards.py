@@ -79,7 +79,10 @@ class ShowSamples(Message):
 
 @message("prompts.read")
 class ReadPrompts(Message):
-    """The job reads prompts. Reply: PromptsRead, a function of (data config, seed, ordinal): a restart repeats it."""
+    """The job reads prompts. Reply: PromptsRead, a function of (data config, seed, ordinal): a restart repeats it.
+
+    It is answered within about ``limits.read_slice_s``, with what has been found by then; the rest is asked for again.
+    """
 
     job: str
     start: int
@@ -91,6 +94,7 @@ class SourcedPrompt(msgspec.Struct, frozen=True):
     token_ids: np.ndarray  # int32[n]
     text: str
     context: bytes
+    """Context that says which row it is."""
 
 
 @message("prompts.prompts_read")
@@ -98,3 +102,15 @@ class PromptsRead(Message):
     prompts: list[SourcedPrompt]
     exhausted: bool
     """Whether a finite data set with ``data.epochs`` set has ended."""
+    rows: int = 0
+    """Rows of the data set."""
+    checked: int = 0
+    """Rows known to have a prompt and what else the job needs of them; all are looked at before the first is used."""
+    seen: int = 0
+    """Rows of the first epoch that have been tokenised."""
+    passed: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rows that are passed over, so far, by reason."""
+    first: dict[str, str] = msgspec.field(default_factory=dict)
+    """The first one of each reason, and what is wrong with it."""
+    replaced: bool = False
+    """Whether the run's earlier prompts came from other data at the same place."""

@@ -88,6 +88,8 @@ class VersionPuller:
                 )
                 version = NEWEST
             except HeadraceError as error:
+                if error.permanent:
+                    raise
                 self._ctx.log.warning("a pull failed; trying again", version=version, error=str(error))
                 if (for_s := self._ctx.now() - worked_s) > self._ctx.limits.stall_report_s:
                     self._on_trouble(f"weights could not be pulled for {for_s:.0f} s, and are tried again: {error}")

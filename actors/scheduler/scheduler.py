@@ -195,7 +195,7 @@ class Scheduler(Actor):
 
     @handles(DataEnded)
     async def data_ended(self, news: DataEnded) -> Acknowledged:
-        self._steps.data_ended(news.step)
+        self._steps.data_ended(news.step, news.failed)
         return Acknowledged()
 
     @handles(SetPaused)

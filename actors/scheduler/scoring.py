@@ -40,6 +40,10 @@ class Scoring:
         self._tries: dict[tuple[int, int], int] = {}
         self.rewards: ActorAddress | None = None
         self.requests = 0
+        self._asked = 0
+        """Samples whose verdicts are being waited for."""
+        fit = scope.limits.message_max_bytes // (8 * scope.job.rollout.max_tokens)  # 4 bytes a token, and the rest
+        self._samples_max = max(1, min(scope.limits.score_batch_samples, fit))
         self._lingering = False
         self._scope = scope
         self._failing_since_s: float | None = None
@@ -90,15 +94,16 @@ class Scoring:
         while self.rewards is not None and self._pending and self.requests < limits.score_requests:
             step = min(self._pending)
             rows = self._pending.pop(step)
-            if len(rows) > limits.score_batch_samples:
-                self._pending[step] = rows[limits.score_batch_samples :]
-                rows = rows[: limits.score_batch_samples]
+            if len(rows) > self._samples_max:
+                self._pending[step] = rows[self._samples_max :]
+                rows = rows[: self._samples_max]
             self.requests += 1
             self._ctx.start_task(self._ask(step, rows, self.rewards), f"score step {step}")
 
     async def _ask(self, step: int, rows: np.ndarray, rewards: ActorAddress) -> None:
         batch = self._journaled.ledger.batches[step]
-        timeout_s = self._job.reward.timeout_s * len(rows) + self._limits.ask_timeout_s
+        self._asked += len(rows)  # those before them come first, and each may be tried twice before it is given up
+        timeout_s = 2 * self._job.reward.timeout_s * self._asked + self._limits.ask_timeout_s
         try:
             question = Score(job=self._job.name, step=step, items=_items(batch, rows))
             reply = await self._ctx.ref(rewards).ask(question, Scored, timeout_s)
@@ -116,6 +121,7 @@ class Scoring:
                 self.add({step: np.array(later, np.int32)})
         finally:
             self.requests -= 1
+            self._asked -= len(rows)
         self.pump_soon()
 
     def _note_silence(self, samples: int, why: str) -> None:

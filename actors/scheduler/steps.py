@@ -45,6 +45,8 @@ class Steps:
         self._examples = Examples(scope)
         self.count = scope.job.steps
         """Number of steps; fewer than the job says once its data has ended."""
+        self._failed = ""
+        """Reason why the data ended, if they should not have."""
         self._checkpoint_requested = -1
         """Number of committed steps when a checkpoint was last asked for; -1: none is wanted."""
         self._committing = asyncio.Lock()
@@ -98,9 +100,10 @@ class Steps:
             self._asked_batch = (step, now)
             self._scope.tell(job, NeedBatch(job=self._scope.name, step=step))
 
-    def data_ended(self, step: int) -> None:
+    def data_ended(self, step: int, failed: str) -> None:
         """There is no batch for ``step``."""
         self.count = min(self.count, step)
+        self._failed = failed
         self._next_known.set()
         self._end_if_never()
 
@@ -268,7 +271,8 @@ class Steps:
         scope, ledger = self._scope, self._scope.ledger
         if (job := scope.services.get("job")) is not None:
             (step, path), final = ledger.checkpoints[-1], ledger.ended
-            scope.tell(job, CheckpointStored(scope.name, step, path, final=final, stopped=ledger.stopping))
+            failed = "" if ledger.stopping else self._failed
+            scope.tell(job, CheckpointStored(scope.name, step, path, final, ledger.stopping, failed))
 
 
 def _batch_event(batch: IssueBatch) -> ev.BatchIssued:

@@ -29,6 +29,8 @@ class CorruptSegment(WeightsError):
 class MalformedManifest(WeightsError):
     """Tensors overlap, leave the segment, or the chunk count does not fit the size."""
 
+    permanent = True
+
 
 class MalformedDelta(WeightsError):
     """A chunk's delta is none, or was made against other bytes. The chunk is fetched again."""

@@ -185,7 +185,7 @@ def _check_packages(job: JobConfig) -> list[Found]:
         ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
         ("reward.kind", job.reward.kind == "math_verify", "math_verify", "Run pip install math-verify"),
         ("data.source", job.data.source == "reasoning_gym", "reasoning_gym", "Run pip install reasoning-gym"),
-        ("data.source", job.data.source == "hf_dataset", "datasets", "Run pip install datasets"),
+        ("data.path", _needs_datasets(job), "datasets", "Run pip install datasets"),
         (
             "metrics.wandb_project",
             bool(job.metrics.wandb_project),
@@ -204,6 +204,11 @@ def _check_packages(job: JobConfig) -> list[Found]:
         for field, needed, package, fix in needs
         if needed and not installed(package)
     ]
+
+
+def _needs_datasets(job: JobConfig) -> bool:
+    path = Path(job.data.path or "")
+    return job.data.source != "reasoning_gym" and (path.is_dir() or path.suffix.lower() == ".parquet")
 
 
 def installed(package: str) -> bool:

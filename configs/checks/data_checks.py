@@ -1,21 +1,34 @@
-"""Whether the prompts can be read: the file is there, its first rows parse, and they have the columns."""
+"""Whether the prompts can be read: the file is there, its first rows parse, and they have the columns.
+
+    data.path ─▶ form_of ─▶ its first rows (text, Parquet) or the names of its columns (a saved data set) ─▶ problems
+
+All other rows are looked at by the process that reads them, before the first step.
+"""
 
 from __future__ import annotations
 
 import ast
 import difflib
+import gzip
+import io
 import json
+import zlib
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from configs.checks.source_lookup import definition_of
+from configs.data_forms import DataForm, UnknownForm, chosen_split, data_files, form_of, wrong_answer, wrong_prompt
 from configs.schema import JobConfig
 
 ROWS_CHECKED = 20
-"""Enough to catch a wrong file or column; the rest is checked while it is read."""
+"""Enough to catch a wrong file or column."""
+_ARRAY_MAX_BYTES = 16 << 20
+"""A longer array takes seconds to parse: whoever reads it does that anyway."""
 
 Found = tuple[str, str, str]
+Rows = list[tuple[str, dict[str, Any]]]
+"""Rows, and how a person finds each."""
 
 
 def check_data(job: JobConfig) -> list[Found]:
@@ -33,66 +46,103 @@ def check_data(job: JobConfig) -> list[Found]:
         return [
             ("data.path", f"{data.path!r} does not exist", "Check the path; it is taken from the working directory")
         ]
-    return _check_jsonl(job, path) if data.source == "jsonl" else _check_dataset(job, path)
-
-
-def _check_jsonl(job: JobConfig, path: Path) -> list[Found]:
-    if path.is_dir():
-        fix = "Name the .jsonl file, or set data.source to hf_dataset"
-        return [("data.path", f"{job.data.path!r} is a directory, expected a JSON Lines file", fix)]
     try:
-        with path.open(encoding="utf-8") as lines:
-            rows = [(number, line) for number, line in enumerate(islice(lines, ROWS_CHECKED), 1) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        return [("data.path", f"{job.data.path!r} cannot be read: {error}", "Name a UTF-8 text file that you may read")]
+        form = form_of(path, data.source)
+        if form is DataForm.SAVED:
+            return _check_saved(job, path)
+        return _check_rows(job, _first_rows(path, form))
+    except UnknownForm as error:
+        return [("data.path", str(error), error.fix)]
+
+
+def _first_rows(path: Path, form: DataForm) -> Rows:
+    """As many as are looked at; none of a form that only its library can read.
+
+    Raises:
+        UnknownForm: they cannot be read.
+    """
+    if form is DataForm.TEXT:
+        return _text_rows(path)
+    files = [path] if form is DataForm.PARQUET else [file for file in data_files(path) if file.suffix == ".parquet"]
+    files = [file for file in files if "train" in file.name] or files
+    return _parquet_rows(files[0]) if files else []
+
+
+def _text_rows(path: Path) -> Rows:
+    try:
+        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+            text = io.TextIOWrapper(cast("io.BufferedReader", file), encoding="utf-8-sig", newline="\n")
+            lines = [(number, line) for number, line in enumerate(islice(text, ROWS_CHECKED), 1) if line.strip()]
+            if lines and lines[0][1].lstrip().startswith("["):
+                return _array_rows(path, "".join(line for _, line in lines) + text.read(_ARRAY_MAX_BYTES))
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        wrong = f"{str(path)!r} cannot be read: {error}"
+        raise UnknownForm(wrong, "Name a UTF-8 text file that you may read") from error
+    if not lines:
+        raise UnknownForm(f"{str(path)!r} holds no prompts", "Name a file with one JSON object a line")
+    return [_parsed(path, number, line) for number, line in lines]
+
+
+def _parsed(path: Path, number: int, line: str) -> tuple[str, dict[str, Any]]:
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        wrong = f"line {number} of {str(path)!r} is not JSON: {error}"
+        raise UnknownForm(wrong, "Write one JSON object a line") from error
+    return f"line {number}", _object(path, f"line {number}", row)
+
+
+def _object(path: Path, where: str, row: Any) -> dict[str, Any]:
+    if not isinstance(row, dict):
+        wrong = f"{where} of {str(path)!r} is a {type(row).__name__}, expected an object"
+        raise UnknownForm(wrong, 'Write rows such as {"prompt": "2+2=", "answer": "4"}')
+    return cast("dict[str, Any]", row)
+
+
+def _array_rows(path: Path, text: str) -> Rows:
+    if len(text) >= _ARRAY_MAX_BYTES:
+        return []
+    try:
+        rows: list[Any] = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        fix = "Write one array of objects, or one JSON object a line"
+        raise UnknownForm(f"{str(path)!r} is not JSON: {error}", fix) from error
     if not rows:
-        return [("data.path", f"{job.data.path!r} holds no prompts", "Name a file with one JSON object a line")]
-    for number, line in rows:
-        try:
-            row: Any = json.loads(line)
-        except ValueError as error:
-            return [
-                (
-                    "data.path",
-                    f"line {number} of {job.data.path!r} is not JSON: {error}",
-                    "Write one JSON object a line",
-                )
-            ]
-        if not isinstance(row, dict):
-            wrong = f"line {number} of {job.data.path!r} is a {type(row).__name__}, expected an object"
-            return [("data.path", wrong, 'Write rows such as {"prompt": "2+2=", "answer": "4"}')]
-        if problems := _check_columns(job, list(row), f"line {number}"):
+        raise UnknownForm(f"{str(path)!r} holds no prompts", "Name a file with one JSON object a line")
+    return [(f"row {index}", _object(path, f"row {index}", row)) for index, row in enumerate(rows[:ROWS_CHECKED])]
+
+
+def _parquet_rows(path: Path) -> Rows:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            batch = next(file.iter_batches(batch_size=ROWS_CHECKED), None)
+    except (OSError, pa.ArrowException) as error:
+        raise UnknownForm(f"{str(path)!r} cannot be read: {error}", "Write the file anew") from error
+    if batch is None or not batch.num_rows:
+        raise UnknownForm(f"{str(path)!r} holds no prompts", "Name a file with rows")
+    return [(f"row {index}", row) for index, row in enumerate(batch.to_pylist())]
+
+
+def _check_rows(job: JobConfig, rows: Rows) -> list[Found]:
+    compares = job.reward.kind in ("exact_match", "math_verify")
+    for where, row in rows:
+        if problems := _check_columns(job, list(row), where):
             return problems
-        if problem := _check_prompt(row[job.data.prompt_key], number):
-            return [("data.prompt_key", *problem)]
+        if wrong := wrong_prompt(row[job.data.prompt_key]):
+            return [("data.prompt_key", f"{where} {wrong}", "Name the column of the prompt, or mend the row")]
+        if compares and (wrong := wrong_answer(row[job.data.answer_key])):
+            fix = f"Name the column of the answer, mend the row, or use a reward.function: {job.reward.kind} compares"
+            return [("data.answer_key", f"{where} {wrong}", f"{fix} text")]
     return []
 
 
-def _check_prompt(prompt: object, number: int) -> tuple[str, str] | None:
-    if isinstance(prompt, str) and prompt:
-        return None
-    if (
-        isinstance(prompt, list)
-        and prompt
-        and all(isinstance(turn, dict) and {"role", "content"} <= set(turn) for turn in prompt)
-    ):
-        return None
-    shown = repr(prompt)[:60]
-    return (
-        f"line {number} holds {shown}, expected text or a list of chat messages",
-        "Name the column of the prompt, or mend the row",
-    )
-
-
-def _check_dataset(job: JobConfig, path: Path) -> list[Found]:
+def _check_saved(job: JobConfig, path: Path) -> list[Found]:
     if (path / "dataset_dict.json").is_file():
-        splits = sorted(child.name for child in path.iterdir() if child.is_dir())
-        fix = f"Name one of its splits: {', '.join(str(path / split) for split in splits)}"
-        return [("data.path", f"{job.data.path!r} holds several splits", fix)]
+        path /= chosen_split(sorted(child.name for child in path.iterdir() if child.is_dir()), path)
     info = path / "dataset_info.json"
-    if not info.is_file():
-        wrong = f"{job.data.path!r} is no data set directory: it has no dataset_info.json"
-        return [("data.path", wrong, "Name a directory written by Dataset.save_to_disk, or use source: jsonl")]
     try:
         features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
     except (OSError, ValueError, AttributeError) as error:

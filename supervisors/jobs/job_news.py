@@ -65,6 +65,8 @@ class JobNews:
             self.say(state=event.fields["state"])
         elif event.kind == "trouble":
             self.say(**{**event.fields, "message": f"warning: {event.fields['message']}"})
+        elif event.kind in ("message", "waiting"):
+            self.say(**event.fields)
 
     def record(self, name: str, **fields: float | str) -> None:
         """Into events.jsonl; while the metrics actor is itself away, into the log."""

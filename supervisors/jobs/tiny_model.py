@@ -51,7 +51,7 @@ def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
     rows = [source.row(index) for index in range(min(len(source), _ROWS_FOR_VOCABULARY))]
     texts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
     characters = set(string.ascii_letters + string.digits + string.punctuation + " \n").union(
-        *texts, *(row.answer for row in rows)
+        *texts, *(str(row.answer) for row in rows)
     )
     vocabulary = {token: i for i, token in enumerate([PAD, END, "<unk>", *sorted(characters)])}
     core: Any = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))  # noqa: S106 (a token of text, no secret)
@@ -97,7 +97,7 @@ def _warm_start(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, sou
     for step in range(steps):
         noise = job.model.warm_start_noise if step >= _CLEAN * steps else 0.0
         rows = [source.row(draw.randrange(len(source))) for _ in range(_BATCH)]
-        answers = [row.answer if draw.random() >= noise else draw.choice(rows).answer for row in rows]
+        answers = [str((row if draw.random() >= noise else draw.choice(rows)).answer) for row in rows]
         prompts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
         examples = list(zip(prompts, answers, strict=True))
         ids, labels = _padded(examples, tokenizer)

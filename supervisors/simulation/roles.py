@@ -165,12 +165,13 @@ class SimulatedPool:
     async def close(self) -> None:
         """Nothing to close."""
 
-    async def score(self, items: Sequence[tuple[str, Any, str, int, dict[str, Any]]]) -> list[PoolVerdict]:
+    async def score(self, items: Sequence[tuple[str, bytes]]) -> list[PoolVerdict]:
         """One verdict per item, in order."""
         low, high = self._costs.verdict_s
         verdicts: list[PoolVerdict] = []
         async with asyncio.timeout(self._patience_s), self._free:
-            for response, prompt, _, index, _ in items:
+            for response, context in items:
+                prompt, _, index, _ = msgpack.unpackb(context)
                 await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
                 if self._draw() < self._no_result:
                     verdicts.append(PoolVerdict(None, "the verifier gave no verdict"))
@@ -184,7 +185,9 @@ class SimulatedPool:
         """As ``PromptStream.read``."""
         async with asyncio.timeout(self._patience_s), self._free:
             await _slowly(self._life, asyncio.sleep(self._costs.read_s))
-        return {"prompts": [self._prompt(ordinal) for ordinal in range(start, start + count)], "exhausted": False}
+        prompts = [self._prompt(ordinal) for ordinal in range(start, start + count)]
+        return {"prompts": prompts, "exhausted": False, "rows": 0, "checked": 0, "seen": 0, "passed": {}, "first": {},
+                "replaced": False}  # fmt: skip
 
     def _prompt(self, ordinal: int) -> list[Any]:
         rng = random.Random(f"{self._seed}/{ordinal % self._prompts if self._prompts else ordinal}")

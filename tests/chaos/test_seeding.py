@@ -117,9 +117,7 @@ def test_with_prices_another_machine_is_kept_only_while_it_makes_a_step_cheaper(
     assert all(aim >= 1 for aim in aimed) if kept else set(aimed) == {0}
     windows = run.events("seeding_window")
     assert windows[-1]["remote"] == kept
-    ended_early = [
-        row["why"] != "generated" for row in windows
-    ]  # on a busy machine it may be late for one
+    ended_early = [row["why"] != "generated" for row in windows]  # on a busy machine it may be late for one
     assert any(ended_early) if kept else not ended_early[-1]
 
 

@@ -20,7 +20,8 @@ def chat_problems(model: dict[str, Any], *, chat: bool = True) -> list[str]:
 
 
 def test_chat_needs_a_template_wherever_the_model_keeps_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("{}")
     model = {"source": "hf", "path": str(tmp_path)}
     assert "has no chat template" in chat_problems(model)[0]
     assert chat_problems(model, chat=False) == []

@@ -54,6 +54,12 @@ def test_a_prompt_may_be_as_long_as_the_response_leaves_room(tmp_path: Path) -> 
     assert prompt_tokens_max(job, tmp_path) == 156
 
 
+def whole(directory: Path, config: dict[str, Any]) -> None:
+    write(directory, "config.json", config)
+    write(directory, "tokenizer.json", {})
+    write(directory, "pytorch_model.bin", "an old pickle")
+
+
 @pytest.mark.parametrize("content", ["{", "[1]", "\xff"])
 def test_a_broken_file_is_named_with_what_to_do(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_bytes(content.encode("latin-1"))
@@ -64,7 +70,7 @@ def test_a_broken_file_is_named_with_what_to_do(tmp_path: Path, content: str) ->
 
 
 def test_responses_longer_than_the_model_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    write(tmp_path, "config.json", {"n_positions": 32})
+    whole(tmp_path, {"n_positions": 32})
     [(field, wrong, fix)] = check_model(smallest_job(model={"path": str(tmp_path)}, rollout={"max_tokens": 40}))
     assert field == "rollout.max_tokens" and "32 positions (n_positions in " in wrong and "below 32" in fix
     assert check_model(smallest_job(model={"path": str(tmp_path)}, rollout={"max_tokens": 31})) == []
@@ -79,7 +85,7 @@ def test_responses_longer_than_the_model_are_refused_before_anything_starts(tmp_
     ],
 )
 def test_chat_without_a_template_is_refused_before_anything_starts(tmp_path: Path, name: str, content: Any) -> None:
-    write(tmp_path, "config.json", {})
+    whole(tmp_path, {})
     job = smallest_job(model={"path": str(tmp_path)}, data={"source": "jsonl", "path": "x", "chat": True})
     assert [field for field, _, _ in check_model(job)] == ["data.chat"] and not has_chat_template(tmp_path)
     write(tmp_path, name, content)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gzip
 import importlib.util
 import pkgutil
 import struct
@@ -29,6 +30,9 @@ import supervisors
 from actors.control import protocol
 from actors.control.errors import ControlError
 from actors.core import message as messages
+from actors.environments.errors import SourceUnreadable
+from actors.environments.prompts.seen_rows import SeenRows
+from actors.environments.prompts.text_rows import TextRows
 from actors.fleet.inflow import joined
 from actors.ledger import events as ev
 from actors.ledger.errors import IllegalTransition
@@ -276,16 +280,33 @@ def _texts(*names: str) -> list[bytes]:
     return [(ROOT / "configs" / name).read_bytes()[:4096] for name in names]
 
 
+def _rows(path: Path) -> object:
+    rows = TextRows(path)
+    return [(rows.columns(index), rows[index]) for index in range(len(rows))]
+
+
+def _seen(path: Path) -> object:
+    seen = SeenRows("d", "s", 9, path)
+    assert 0 <= seen.kept <= seen.seen <= seen.rows, "a file tells more than there is"
+    return [seen.place_of(kept) for kept in range(9)]
+
+
 def _files() -> list[Target]:
     plan = b"seed: 1\nfaults:\n  - {kind: kill, target: {name: rollout-0}, at_s: 3}\n"
     sky = b'{"metadata": {"gap_seconds": 300}, "data": [1, 2, 0]}'
     wrong = (ConfigError,)
+    rows = [b'{"prompt": "1+1=", "answer": [2, null]}\n\n{"prompt": "a"}\n', b'[{"prompt": "a", "x": 1.5e3}, {}]']
+    seen = b'{"data": "d", "settings": "s", "rows": 9}\n{"checked": 9}\n'
+    seen += b'{"from": 0, "to": 4, "passed": [1, 3], "why": {"long": 2}, "first": {"long": "row 1"}}\n'
     return [
         Target("job_yaml", _from_file(read_job, ".yaml"), wrong, _texts("quickstart.yaml", "async.yaml")),
         Target("fault_plan_yaml", _from_file(load_fault_plan, ".yaml"), wrong, [plan]),
         Target("scenario_yaml", _from_file(load_scenario, ".yaml"), wrong, _texts("chaos.yaml")),
         Target("trace_csv", _from_file(read_trace, ".csv"), wrong, _texts("traces/three_nodes.csv")),
         Target("trace_json", _from_file(read_trace, ".json"), wrong, [sky]),
+        Target("text_rows", _from_file(_rows, ".jsonl"), (SourceUnreadable,), rows),
+        Target("packed_rows", _from_file(_rows, ".jsonl.gz"), (SourceUnreadable,), [gzip.compress(rows[0])]),
+        Target("seen_rows", _from_file(_seen, ".jsonl"), (), [seen]),
         Target("override", _override, (yaml.YAMLError,), [b"[1, {a: b}]"]),
         Target("control_request", _request, (ControlError,), _requests()),
     ]

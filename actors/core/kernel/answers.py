@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from actors.core.errors import AskError, RefusalReason, Refused, RemoteError, SentNoReply, StreamDown
+from actors.core.errors import (
+    AskError,
+    RefusalReason,
+    Refused,
+    RemoteError,
+    SentNoReply,
+    StreamDown,
+    Unanswerable,
+)
 from actors.core.message import Message, message
 from actors.core.reason import is_permanent
 from actors.core.watch import Gone
@@ -26,7 +34,7 @@ class Refusal(Message):
 
 @message("core.failure")
 class Failure(Message):
-    """The handler raised. ``declared``: a ReplyError, the actor lives on."""
+    """The handler raised. ``declared``: a ReplyError, the actor lives on. ``permanent``: as of HeadraceError."""
 
     error_type: str
     detail: str
@@ -67,14 +75,8 @@ def error_of(answer: NoReply, target: ActorAddress, question: str, *, stream: bo
         case Refusal():
             return Refused(answer.reason, answer.detail, target=target, question=question)
         case Failure():
-            return RemoteError(
-                answer.error_type,
-                answer.detail,
-                declared=answer.declared,
-                permanent=answer.permanent,
-                target=target,
-                question=question,
-            )
+            kind = Unanswerable if answer.permanent else RemoteError
+            return kind(answer.error_type, answer.detail, declared=answer.declared, target=target, question=question)
         case TargetGone() if stream:
             return StreamDown(answer.reason, target=target, question=question)
         case TargetGone():

@@ -36,6 +36,8 @@ _RETRY_S: Final = 0.005
 class MessageTooLarge(ActorError):
     """A bug of the sender: larger than ``limits.message_max_bytes``. Cut it up, or stream it."""
 
+    permanent = True
+
 
 class Parcel(NamedTuple):
     """A parcel is a message that is ready to go. ``deadline_at`` is loop time."""
@@ -143,7 +145,9 @@ class Links:
             size += len(frame) if isinstance(frame, bytes) else memoryview(frame).nbytes
         if size > self._limits.message_max_bytes:
             bound = self._limits.message_max_bytes
-            raise MessageTooLarge(f"{envelope.tag} has {size} bytes, expected at most {bound}: cut it up or stream it")
+            raise MessageTooLarge(
+                f"{envelope.tag} has {size} bytes, expected at most {bound} (limits.message_max_bytes)"
+            )
 
     def _may_connect(self, peer: PeerId, endpoint: str) -> bool:
         return bool(endpoint) and peer not in self._replaced and not self._closed

@@ -2,17 +2,24 @@
 
     job ──ReadPrompts(start, count)──▶ prompts ──▶ task process (data set, tokenizer) ──▶ PromptsRead ──▶ job
 
-It keeps no cursor. Ordinal → prompt is a function of the job file, so a restarted source goes on where anyone asks.
+Invariants
+- It keeps no cursor. Ordinal → prompt is a function of the job file, so a restarted source goes on where anyone asks.
+- One reads at a time: two would tokenise the same rows.
+- What fails for good is answered with PromptsUnreadable, what may pass with PromptsNotRead. A process that fails
+  ``limits.read_attempts_max`` times in a row, with no answer between, fails for good: something in the data kills it.
 """
 
 from __future__ import annotations
+
+import asyncio
+from typing import Any
 
 import numpy as np
 
 from actors.core.actor import concurrent, handles
 from actors.core.errors import ReplyError
 from actors.core.registered import RegisteredActor
-from actors.environments.errors import RewardError
+from actors.environments.errors import RewardError, SourceUnreadable
 from actors.environments.scoring.scorer_pool import ScorerPool
 from actors.protocol.failures import Acknowledged
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
@@ -23,6 +30,12 @@ from actors.roles import RoleArgs
 class PromptsUnreadable(ReplyError):
     """The data set cannot be read; the message names file, row and field. Configuration: do not retry."""
 
+    permanent = True
+
+
+class PromptsNotRead(ReplyError):
+    """The process that reads, or its machine, has failed. Infrastructure: ask again."""
+
 
 class PromptSource(RegisteredActor):
     """Answers ReadPrompts from a pool that somebody else has started."""
@@ -30,6 +43,8 @@ class PromptSource(RegisteredActor):
     def __init__(self, args: RoleArgs, pool: ScorerPool) -> None:
         self._args = args
         self._pool = pool
+        self._reading = asyncio.Lock()
+        self._failures = 0
 
     async def on_start(self) -> None:
         service = RegisterService(job=self._args.name_of_job, role="prompts", address=self.ctx.self_address)
@@ -38,12 +53,27 @@ class PromptSource(RegisteredActor):
     @handles(ReadPrompts)
     @concurrent
     async def read(self, message: ReadPrompts) -> PromptsRead:
-        try:
-            read = await self._pool.read(message.start, message.count)
-        except RewardError as error:
-            raise PromptsUnreadable(str(error)) from error
-        prompts = [
+        read = await self._read(message)
+        read["prompts"] = [
             SourcedPrompt(prompt=ordinal, token_ids=np.frombuffer(ids, np.int32), text=text, context=context)
             for ordinal, ids, text, context in read["prompts"]
         ]
-        return PromptsRead(prompts=prompts, exhausted=read["exhausted"])
+        return PromptsRead(**read)
+
+    async def _read(self, message: ReadPrompts) -> dict[str, Any]:
+        limits = self.ctx.limits
+        try:  # the pool gives up first, unless all of its processes score
+            async with asyncio.timeout(limits.read_timeout_s + limits.ask_timeout_s / 2), self._reading:
+                read = await self._pool.read(message.start, message.count)
+        except SourceUnreadable as error:
+            raise PromptsUnreadable(str(error)) from error
+        except TimeoutError as error:
+            raise PromptsNotRead("a process that is free to read them: all of them score responses") from error
+        except RewardError as error:
+            self._failures += 1
+            if self._failures < limits.read_attempts_max:
+                raise PromptsNotRead(str(error)) from error
+            failed = f"the process that reads prompts has failed {self._failures} times in a row"
+            raise PromptsUnreadable(f"{failed}, at prompt {message.start}: {error}") from error
+        self._failures = 0
+        return read

@@ -1,85 +1,209 @@
-"""The prompt stream: ordinal → prompt, a function of the job file alone.
+"""The prompt stream: ordinal → prompt, a function of the job file and the data alone.
 
-Rows whose prompt is longer than ``data.max_prompt_tokens``, or than what ``rollout.max_tokens`` leaves of the model's
-positions, are passed over; ordinals count the rows that are kept.
+    all rows checked, once a run ─▶ rows looked at in the first epoch's order ─┬─ used: the next ordinal's prompt
+                                                                               └─ passed over, counted, first one named
+
+Invariants
+- A row whose prompt is longer than ``data.max_prompt_tokens``, leaves ``rollout.max_tokens`` no room in the model's
+  positions, has no tokens, or is refused by template or tokenizer, is passed over; ordinals count the rows that are
+  used. If no row of an epoch can be used, reading fails for good.
+- One ``read`` lasts about ``slice_s``, however many rows it has to look at, and gets on by one row at least: it returns
+  what it has found, and whoever asks goes on from there. What was seen is kept (``seen_rows.py``).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import msgpack
 import numpy as np
+import xxhash
 
 from actors.environments.errors import PromptRefused, SourceUnreadable
-from actors.environments.prompts.sources import Row, Source, open_source, stream_index
+from actors.environments.prompts.rows import Row, Source
+from actors.environments.prompts.seen_rows import SeenRows
+from actors.environments.prompts.sources import compares, epoch_order, open_source
 from actors.environments.prompts.tokenizer import TextCodec
-from configs.model_files import positions, prompt_tokens_max
+from configs.model_files import prompt_tokens_max
 from configs.schema import JobConfig
+
+SEEN_FILE = "prompt_rows.jsonl"
+_CHECKED_TOGETHER = 256
+TOO_LONG, NO_ROOM = "longer than data.max_prompt_tokens", "without room for rollout.max_tokens in the model's positions"
+EMPTY, REFUSED = "without tokens", "refused by template or tokenizer"
+_REFUSAL_SHOWN = 300
+_TOKENIZER_FILES = ("*token*", "*.jinja", "vocab*", "merges*")
 
 
 class PromptStream:
-    """Is the stream itself: no actor and no loop, but blocking calls."""
+    """Is the stream itself: no actor and no loop, but blocking calls. ``run_dir``: where what was seen is kept."""
 
-    def __init__(self, job: JobConfig, model_path: Path) -> None:
+    def __init__(
+        self, job: JobConfig, model_path: Path, run_dir: Path | None = None, *, source: Source | None = None
+    ) -> None:
         self._data, self._seed = job.data, job.seed
-        self._source: Source = open_source(job.data, job.seed)
+        self._bytes_max = job.limits.message_max_bytes // 4
+        """Bytes of prompts in one answer, which is a message with other things in it."""
+        self._source = source or open_source(job.data, job.seed, compares=compares(job.reward))
         self._codec = TextCodec(model_path, job.data)
         self._codec.check_vocabulary()
         self._longest = prompt_tokens_max(job, model_path)
-        self._model_limit = positions(model_path) if self._longest < job.data.max_prompt_tokens else None
-        self._rows: list[int] = []
-        """Stream position of every kept ordinal found so far."""
-        self._position = 0
+        path = run_dir / SEEN_FILE if run_dir is not None else None
+        self._seen = SeenRows(self._source.fingerprint, _settings(job, model_path), len(self._source), path)
+        self._later_order: tuple[int, np.ndarray] | None = None
 
-    def read(self, start: int, count: int) -> dict[str, Any]:
-        """Prompts ``start`` to ``start + count`` as plain values; fewer, and ``exhausted``, where the last epoch ends.
+    def read(self, start: int, count: int, slice_s: float = math.inf) -> dict[str, Any]:
+        """Prompts from ``start`` on as plain values, at most ``count``, and how far it is.
+
+        Fewer than ``count`` are all that there are if ``exhausted``; else the rest is to be asked for.
 
         Raises:
             SourceUnreadable: names the row and the field that cannot be used.
         """
-        while len(self._rows) < start + count:
-            if not self._advance():
-                break
-        positions = self._rows[start : start + count]
-        prompts = [self._prompt(start + i, position) for i, position in enumerate(positions)]
-        return {"prompts": prompts, "exhausted": len(prompts) < count}
+        until_s = monotonic() + slice_s
+        self._seen.catch_up()
+        prompts: list[list[Any]] = []
+        exhausted, size_bytes = False, 0
+        try:
+            if self._check_rows(until_s):
+                while len(prompts) < count and size_bytes < self._bytes_max:
+                    ordinal = start + len(prompts)
+                    if self._ended(ordinal):
+                        exhausted = True
+                        break
+                    prompt = self._prompt(ordinal)
+                    if prompt is not None:
+                        prompts.append(prompt)
+                        size_bytes += len(prompt[1]) + len(prompt[2])
+                    if monotonic() >= until_s:
+                        break
+        finally:
+            self._seen.save()
+        return {"prompts": prompts, "exhausted": exhausted} | self._report()
 
-    def _advance(self) -> bool:
-        """Find the next row that fits; False at the end of the stream, SourceUnreadable if none of an epoch fits."""
-        for _ in range(len(self._source)):
-            row = self._row(self._position)
-            if row is None:
+    def _report(self) -> dict[str, Any]:
+        seen = self._seen
+        return {
+            "rows": seen.rows,
+            "checked": seen.checked,
+            "seen": seen.seen,
+            "passed": seen.why,
+            "first": seen.first,
+            "replaced": seen.replaced,
+        }
+
+    def _check_rows(self, until_s: float) -> bool:
+        """Whether every row has prompt and answer: what is wrong with a row is said before the first is used."""
+        seen = self._seen
+        while seen.checked < seen.rows:
+            last = min(seen.rows, seen.checked + _CHECKED_TOGETHER)
+            for index in range(seen.checked, last):
+                self._source.check(index)
+            seen.checked = last
+            if last < seen.rows and monotonic() >= until_s:
+                seen.check_done(last)
                 return False
-            self._position += 1
-            _, ids = self._encode(row)
-            if 0 < len(ids) <= self._longest:
-                self._rows.append(self._position - 1)
-                return True
-        if self._model_limit is not None:
+            if last == seen.rows:
+                seen.check_done(last)
+        return True
+
+    def _ended(self, ordinal: int) -> bool:
+        seen = self._seen
+        if not seen.whole:
+            return False
+        if seen.kept == 0:
+            told = ", ".join(f"{count} {reason}" for reason, count in seen.why.items())
+            first = f"; the first: {next(iter(seen.first.values()), '?')}"
             raise SourceUnreadable(
-                f"every prompt of the data set is longer than {self._longest} tokens, which is what rollout.max_tokens "
-                f"leaves of the model's {self._model_limit.count} positions ({self._model_limit.key}); lower it"
+                f"data.path {self._data.path or self._data.task}: none of the {seen.rows} prompts can be used "
+                f"({told}; at most {self._longest} tokens){first}"
             )
-        raise SourceUnreadable(
-            f"data.max_prompt_tokens {self._data.max_prompt_tokens}: every prompt of the data set is longer; raise it"
+        return self._data.epochs is not None and ordinal >= self._data.epochs * seen.kept
+
+    def _prompt(self, ordinal: int) -> list[Any] | None:
+        """The prompt of ``ordinal``; None if one more row was looked at and it is not known yet."""
+        index = self._index(ordinal)
+        if index is not None:
+            row = self._source.row(index)
+            text, ids = self._encode_again(row)
+        else:
+            place, expected = self._seen.seen, self._seen.kept
+            row = self._source.row(int(epoch_order(self._data, self._seed, self._seen.rows, 0)[place]))
+            encoded = self._look_at(row)
+            if encoded is None or expected != ordinal:
+                return None
+            text, ids = encoded
+        return [ordinal, ids.tobytes(), text, msgpack.packb([row.index, row.digest])]
+
+    def _index(self, ordinal: int) -> int | None:
+        """The row of ``ordinal``; None if it has not been come to."""
+        seen, data = self._seen, self._data
+        if not seen.whole or ordinal < seen.kept:
+            place = seen.place_of(ordinal)
+            return None if place is None else int(epoch_order(data, self._seed, seen.rows, 0)[place])
+        epoch, kept = divmod(ordinal, seen.kept)
+        if self._later_order is None or self._later_order[0] != epoch:
+            used = np.ones(seen.rows, np.bool_)
+            used[seen.passed_rows(epoch_order(data, self._seed, seen.rows, 0))] = False
+            order = epoch_order(data, self._seed, seen.rows, epoch)
+            self._later_order = (epoch, order[used[order]])
+        return int(self._later_order[1][kept])
+
+    def _look_at(self, row: Row) -> tuple[str, np.ndarray] | None:
+        """Encode a row that is looked at for the first time; None: it is passed over."""
+        try:
+            text, ids = self._codec.encode(row.prompt)
+        except Exception as error:  # noqa: BLE001 (templates and tokenizers are the user's, and raise what they like)
+            self._seen.pass_over(REFUSED, f"{self._source.where(row.index)}: {_refusal(row, error)}")
+            return None
+        if len(ids) == 0:
+            self._seen.pass_over(EMPTY, f"{self._source.where(row.index)}: its prompt has no tokens")
+        elif len(ids) > self._longest:
+            reason = TOO_LONG if len(ids) > self._data.max_prompt_tokens else NO_ROOM
+            self._seen.pass_over(reason, f"{self._source.where(row.index)}: {len(ids)} tokens")
+        else:
+            self._seen.keep()
+            return text, ids
+        return None
+
+    def _encode_again(self, row: Row) -> tuple[str, np.ndarray]:
+        try:
+            text, ids = self._codec.encode(row.prompt)
+        except Exception as error:
+            raise self._changed(row, f"{type(error).__name__}: {error}") from error
+        if not 0 < len(ids) <= self._longest:
+            raise self._changed(row, f"{len(ids)} tokens")
+        return text, ids
+
+    def _changed(self, row: Row, what: str) -> SourceUnreadable:
+        return SourceUnreadable(
+            f"data.path {self._data.path or self._data.task}, {self._source.where(row.index)}: its prompt could be used"
+            f" before, and now cannot ({what}): the template is no function of the row"
         )
 
-    def _encode(self, row: Row) -> tuple[str, np.ndarray]:
-        try:
-            return self._codec.encode(row.prompt)
-        except PromptRefused as error:
-            where = f"data.path {self._data.path}" if self._data.path else f"data.task {self._data.task}"
-            raise PromptRefused(f"{where}, row {row.index}: column {self._data.prompt_key!r}: {error}") from error
 
-    def _row(self, position: int) -> Row | None:
-        index = stream_index(self._data, self._seed, len(self._source), position)
-        return None if index is None else self._source.row(index)
+def _refusal(row: Row, error: Exception) -> str:
+    """Why a prompt cannot be encoded, as a line of text."""
+    try:
+        json.dumps(row.prompt, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "half of a surrogate pair stands in it, which is no character"
+    except (TypeError, ValueError):
+        pass  # the error itself says more
+    told = str(error) if isinstance(error, PromptRefused) else f"{type(error).__name__}: {error}"
+    line = told.replace("\n", " ")[:_REFUSAL_SHOWN]
+    return line.encode("utf-8", "backslashreplace").decode()
 
-    def _prompt(self, ordinal: int, position: int) -> list[Any]:
-        row = self._row(position)
-        assert row is not None
-        text, ids = self._encode(row)
-        context = msgpack.packb([row.prompt, row.answer, row.index, row.extra], default=str)
-        return [ordinal, ids.tobytes(), text, context]
+
+def _settings(job: JobConfig, model_path: Path) -> str:
+    """All but the data that decides which rows are used and in which order."""
+    digest = xxhash.xxh3_128()
+    digest.update(job.data.model_dump_json(exclude={"path", "epochs"}).encode() + str(job.seed).encode())
+    digest.update(str(prompt_tokens_max(job, model_path)).encode())
+    for file in sorted({file for pattern in _TOKENIZER_FILES for file in model_path.glob(pattern) if file.is_file()}):
+        digest.update(file.name.encode() + file.read_bytes())
+    return digest.hexdigest()

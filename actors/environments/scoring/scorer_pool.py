@@ -35,8 +35,8 @@ from actors.environments.scoring.trial import CALLED
 from configs.schema import JobConfig
 
 _T = TypeVar("_T")
-_Item = tuple[str, Any, str, int, dict[str, Any]]
-"""Response, prompt, answer, index, further columns."""
+_Item = tuple[str, bytes]
+"""Response, and the context that its prompt was issued with (``examples.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,22 @@ class PoolVerdict:
 
 
 class ScorerPool:
-    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) one more reads prompts."""
+    """Scores batches in processes of its own. With a ``model`` directory (its tokenizer) one more reads prompts.
 
-    def __init__(self, job: JobConfig, log: Path | None = None, model: Path | None = None) -> None:
+    ``run_dir``: where they keep what they have seen of the data set.
+    """
+
+    def __init__(
+        self, job: JobConfig, log: Path | None = None, model: Path | None = None, run_dir: Path | None = None
+    ) -> None:
         self._job = job
+        self._order = {
+            "job": job.model_dump_json(),
+            "model": str(model or ""),
+            "run_dir": str(run_dir or ""),
+            "rows": model is not None,
+        }
         self._log = log
-        self._model = model
         self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
         self._free_reader: asyncio.Queue[_ScorerProcess] = asyncio.Queue(1)
         self._all: list[_ScorerProcess] = []
@@ -71,12 +81,13 @@ class ScorerPool:
 
         Raises:
             RewardRefused: the scorer cannot be made (import error, unknown task), or can only fail; says why.
-            SourceUnreadable: the data set, or its first row, cannot be read.
+            SourceUnreadable: the data set, its first row, or the tokenizer cannot be read; says where.
             ScorerBroken: a process did not get ready.
         """
-        job, log, trial = self._job, self._log, self._trial if self._model is not None else None
-        scorers = [_ScorerProcess(job, log, None, trial) for _ in range(job.reward.workers)]
-        readers = [_ScorerProcess(job, log, self._model, None)] if self._model is not None else []
+        scores = self._order | {"model": ""}
+        trial = self._trial if scores["rows"] else None
+        scorers = [_ScorerProcess(self._job, scores, self._log, trial) for _ in range(self._job.reward.workers)]
+        readers = [_ScorerProcess(self._job, self._order, self._log, None)] if self._order["model"] else []
         self._all = [*scorers, *readers]
         await asyncio.gather(*(process.start() for process in self._all))
         for process in scorers:
@@ -89,13 +100,17 @@ class ScorerPool:
         return await self._exchange(self._free, lambda process: process.score(items))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
-        """Read prompts, as ``PromptStream.read`` does.
+        """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``.
 
         Raises:
-            SourceUnreadable: the data set cannot be read; says where.
-            ScorerBroken, ScorerTimedOut: the process failed; ask again.
+            SourceUnreadable: the data set cannot be read, now or later; says where.
+            ScorerBroken, ScorerTimedOut: the process failed, or the machine; ask again.
         """
-        return await self._exchange(self._free_reader, lambda process: process.read(start, count))
+        return await self._exchange(self._free_reader, lambda process: process.read(read=(start, count)))
+
+    async def answers(self, contexts: Sequence[bytes]) -> list[str]:
+        """The right answer of each row, as text for people. Raises as ``read`` does."""
+        return (await self._exchange(self._free_reader, lambda process: process.read(answers=contexts)))["answers"]
 
     async def _exchange(
         self, free: asyncio.Queue[_ScorerProcess], work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]
@@ -150,10 +165,10 @@ class _Trial:
 class _ScorerProcess:
     """Drives one process, which is started again by ``score`` when it had to be killed."""
 
-    def __init__(self, job: JobConfig, log: Path | None, model: Path | None, trial: _Trial | None) -> None:
+    def __init__(self, job: JobConfig, order: dict[str, Any], log: Path | None, trial: _Trial | None) -> None:
         self._job = job
+        self._order = order
         self._log = log
-        self._model = model
         self._trial = trial
         self._process: asyncio.subprocess.Process | None = None
 
@@ -178,7 +193,13 @@ class _ScorerProcess:
         """Raise what makes the process useless."""
         if "broken" in reply:
             await self.kill()
-            raise SourceUnreadable(reply["broken"]) if reply["data"] else RewardRefused(reply["broken"])
+            raise self._error_of(reply)
+
+    def _error_of(self, reply: dict[str, Any]) -> SourceUnreadable | ScorerBroken:
+        """What a process says of why it cannot do as it was asked."""
+        if reply["data"]:
+            return SourceUnreadable(reply["broken"])
+        return (ScorerBroken if self._order["model"] else RewardRefused)(reply["broken"])
 
     async def _exec(self) -> None:
         errors = self._open_log()
@@ -191,8 +212,7 @@ class _ScorerProcess:
         finally:
             if errors is not None:
                 errors.close()
-        order = {"job": self._job.model_dump_json(), "model": str(self._model or ""), "rows": self._trial is not None}
-        await self._send(order)
+        await self._send(self._order)
         try:
             reply = await self._receive(self._job.limits.ready_timeout_s)
         except (ScorerTimedOut, ScorerBroken) as error:
@@ -219,17 +239,18 @@ class _ScorerProcess:
                 gather = not gather
         return verdicts
 
-    async def read(self, start: int, count: int) -> dict[str, Any]:
+    async def read(self, **request: Sequence[object]) -> dict[str, Any]:
+        """What a process that reads says to ``request``."""
         if self._process is None:
             await self.start()
         try:
-            await self._send({"read": [start, count]})
+            await self._send(request)
             reply = await self._receive(self._job.limits.read_timeout_s)
         except (ScorerTimedOut, ScorerBroken):
             await self.kill()
             raise
         if "broken" in reply:
-            raise SourceUnreadable(reply["broken"])
+            raise self._error_of(reply)
         return reply
 
     async def _score_into(self, verdicts: list[PoolVerdict], items: Sequence[_Item], *, gather: bool) -> None:

@@ -2,14 +2,20 @@
 
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
-    in   {"job": job file as JSON, "model": directory, if it reads; else "", "rows": whether it holds the data}   once
+    in   {"job": job file as JSON, "model": directory, if it reads, else "", "run_dir": directory,
+          "rows": whether it holds the data set}                                        once
     out  {"ready": true} | {"broken": reason, "data": whether it is the data's fault}   once
     in   {"try": true}
     out  {"warning": text, empty if all is well} | {"broken": reason, "data": …}        (trial.py)
-    in   {"score": [[response, prompt, answer, index, extra], …], "gather_s": float}
+    in   {"score": [[response, context], …], "gather_s": float}
     out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
     in   {"read": [start, count]}
-    out  {"prompts": [[ordinal, ids as int32 bytes, text, context], …], "exhausted": bool} | {"broken": reason}
+    out  what ``PromptStream.read`` returns | {"broken": reason, "data": …}
+    in   {"answers": [context, …]}
+    out  {"answers": [text, …]} | {"broken": reason, "data": …}
+
+A context says which row of the data set the response answers, and what the row's content comes to; the row itself is
+looked up here, so that its columns reach the verifier with their own types and travel through nobody's messages.
 
 Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
 each has a frame of its own, so that the parent knows which response is being scored when none comes.
@@ -34,7 +40,7 @@ from actors.host.parent_death import lead_group
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
-    from actors.environments.scoring.scorers import Example
+    from actors.environments.scoring.examples import Example, Examples
 
 Verdict = tuple[float | None, str]
 """A reward, or why there is none."""
@@ -82,53 +88,74 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         replies.write(frame(value))
         replies.flush()
 
-    def broken(error: Exception) -> None:
-        send({"broken": described(error), "data": isinstance(error, SourceUnreadable)})
+    def broken(error: Exception, *, data: bool) -> None:
+        send({"broken": _text(described(error)), "data": data})
 
     order = read_frame(requests)
+    reads = bool(order["model"])
     try:
         job = JobConfig.model_validate_json(order["job"])
-        answer = _reader(job, Path(order["model"]), send) if order["model"] else _scorer(job, send, rows=order["rows"])
+        answer = _reader(job, order, send) if reads else _scorer(job, send, rows=order["rows"])
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
-        broken(error)
+        broken(error, data=isinstance(error, SourceUnreadable))
         return
     send({"ready": True})
     while True:
         request = read_frame(requests)
         try:
             answer(request)
-        except Exception as error:  # noqa: BLE001 (as above; or a row that cannot be read)
-            broken(error)
+        except (OSError, MemoryError) as error:
+            broken(error, data=False)  # of the machine: it may pass
+        except Exception as error:  # noqa: BLE001 (as above; what could not be read now can never be)
+            broken(error, data=reads or isinstance(error, SourceUnreadable))
 
 
-def _reader(job: JobConfig, model: Path, send: Send) -> Answer:
+def _reader(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
     import_transformers_without_torch()
     from actors.environments.prompts.prompt_stream import PromptStream
+    from actors.environments.prompts.sources import compares, open_source
+    from actors.environments.scoring.examples import Examples
 
-    stream = PromptStream(job, model)
-    return lambda request: send(stream.read(*request["read"]))
-
-
-def _scorer(job: JobConfig, send: Send, *, rows: bool) -> Answer:
-    from actors.environments.prompts.sources import open_source
-    from actors.environments.scoring.scorers import Example, make_scorer
-    from actors.environments.scoring.trial import try_once
-
-    source, score = open_source(job.data, job.seed) if rows else None, make_scorer(job)
+    source = open_source(job.data, job.seed, compares=compares(job.reward))
+    run_dir = Path(order["run_dir"]) if order["run_dir"] else None
+    stream, examples = PromptStream(job, Path(order["model"]), run_dir, source=source), Examples(source)
 
     def answer(request: dict[str, Any]) -> None:
-        if "try" in request:
-            send({"warning": try_once(job, score, source) if source is not None else ""})
+        if "answers" in request:
+            send({"answers": [_text(examples.answer(context)) for context in request["answers"]]})
         else:
-            answers = [(response, Example(*example)) for response, *example in request["score"]]
-            _score_all(score, answers, send, gather_s=request["gather_s"])
+            send(stream.read(*request["read"], slice_s=job.limits.read_slice_s))
 
     return answer
 
 
+def _scorer(job: JobConfig, send: Send, *, rows: bool) -> Answer:
+    from actors.environments.prompts.sources import compares, open_source
+    from actors.environments.scoring.examples import Examples
+    from actors.environments.scoring.scorers import make_scorer
+    from actors.environments.scoring.trial import try_once
+
+    source = open_source(job.data, job.seed, compares=compares(job.reward)) if rows else None
+    score, examples = make_scorer(job, source), Examples(source)
+
+    def answer(request: dict[str, Any]) -> None:
+        if "try" in request:
+            send({"warning": _text(try_once(job, score, source) if source is not None else "")})
+        else:
+            _score_all(score, examples, request["score"], send, gather_s=request["gather_s"])
+
+    return answer
+
+
+def _text(value: str) -> str:
+    """What MessagePack carries of ``value``: half a surrogate pair is written out."""
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
 def _score_all(
     score: Callable[[str, Example], float],
-    answers: Sequence[tuple[str, Example]],
+    examples: Examples,
+    answers: Sequence[tuple[str, bytes]],
     send: Send,
     *,
     gather_s: float,
@@ -137,11 +164,11 @@ def _score_all(
 
     verdicts: list[Verdict] = []
     sent_s = monotonic()
-    for response, example in answers:
+    for response, context in answers:
         try:
-            verdicts.append((score(response, example), ""))
+            verdicts.append((score(response, examples.of(context)), ""))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
-            verdicts.append((None, described(error)))
+            verdicts.append((None, _text(described(error))))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

@@ -9,45 +9,39 @@ import importlib
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from actors.environments.errors import RewardRefused, ScorerBroken
-from actors.environments.prompts.sources import Source, needs_source, open_source
+from actors.environments.prompts.rows import Source
+from actors.environments.prompts.sources import compares, needs_source, open_source
+from actors.environments.scoring.examples import Example
 from actors.environments.scoring.user_code import as_number, defined_at, described
 from configs.schema import JobConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Example:
-    """Holds what a scorer may know besides the response."""
-
-    prompt: Any
-    answer: str
-    index: int
-    extra: dict[str, Any]
-
 
 Scorer = Callable[[str, Example], float]
 
 
-def make_scorer(job: JobConfig) -> Scorer:
+def make_scorer(job: JobConfig, source: Source | None = None) -> Scorer:
     """The scorer that ``job.reward`` names, with the answer extracted first where a pattern is set.
 
-    Where response and reference are compared, the pattern cuts both: data such as GSM8K's hold worked solutions.
+    ``source``: the job's data set, if it is open already. Where response and reference are compared, the pattern cuts
+    both: data such as GSM8K's hold worked solutions. A reference that is a number stands for its text.
     """
-    source = open_source(job.data, job.seed) if needs_source(job.reward) else None
+    if source is None and needs_source(job.reward):
+        source = open_source(job.data, job.seed)
     score = _scorer(job, source)
     pattern = re.compile(job.reward.answer_pattern, re.DOTALL) if job.reward.answer_pattern else None
-    compares = job.reward.kind in ("exact_match", "math_verify")
+    comparing = compares(job.reward)
 
     def scored(response: str, example: Example) -> float:
         answer = extract_answer(response, pattern)
         if answer is None:
             return 0.0  # the response holds no answer at all: that is a verdict, not a failure
-        reference = extract_answer(example.answer, pattern) if compares else None
-        if reference is not None:
-            example = replace(example, answer=reference)
+        if comparing:
+            reference = str(example.answer)
+            cut = extract_answer(reference, pattern)
+            example = replace(example, answer=reference if cut is None else cut)
         reward = float(score(answer, example))
         if not math.isfinite(reward):
             raise ScorerBroken(f"reward.kind {job.reward.kind}: the scorer returned {reward}; expected a finite number")

@@ -20,8 +20,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from actors.environments.errors import NoNumber, RewardRefused, SourceUnreadable
-from actors.environments.prompts.sources import Source, stream_index
-from actors.environments.scoring.scorers import Example, Scorer, load_function
+from actors.environments.prompts.rows import Source
+from actors.environments.prompts.sources import epoch_order
+from actors.environments.scoring.examples import Example
+from actors.environments.scoring.scorers import Scorer, load_function
 from actors.environments.scoring.user_code import defined_at, described
 from configs.schema import JobConfig
 
@@ -47,12 +49,9 @@ def try_once(job: JobConfig, score: Scorer, source: Source) -> str:
 def _first_examples(job: JobConfig, source: Source) -> list[Example]:
     """The first rows of the stream; those after the first only as far as they can be read."""
     examples: list[Example] = []
-    for ordinal in range(min(_ROWS, len(source))):
-        index = stream_index(job.data, job.seed, len(source), ordinal)
-        if index is None:
-            break
+    for index in epoch_order(job.data, job.seed, len(source), 0)[:_ROWS]:
         try:
-            row = source.row(index)
+            row = source.row(int(index))
         except SourceUnreadable:
             if examples:
                 break  # whoever needs it will say so

@@ -56,6 +56,9 @@ class Pool:
     async def close(self) -> None:
         """Nothing to close."""
 
+    async def answers(self, contexts: list[bytes]) -> list[str]:
+        return ["42" for _ in contexts]
+
 
 class Letters:
     """One letter a token."""

@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import psutil
 import pytest
 
@@ -60,7 +61,7 @@ async def test_each_response_gets_its_reward_in_order(verifier: str) -> None:
     """Order is kept, further columns arrive, and what a verifier prints does not disturb the frames."""
     pool = ScorerPool(job_with(verifier))
     await pool.start()
-    verdicts = await pool.score([("a", "p", "a", 0, {}), ("b", "p", "a", 0, {}), ("a", "p", "a", 0, {"bonus": 0.5})])
+    verdicts = await pool.score([*responses("a", "b"), *responses("a", bonus=0.5)])
     await pool.close()
     assert [v.reward for v in verdicts] == [1.0, 0.0, 1.5]
 
@@ -69,7 +70,7 @@ async def test_a_verifier_that_hangs_costs_its_own_sample_only(verifier: str) ->
     """The process is killed at the deadline; the responses before and after it have their rewards."""
     pool = ScorerPool(job_with(verifier, timeout_s=2.0))
     await pool.start()
-    verdicts = await pool.score([("a", "p", "a", 0, {}), ("hang", "p", "a", 0, {}), ("a", "p", "a", 0, {})])
+    verdicts = await pool.score(responses("a", "hang", "a"))
     await pool.close()
     assert [v.reward for v in verdicts] == [1.0, None, 1.0]
     assert "2.0 s" in verdicts[1].reason
@@ -80,7 +81,7 @@ async def test_a_verifier_that_fails_gives_a_reason_and_no_reward(verifier: str,
     """Death, an exception and a number that is none are failures, and the pool goes on."""
     pool = ScorerPool(job_with(verifier))
     await pool.start()
-    verdicts = await pool.score([(response, "p", "a", 0, {}), ("a", "p", "a", 0, {})])
+    verdicts = await pool.score(responses(response, "a"))
     await pool.close()
     assert verdicts[0].reward is None
     assert reason in verdicts[0].reason
@@ -119,8 +120,9 @@ async def test_a_scorer_that_cannot_be_made_says_why_at_start() -> None:
     assert sys.executable
 
 
-def responses(*texts: str) -> list[tuple[str, Any, str, int, dict[str, Any]]]:
-    return [(text, "p", "a", 0, {}) for text in texts]
+def responses(*texts: str, **columns: Any) -> list[tuple[str, bytes]]:
+    """Answers to a prompt ``p`` whose right answer is ``a``, as journals of 0.1 have it."""
+    return [(text, msgpack.packb(["p", "a", 0, columns])) for text in texts]
 
 
 async def cancelled_in(pause_s: float, work: Coroutine[Any, Any, Any]) -> None:
@@ -183,7 +185,7 @@ async def test_what_a_verifier_has_started_ends_with_it(verifier: str, tmp_path:
 
 
 ROLE = """
-import asyncio, sys
+import asyncio, msgpack, sys
 from pathlib import Path
 from actors.environments.scoring.scorer_pool import ScorerPool
 from configs.schema import JobConfig
@@ -191,7 +193,7 @@ from configs.schema import JobConfig
 async def role():
     pool = ScorerPool(JobConfig.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
     await pool.start()
-    await pool.score([("start a child and hang", "p", "a", 0, {})])
+    await pool.score([("start a child and hang", msgpack.packb(["p", "a", 0, {}]))])
 
 asyncio.run(role())
 """

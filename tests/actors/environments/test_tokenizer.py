@@ -144,13 +144,16 @@ def test_a_prompt_that_cannot_be_rendered_is_refused_in_the_words_of_who_refuses
     assert refused.value.permanent
 
 
-def test_a_refused_row_is_named_with_its_column(tmp_path: Path) -> None:
+def test_a_refused_row_is_passed_over_and_named(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps({"q": "a"}) + "\n" + json.dumps({"q": "x\ud83d"}))
-    job = smallest_job(data={"source": "jsonl", "path": str(rows), "shuffle": False, "prompt_key": "q"})
-    with pytest.raises(PromptRefused, match=r"rows\.jsonl, row 1: column 'q': the model's tokenizer refuses"):
-        PromptStream(job, tmp_path).read(0, 2)
+    rows.write_text("\n".join(json.dumps({"q": text, "answer": ""}) for text in ("a", "x\ud83d")))
+    job = smallest_job(data={"path": str(rows), "shuffle": False, "prompt_key": "q", "epochs": 1})
+    read = PromptStream(job, tmp_path).read(0, 2)
+    assert [text for _, _, text, _ in read["prompts"]] == ["a"] and read["exhausted"]
+    assert list(read["first"].values()) == [
+        "row 1 (line 2): half of a surrogate pair stands in it, which is no character"
+    ]
 
 
 def test_a_system_prompt_is_for_prompts_that_have_none_of_their_own(tmp_path: Path) -> None:
@@ -213,11 +216,11 @@ def test_prompts_that_leave_no_room_for_the_response_are_passed_over(tmp_path: P
     save_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text('{"n_positions": 10}')
     rows = tmp_path / "rows.jsonl"
-    rows.write_text("\n".join(json.dumps({"prompt": text}) for text in ("a", "abcde", "abcd")))
+    rows.write_text("\n".join(json.dumps({"prompt": text, "answer": ""}) for text in ("a", "abcde", "abcd")))
     data = {"source": "jsonl", "path": str(rows), "shuffle": False, "epochs": 1}
     read = PromptStream(smallest_job(data=data, rollout={"max_tokens": 6}), tmp_path).read(0, 3)
     assert [text for _, _, text, _ in read["prompts"]] == ["a", "abcd"]
-    with pytest.raises(SourceUnreadable, match=r"longer than 0 tokens.*10 positions \(n_positions\)"):
+    with pytest.raises(SourceUnreadable, match=r"3 without room for rollout\.max_tokens"):
         PromptStream(smallest_job(data=data, rollout={"max_tokens": 10}), tmp_path).read(0, 1)
 
 

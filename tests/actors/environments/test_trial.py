@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused, ScorerBroken, SourceUnreadable
-from actors.environments.prompts.sources import Row, open_source
+from actors.environments.prompts.rows import Row
+from actors.environments.prompts.sources import open_source
+from actors.environments.scoring.examples import Example
 from actors.environments.scoring.scorer_pool import ScorerPool
-from actors.environments.scoring.scorers import Example, make_scorer
+from actors.environments.scoring.scorers import make_scorer
 from actors.environments.scoring.trial import try_once
 from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
@@ -186,8 +189,8 @@ async def test_a_function_that_hangs_in_its_trial_is_warned_of_and_not_tried_aga
     )
     await pool.start()
     assert len(pool.warnings) == 1 and "no answer within 1.0 s" in pool.warnings[0]
-    item = ("p", "second", 1, {})
-    verdicts = await pool.score([("first", *item), ("second", *item)])
+    context = msgpack.packb(["p", "second", 1, {}])
+    verdicts = await pool.score([("first", context), ("second", context)])
     await pool.close()
     assert [v.reward for v in verdicts] == [None, 1.0]
     assert verdicts[0].reason == "no verdict within reward.timeout_s (0.5 s)"
@@ -206,8 +209,8 @@ async def test_a_process_that_is_started_again_is_warm_before_it_scores(
     )
     pool = ScorerPool(pool_job(tmp_path, source, timeout_s=1.0), model=tmp_path)
     await pool.start()
-    item = ("p", "second", 1, {})
-    verdicts = await pool.score([("die", *item), ("b", *item)])
+    context = msgpack.packb(["p", "second", 1, {}])
+    verdicts = await pool.score([("die", context), ("b", context)])
     await pool.close()
     assert verdicts[0].reward is None and "died (exit code 9)" in verdicts[0].reason
     assert verdicts[1].reward == 1.0
@@ -225,7 +228,8 @@ async def test_a_verifier_that_ends_its_process_says_so_in_its_verdict(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     pool = ScorerPool(pool_job(tmp_path, HEAD + "if response == 'x': raise SystemExit(3)\n    return 1"))
     await pool.start()
-    verdicts = await pool.score([("x", "p", "a", 0, {}), ("y", "p", "a", 0, {})])
+    context = msgpack.packb(["p", "a", 0, {}])
+    verdicts = await pool.score([("x", context), ("y", context)])
     await pool.close()
     assert verdicts[0].reason == "SystemExit: 3 (pooled.py:2)" and verdicts[1].reward == 1.0
     assert issubclass(RewardRefused, ScorerBroken)

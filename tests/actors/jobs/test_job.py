@@ -62,7 +62,8 @@ class ScriptedScheduler(Actor):
     async def read(self, question: ReadPrompts) -> PromptsRead:
         numbers = range(question.start, min(question.start + question.count, self.prompts))
         return PromptsRead(
-            prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers], exhausted=False
+            prompts=[SourcedPrompt(p, np.array([p], np.int32), "", b"c") for p in numbers],
+            exhausted=len(numbers) < question.count,
         )
 
     @handles(IssueBatch)

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from actors.core.actor import concurrent, handles
+from actors.environments.prompts.prompt_source import PromptsUnreadable
+from actors.jobs.job import Job
 from actors.protocol.batches import RequestCheckpoint
 from actors.protocol.failures import Acknowledged
 from actors.protocol.jobs import CancelJob, JobReport, PauseJob
@@ -52,6 +54,42 @@ def test_a_trainer_that_has_opened_a_step_which_never_comes_takes_its_checkpoint
         assert await world.job.wait_over(LONG_S) == "finished"
         assert sorted(world.trained) == [0, 1]
         assert world.job.result()["checkpoint"] == "step_000002"
+
+    in_world(scenario, steps=50)
+
+
+class SpoiltSource(FakeRewards):
+    """Its data has ``prompts`` rows that can be read, and then one that never can."""
+
+    @handles(ReadPrompts)
+    @concurrent
+    async def read(self, question: ReadPrompts) -> PromptsRead:
+        if question.start + question.count > self.prompts:
+            raise PromptsUnreadable("row 8: no prompt")
+        return await super().read(question)
+
+
+@pytest.mark.parametrize("job_dies", [False, True])
+def test_a_job_whose_data_cannot_be_read_on_takes_its_checkpoint_and_has_failed(
+    in_world: InWorld, job_dies: bool
+) -> None:
+    """The steps whose prompts have come are trained. A job that is started again meanwhile has failed all the same."""
+
+    async def scenario(world: Any) -> None:
+        await world.start_head()
+        source = SpoiltSource(world.scheduler_at, prompts=8)
+        await (await world.system("rewards")).spawn("rewards", source)
+        await world.start_worker("rollout-0")
+        await asyncio.sleep(5)
+        if job_dies:
+            await world.systems["head"].stop_actor("job.j")
+            world.job = Job(world.config, world.scheduler_at)
+            await world.systems["head"].spawn("job.j", world.job)
+        await world.start_trainer()
+        assert await world.job.wait_over(LONG_S) == "failed"
+        assert sorted(world.trained) == [0, 1]
+        result = world.job.result()
+        assert result["checkpoint"] == "step_000002" and "row 8: no prompt" in result["error"]
 
     in_world(scenario, steps=50)
 

@@ -72,7 +72,7 @@ def test_an_offer_that_is_none_is_refused_by_the_register_whoever_sent_it(change
         good = {"node": "n1", "agent": agent, "slots": 1, "kind": "reserved"}
         with pytest.raises(RemoteError, match="NodeRefused") as refused:
             await register.ask(JoinCluster(**good | changes), Joined)
-        assert refused.value.declared and refused.value.permanent_there
+        assert refused.value.declared and refused.value.permanent
         assert not nodes.present
         await register.ask(JoinCluster(**good), Joined)
         for left_s in (math.nan, math.inf, -1.0):

@@ -18,7 +18,7 @@ from actors.environments import worker as rewards_worker
 from actors.fleet import dispatch
 from actors.fleet.reattachment import Reattachment
 from actors.fleet.returns import Returns
-from actors.jobs.job import Job
+from actors.jobs.issuing import Issuing
 from actors.ledger import events as ev
 from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger, Outcome
@@ -356,13 +356,13 @@ def a_trainer_never_looks_for_another_weight_server(replace: Replace) -> None:
 
 @planted
 def a_batch_that_could_not_be_issued_is_given_up(replace: Replace) -> None:
-    async def issue(self: Job, step: int) -> None:
+    async def issue(self: Issuing, step: int) -> None:
         try:
-            await self._try_issue(step)
+            await self._try(step)
         except AskError as error:
-            self.ctx.log.warning("a batch is not issued", error=str(error))
+            self._ctx.log.warning("a batch is not issued", error=str(error))
 
-    replace(Job, "_issue", issue)
+    replace(Issuing, "_issue", issue)
 
 
 @caught_by(1)

@@ -1,0 +1,65 @@
+"""What a response answers: the row of the data set, found again by what its prompt was issued with.
+
+context = msgpack [index, digest]                    ──▶ row of the data set, if it is still the same
+        | msgpack [prompt, answer, index, columns]   ──▶ itself: how journals of 0.1 have it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import msgpack
+
+from actors.environments.errors import RowChanged
+from actors.environments.prompts.rows import Source
+
+
+def row_of(context: bytes) -> int:
+    """The index of the row that ``context`` names."""
+    named = cast("list[Any]", msgpack.unpackb(context))
+    return int(named[2] if len(named) == 4 else named[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Holds what a scorer may know besides the response."""
+
+    prompt: Any
+    answer: Any
+    index: int
+    extra: dict[str, Any]
+
+
+class Examples:
+    """Finds examples in one data set."""
+
+    def __init__(self, source: Source | None) -> None:
+        self._source = source
+
+    def of(self, context: bytes) -> Example:
+        """The example that ``context`` names, made anew: a verifier may change what it is given.
+
+        Raises:
+            RowChanged: the data set has another row there now.
+        """
+        named = cast("list[Any]", msgpack.unpackb(context))
+        if len(named) == 4:
+            return Example(*named)
+        index, digest = named
+        if self._source is None:
+            raise RowChanged(f"row {index}: this process was started without the data set")
+        row = self._source.row(index) if index < len(self._source) else None
+        if row is None or row.digest != digest:
+            raise RowChanged(
+                f"row {index} of the data is not what it was when its prompt was issued: no reward is known"
+            )
+        return Example(row.prompt, row.answer, row.index, row.extra)
+
+    def answer(self, context: bytes) -> str:
+        """The row's answer as people read it; empty if the row is another one now."""
+        try:
+            answer = self.of(context).answer
+        except RowChanged:
+            return ""
+        return answer if isinstance(answer, str) else repr(answer)

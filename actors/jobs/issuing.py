@@ -1,0 +1,202 @@
+"""Brings the prompts of each step to the scheduler, portion by portion, and says what there is to say of the data.
+
+    NeedBatch ─▶ ReadPrompts ─▶ PromptsRead: some of them, or how far the search is ─▶ ReadPrompts for the rest ─▶ …
+                     │            └ all ─▶ IssueBatch ─▶ done                fewer, and there are no more ─▶ DataEnded
+                     ├ failed: after a pause, again; for longer than a few seconds: ``waits`` says so
+                     └ failed for good: DataEnded with the reason; the steps before it are the job's last, and it failed
+
+Invariants
+- Every question is answered within a few seconds, so that a long search for rows that fit is seen to get on.
+- Reading is repeatable and issuing idempotent: both are tried again, unless what went wrong is ``permanent``.
+- Rows that are passed over are told of when there are some, and again when there are twice as many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import Protocol
+
+from actors.core.context import Context
+from actors.core.errors import AskError, RemoteError
+from actors.core.patience import Patience
+from actors.core.ref import ActorRef
+from actors.protocol.batches import BatchIssued, DataEnded, IssueBatch, Prompt
+from actors.protocol.failures import Acknowledged
+from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
+from actors.protocol.services import LookupService, ServiceFound
+from actors.protocol.work import SamplingParams
+from configs.schema import JobConfig
+from transport.address import ActorAddress
+from transport.errors import HeadraceError
+
+
+class Owner(Protocol):
+    """Is the job, as far as issuing needs it."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be done."""
+        ...
+
+    def event(self, name: str, message: str = "", **fields: float | str) -> None:
+        """Record an event; the message is for people."""
+        ...
+
+    def waits(self, what: str) -> None:
+        """Say what the next batch waits for; empty: for nothing."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """The job has failed before its first step."""
+        ...
+
+
+class Issuing:
+    """It issues the batches of one job."""
+
+    def __init__(
+        self, context: Context, config: JobConfig, owner: Owner, scheduler: ActorRef, stop_token_ids: tuple[int, ...]
+    ) -> None:
+        self._ctx, self._config, self._owner, self._scheduler = context, config, owner, scheduler
+        self._sampling = SamplingParams(
+            max_tokens=config.rollout.max_tokens,
+            temperature=config.rollout.temperature,
+            stop_token_ids=stop_token_ids,
+            seed=config.seed,
+        )
+        self._issuing: set[int] = set()
+        self._asked_again = asyncio.Event()
+        """Event: the scheduler knows something new about the prompt source, so it is no use to wait longer."""
+        self._told_unreadable: set[int] = set()
+        self._told_passed = 0
+        self._told_replaced = False
+
+    def need(self, step: int) -> None:
+        """The scheduler has room for the batch of ``step``."""
+        if step in self._issuing:
+            self._asked_again.set()
+        else:
+            self._issuing.add(step)
+            self._ctx.start_task(self._issue(step), f"issue step {step}")
+
+    async def _issue(self, step: int) -> None:
+        limits = self._config.limits
+        patience, failing_since = Patience(limits, self._ctx.rng("patience")), math.inf
+        try:
+            while not self._owner.over:
+                why = "a prompt source: none has registered"
+                try:
+                    if await self._try(step):
+                        return
+                except AskError as error:
+                    self._ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
+                    why = f"the prompts of step {step}: {_cause(error)}"
+                failing_since = min(failing_since, self._ctx.now())
+                if self._ctx.now() - failing_since >= limits.stall_report_s:
+                    self._owner.waits(why)
+                await self._until_asked_again(patience.pause_s())
+        finally:
+            self._issuing.discard(step)
+            self._owner.waits("")
+
+    async def _until_asked_again(self, at_most_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(at_most_s):
+                await self._asked_again.wait()
+        self._asked_again.clear()
+
+    async def _try(self, step: int) -> bool:
+        """False: no prompt source has registered yet.
+
+        Raises:
+            AskError: it is worth another try.
+        """
+        config, count = self._config, self._config.algorithm.prompts_per_step
+        found = await self._scheduler.ask(LookupService(job=config.name, role="prompts"), ServiceFound)
+        if found.address is None:
+            return False
+        try:
+            prompts = await self._read(found.address, step * count, count)
+            if len(prompts) == count:
+                await self._scheduler.ask(self._batch(step, prompts), BatchIssued)
+                return True
+        except HeadraceError as error:
+            if not error.permanent:
+                raise
+            await self._unreadable(step, error)
+            return True
+        self._owner.event("data_ended", step=step)
+        few = f"data: fewer than algorithm.prompts_per_step={count} prompts; add data or lower it"
+        await self._no_more(step, "", few)
+        return True
+
+    def _batch(self, step: int, prompts: list[SourcedPrompt]) -> IssueBatch:
+        return IssueBatch(
+            job=self._config.name,
+            step=step,
+            group_size=self._config.algorithm.group_size,
+            sampling=self._sampling,
+            prompts=[Prompt(p.prompt, p.token_ids, p.context) for p in prompts],
+        )
+
+    async def _unreadable(self, step: int, error: HeadraceError) -> None:
+        """The prompts of ``step`` will never come."""
+        why = f"the prompts of step {step} cannot be read: {_cause(error)}"
+        if step not in self._told_unreadable:
+            self._told_unreadable.add(step)
+            self._ctx.log.error("the job ends for want of prompts", step=step, why=why)
+            self._owner.event("prompts_unreadable", why, step=step, why=why)
+        await self._no_more(step, why, why)
+
+    async def _no_more(self, step: int, failed: str, why_none: str) -> None:
+        """The step before ``step`` is the last; without one the job has failed for the reason ``why_none``."""
+        if step == 0:
+            self._owner.fail(why_none)
+        else:
+            await self._scheduler.ask(DataEnded(job=self._config.name, step=step, failed=failed), Acknowledged)
+
+    # ------------------------------------------------------------ reading
+
+    async def _read(self, source: ActorAddress, start: int, count: int) -> list[SourcedPrompt]:
+        """Prompts ``start`` to ``start + count``; fewer where the data end."""
+        limits, found = self._config.limits, list[SourcedPrompt]()
+        patience_s = limits.read_timeout_s + limits.ask_timeout_s  # the prompt source gives up first, and says why
+        told_s = self._ctx.now()
+        while len(found) < count:
+            question = ReadPrompts(job=self._config.name, start=start + len(found), count=count - len(found))
+            read = await self._ctx.ref(source).ask(question, PromptsRead, patience_s)
+            found += read.prompts
+            self._tell_of(read)
+            if read.exhausted:
+                break
+            if len(found) < count and self._ctx.now() - told_s >= limits.stall_report_s:
+                self._owner.waits(_progress(read, len(found), count))
+                told_s = self._ctx.now()
+        return found
+
+    def _tell_of(self, read: PromptsRead) -> None:
+        if read.replaced and not self._told_replaced:
+            self._told_replaced = True
+            message = "data.path holds other data than when the run began: prompts from here on are from the new ones"
+            self._owner.event("data_replaced", message, rows=read.rows)
+        passed = sum(read.passed.values())
+        if passed >= max(1, 2 * self._told_passed):
+            self._told_passed = passed
+            why = "; ".join(
+                f"{count:,} {reason}, first {read.first.get(reason, '?')}" for reason, count in read.passed.items()
+            )
+            message = f"prompts passed over: {passed:,} of {read.seen:,} rows looked at so far ({why})"
+            self._owner.event("prompts_passed_over", message, passed=passed, seen=read.seen, rows=read.rows, why=why)
+
+
+def _progress(read: PromptsRead, found: int, count: int) -> str:
+    if read.checked < read.rows:
+        return f"a first look at all rows: {read.checked:,} of {read.rows:,}"
+    return f"prompts that fit: {found} of {count} found, {read.seen:,} of {read.rows:,} rows looked at"
+
+
+def _cause(error: HeadraceError) -> str:
+    """What was said by whoever was asked."""
+    return error.detail if isinstance(error, RemoteError) else str(error)
