@@ -154,9 +154,7 @@ class Limits(BaseModel):
     nodes_return_s: float = Field(
         default=10.0, description="a job's nodes join a restarted head again; later it goes on without them"
     )
-    node_slots_max: int = Field(
-        default=100_000, description="rollout workers that no machine has; a node says how many"
-    )
+    node_slots_max: int = Field(default=100_000, description="rollout workers of one machine; it says how many")
     cut_off_nodes: int = Field(
         default=256, description="unreachable machines that a head remembers: they may come back with what they run"
     )

@@ -126,6 +126,7 @@ class World:
         """Switch everything on."""
         (self.root / "model").mkdir(parents=True)
         (self.root / "model" / "config.json").write_text(json.dumps({"eos_token_id": END_TOKEN}))
+        (self.root / "model" / "tokenizer.json").write_text("{}")
         names = ["head", *(f"node-{n}" for n in range(1, self.scenario.nodes + 1))]
         for name in names:
             self.machines[name] = SimulatedMachine(self, name, self.root / name, self.scenario.slots)
