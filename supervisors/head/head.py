@@ -19,6 +19,7 @@ import structlog
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
@@ -84,7 +85,7 @@ class Head:
         transport = self.machine.transport(
             "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
         )
-        self.system = ActorSystem(transport, limits=self.limits)
+        self.system = ActorSystem(transport, limits=self.limits, guard=guard_for(transport.peer))
         await self.system.start()
         await self.system.spawn("nodes", self.nodes)
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))

@@ -31,6 +31,7 @@ import structlog
 from actors.core.actor import Actor, handles
 from actors.core.context import named_rng
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.limits import Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
@@ -153,7 +154,7 @@ class MachineProcess:
         transport = self._machine.transport(
             PEER, listen=self._own_endpoint(), cluster=CLUSTER, limits=self._limits, keys=self._keys, role="machine"
         )
-        self._system = system = ActorSystem(transport, limits=self._limits)
+        self._system = system = ActorSystem(transport, limits=self._limits, guard=guard_for(transport.peer))
         await system.start()
         options = NodeOptions(
             listen=f"ipc://{self._runtime}/{{name}}" if local else "",

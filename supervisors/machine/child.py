@@ -64,6 +64,7 @@ def run_child() -> None:
 
 async def _main(spec: ProcessSpec) -> int:
     from actors.core.system import ActorSystem
+    from actors.protocol.who_may_send import guard_for
     from actors.roles import build_role
     from transport.address import new_peer
     from transport.link_faults import FaultableTransport
@@ -79,7 +80,7 @@ async def _main(spec: ProcessSpec) -> int:
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )
     transport = FaultableTransport(links, limits=limits, seed=spec.seed)
-    system = ActorSystem(transport, limits=limits, seed=spec.seed)
+    system = ActorSystem(transport, limits=limits, seed=spec.seed, guard=guard_for(transport.peer))
     # Imports are for ever: keep them out of every collection.
     return await host(spec, system, build_role, terminated, faults=ProcessFaults(transport.add), on_ready=gc.freeze)
 

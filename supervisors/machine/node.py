@@ -16,6 +16,7 @@ from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
 from actors.core.watch import Down
+from actors.protocol.who_may_send import guard_for
 from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
@@ -112,7 +113,7 @@ class NodeProcess:
             keys=keys,
             role="node",
         )
-        self.system = system = ActorSystem(transport, limits=self._limits)
+        self.system = system = ActorSystem(transport, limits=self._limits, guard=guard_for(transport.peer))
         await system.start()
         try:
             head = await system.connect(self._join)

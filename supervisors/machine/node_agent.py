@@ -160,7 +160,7 @@ class NodeAgent(Actor):
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode(), order.env)),
+            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode())),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,

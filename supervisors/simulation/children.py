@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
 from supervisors.head.head import Head
@@ -130,7 +131,8 @@ class SimulatedRole(SimulatedChild):
         transport = self.machine.transport(
             spec.peer, listen=spec.listen, cluster=spec.cluster, limits=limits, keys=None, role=self.role
         )
-        self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed)
+        guard = guard_for(transport.peer)
+        self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed, guard=guard)
         return await host(
             spec, system, lambda args: build_simulated_role(args, world, self.body), terminated, pid=self.pid
         )

@@ -12,6 +12,7 @@ HeadraceError
     └── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
 
 ReplyError (actors/core/errors.py)
+├── NotYourNode              a machine spoke for another one, whose name it may not use; the text says which
 └── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
 """
 
@@ -82,3 +83,9 @@ class HeadLost(SupervisionError):
 
 class FaultNotPossible(ReplyError):
     """A fault that cannot be injected here; the text says why and what can be. Whoever asked for it decides."""
+
+
+class NotYourNode(ReplyError):
+    """A machine tried to join or to leave in another one's name. It may do so in its own only."""
+
+    permanent = True
