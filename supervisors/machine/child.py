@@ -67,6 +67,7 @@ async def _main(spec: ProcessSpec) -> int:
     from actors.protocol.who_may_send import guard_for
     from actors.roles import build_role
     from transport.address import new_peer
+    from transport.endpoints import split_key
     from transport.link_faults import FaultableTransport
     from transport.zmq.security import load_keys
     from transport.zmq.transport import ZmqTransport
@@ -75,7 +76,8 @@ async def _main(spec: ProcessSpec) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
     os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
-    keys = load_keys(Path(spec.keys)) if spec.keys else None
+    head_key = split_key(spec.args.scheduler.endpoint)[1]  # whoever has ordered this process, the agent has made sure
+    keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )

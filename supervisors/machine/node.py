@@ -26,7 +26,7 @@ from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster
 from supervisors.tree.errors import HeadLost
 from transport.address import ActorAddress
-from transport.endpoints import check_dialed, is_loopback
+from transport.endpoints import check_dialed, is_loopback, split_key
 from transport.errors import InsecureBind, LinkTimeout
 from transport.zmq.security import load_keys
 
@@ -104,7 +104,7 @@ class NodeProcess:
             LinkTimeout: nobody listens at the head's address.
             HandshakeRefused: the head speaks another protocol or does not know our key.
         """
-        keys = load_keys(self._keys_directory) if self._keys_directory else None
+        keys = load_keys(self._keys_directory).of_head(split_key(self._join)[1]) if self._keys_directory else None
         transport = self._machine.transport(
             self.name,
             listen=_listen_beside(self._join, self.name),

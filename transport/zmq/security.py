@@ -7,6 +7,8 @@ Invariants
 - CURVE alone proves the listener only; without the allow-list any client key is accepted. So a listener with keys
   always runs the allow-list, and a dialer connects only to listeners whose key it allows.
 - A secret that others can read is refused, not repaired.
+- A name belongs to a key: who is registered as ``gpu`` may be called ``gpu``, ``gpu-<anything>`` and, for its
+  processes, ``<that>.<anything>``. ``head`` and ``machine`` belong to the head's key, whatever it is registered as.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ from transport.zmq.socket import Context, Role, ZmqSocket
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_OF_THE_HEAD: Final = frozenset(["head", "machine"])
+"""Names of the head's own processes, up to the first dot."""
 
 
 class KeyFileError(TransportError):
@@ -40,6 +44,10 @@ class NodeKeys:
     public: bytes
     secret: bytes
     allowed: frozenset[bytes] = frozenset()
+    names: tuple[tuple[str, bytes], ...] = ()
+    """Names that the allowed keys are registered as, each with its key."""
+    head: bytes = b""
+    """Key of the head, which alone may bear its names besides our own; empty: our own is the head's."""
 
     def __repr__(self) -> str:
         return f"NodeKeys(public={self.public.decode()}, allowed={len(self.allowed)})"
@@ -52,6 +60,29 @@ class NodeKeys:
     def allows(self, public: bytes) -> bool:
         """Whether a node with this key may connect."""
         return public == self.public or public in self.allowed
+
+    def objection(self, name: str, public: bytes) -> str | None:
+        """Why whoever has proven to hold ``public`` may not be called ``name``; None if it may.
+
+        Our own key is this user's own: its processes may bear any name.
+        """
+        if public == self.public:
+            return None
+        node = name.partition(".")[0]
+        if node in _OF_THE_HEAD:
+            return None if public == self.head else f"{name} is a name of the head, and this key is not the head's"
+        if public == self.head:
+            return f"this key is the head's, and {name} is no name of the head"
+        fitting = [known for known, _ in self.names if node == known or node.startswith(f"{known}-")]
+        closest = max(fitting, key=len, default="")
+        if (closest, public) in self.names:
+            return None
+        own = " or ".join(known for known, key in self.names if key == public) or "nothing"
+        return f"this key is registered as {own}: start the node with --name {own}, or {own}- and more, not {name}"
+
+    def of_head(self, head_hex: str | None) -> NodeKeys:
+        """The same keys, for a process whose head has this public key; None: the head's own."""
+        return replace(self, head=bytes.fromhex(head_hex) if head_hex else b"")
 
     def for_listener(self) -> Curve:
         return Curve(self.public, self.secret, None)
@@ -129,8 +160,9 @@ def load_keys(directory: Path) -> NodeKeys:
             f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys"
         )
     _check(secret, path)
-    allowed = [_check(file.read_bytes().strip(), file) for file in sorted((directory / "allowed").glob("*.public"))]
-    return NodeKeys(curve_public(secret), secret, frozenset(allowed))
+    files = sorted((directory / "allowed").glob("*.public"))
+    names = tuple((file.stem, _check(file.read_bytes().strip(), file)) for file in files)
+    return NodeKeys(curve_public(secret), secret, frozenset(key for _, key in names), names)
 
 
 def _check(key: bytes, path: Path) -> bytes:

@@ -111,6 +111,8 @@ class ZmqSocket:
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
         """Number of times that a drain has found nothing left; who sees it grow knows that everything has been read."""
+        self._first: zmq.Frame | None = None
+        """First frame of the message that was received last, which knows who has sent it."""
         self._socket = context.socket(role.value)
         # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
@@ -314,13 +316,18 @@ class ZmqSocket:
             if options.with_user:
                 return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
             large = _COPY_THRESHOLD_BYTES if options.zero_copy_receive else _NEVER_BYTES
+            part = self._first = recv(_FLAGS, False)
             while True:  # a Frame knows whether another one follows; asking the socket costs as much as receiving
-                part = recv(_FLAGS, False)
                 frames.append(part.bytes if len(part) < large else part.buffer)
                 if not part.more:
                     return frames
+                part = recv(_FLAGS, False)
         except zmq.ZMQError:
             return None
+
+    def sender_key(self) -> bytes:
+        """The key, Z85, that the sender of the message in hand has proven to hold; empty without keys."""
+        return b"" if self._first is None else _user_of(self._first)
 
     def _drain_monitor(self) -> None:
         """Take as many events as messages in one turn: strangers can make them faster than we look at them."""
@@ -367,8 +374,11 @@ class ZmqSocket:
 
 
 def _with_user(parts: Sequence[zmq.Frame]) -> list[Frame]:
+    return [_user_of(parts[0]), *(part.bytes for part in parts)]
+
+
+def _user_of(part: zmq.Frame) -> bytes:
     try:
-        user = parts[0].get("User-Id")
+        return str(part.get("User-Id")).encode()
     except zmq.ZMQError:  # a connection without keys has no such property
-        user = ""
-    return [str(user).encode(), *(part.bytes for part in parts)]
+        return b""

@@ -107,6 +107,8 @@ class ZmqTransport:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self.peer, self._cluster, self._welcome, self._accept)
+        if self._secure and self._keys is not None:
+            host.name_objection = self._keys.objection
         self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:
@@ -224,6 +226,9 @@ class ZmqTransport:
         if welcome.peer == self.peer:
             dial.refuse("this is the process itself; deliver locally instead")
             return None
+        if (why := self._name_objection(dial, welcome)) is not None:
+            dial.refuse(why)
+            return None
         if self._lives.is_fenced(welcome.peer):
             dial.refuse(f"{welcome.peer} has been replaced by a newer {welcome.name}")
             return None
@@ -234,6 +239,12 @@ class ZmqTransport:
         if any(other.confirmed and other.peer == welcome.peer for other in self._dials.values()):
             return None
         return Confirm(self._accepted.get(welcome.peer, 0), min(self._sockets, len(welcome.lanes)))
+
+    def _name_objection(self, dial: Dial, welcome: Welcome) -> str | None:
+        """Why the listener may not be called as it says; only one with keys has proven anything."""
+        if self._keys is None or dial.server_key is None or dial.endpoint.startswith("ipc://"):
+            return None
+        return self._keys.objection(welcome.name, bytes.fromhex(dial.server_key))
 
     def _on_ready(self, dial: Dial) -> Link:
         assert dial.welcome is not None, "READY is heard after WELCOME only"

@@ -1,4 +1,4 @@
-"""What holds in every simulation: nothing that the product's own processes say to each other is refused by its table."""
+"""What holds in every simulation: nothing is refused that the product's own processes say to each other."""
 
 from __future__ import annotations
 
