@@ -140,6 +140,7 @@ def new_system(
         cluster=cluster,
         limits=limits,
         keys=_curve.keys(),
+        unguarded=True,
         context=context,
     )
     return ActorSystem(FaultableTransport(links, limits=limits, seed=0), limits=limits)

@@ -157,7 +157,11 @@ async def _serve_follower(args: dict[str, Any]) -> None:
 
 
 async def _serve(name: str, actor: Actor, args: dict[str, Any]) -> None:
-    system = new_system(name, cluster=args.get("cluster", "bench"), bulk_sockets=args.get("sockets", 1))
+    system = new_system(
+        f"elsewhere.{args['job']}.{name}" if name.startswith("rollout-") else name,
+        cluster=args.get("cluster", "bench"),
+        bulk_sockets=args.get("sockets", 1),
+    )
     await system.start()
     await system.spawn(name, actor)
     address = system.address(name)

@@ -72,8 +72,14 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
     """End the command if the head could not listen at ``listen``, or its control socket ``at``, with these keys."""
     from supervisors.head.head_keys import check_sockets as check
     from supervisors.head.head_keys import load_head_keys
+    from transport.zmq.own_keys import directory_or_own
 
-    refuse_bad_sockets(lambda: check(load_head_keys(keys, control_keys), listen=listen, control=at))
+    def check_both() -> None:
+        nodes = directory_or_own(keys, listen or "", "nodes")
+        control = directory_or_own(control_keys, at or "", "control")
+        check(load_head_keys(nodes, control), listen=listen, control=at)
+
+    refuse_bad_sockets(check_both)
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:

@@ -38,6 +38,7 @@ from supervisors.nemesis.fault_schedule import FaultSchedule
 from supervisors.nemesis.nemesis import Nemesis
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
+from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.head")
 
@@ -67,8 +68,9 @@ class Head:
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
         """Nemeses by job, for as long as its processes are there."""
-        self._keys_directory = keys
-        self._keys = load_head_keys(keys, control_keys)
+        self._keys_directory = directory_or_own(keys, listen or "", "nodes")
+        self._control_keys = control_keys
+        self._keys = load_head_keys(self._keys_directory, control_keys)
         self._agent = agent
         self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
@@ -107,7 +109,9 @@ class Head:
 
     async def serve_control(self, endpoint: str) -> str:
         """Open the control socket at ``endpoint``; returns where it is."""
-        open_socket = open_control_socket(endpoint, self.limits, keys=self._keys.control)
+        directory = directory_or_own(self._control_keys, endpoint, "control")
+        keys = load_head_keys(self._keys_directory, directory).control
+        open_socket = open_control_socket(endpoint, self.limits, keys=keys)
         server = ControlServer(Operations(self), open_socket, limits=self.limits)
         await server.start()
         self._control = server

@@ -54,6 +54,7 @@ from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, Proces
 from supervisors.machine.process_log import last_lines, trim
 from supervisors.tree.errors import HeadGaveUp
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
+from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.machine")
 
@@ -140,8 +141,8 @@ class MachineProcess:
         self._machine = machine
         self._limits = limits
         self._on_progress = on_progress
-        self._keys_directory = keys
-        self._keys = load_head_keys(keys, None).nodes
+        self._keys_directory = directory_or_own(keys, listen or "", "nodes")
+        self._keys = load_head_keys(self._keys_directory, None).nodes
         self._runtime = machine.runtime_directory()
         self._listen = fixed_listen(listen) if listen is not None else f"ipc://{self._runtime}/head"
         self.keeper = HeadKeeper(on_progress, on_ready)
@@ -167,8 +168,15 @@ class MachineProcess:
 
     @property
     def endpoint(self) -> str:
-        """Where every life of the head listens, and nodes join."""
-        return self._listen
+        """Where every life of the head listens, and nodes of this machine join."""
+        if self._keys is None or not self._listen.startswith("tcp://"):
+            return self._listen
+        return f"{self._listen}?key={self._keys.public_hex}"
+
+    @property
+    def private(self) -> Path:
+        """Directory that this user alone can enter, for as long as this process lives."""
+        return self._runtime
 
     def _own_endpoint(self) -> str:
         """Beside the head's."""

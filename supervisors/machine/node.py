@@ -28,6 +28,7 @@ from supervisors.tree.errors import HeadLost
 from transport.address import ActorAddress
 from transport.endpoints import check_dialed, is_loopback, split_key
 from transport.errors import InsecureBind, LinkTimeout
+from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import load_keys
 
 
@@ -90,7 +91,8 @@ class NodeProcess:
         self._join = join
         self.name = name or f"{platform.node().split('.')[0]}-{os.getpid()}"
         self._slots = slots or self._machine.slots
-        self._keys_directory = keys
+        self._keys_directory = directory_or_own(keys, join, "nodes")
+        self._is_own = keys is None and split_key(join)[1] is None
         self._kind = kind
         self._notice_s = notice_s
         self._limits = limits
@@ -104,7 +106,10 @@ class NodeProcess:
             LinkTimeout: nobody listens at the head's address.
             HandshakeRefused: the head speaks another protocol or does not know our key.
         """
-        keys = load_keys(self._keys_directory).of_head(split_key(self._join)[1]) if self._keys_directory else None
+        keys = load_keys(self._keys_directory) if self._keys_directory else None
+        if keys is not None and self._is_own:  # the head of the same user, which has the same pair
+            self._join = f"{split_key(self._join)[0]}?key={keys.public_hex}"
+        keys = keys.of_head(split_key(self._join)[1]) if keys is not None else None
         transport = self._machine.transport(
             self.name,
             listen=_listen_beside(self._join, self.name),
@@ -184,7 +189,9 @@ def _is_here(join: str) -> bool:
 
 
 def _listen_beside(join: str, name: str) -> str:
-    """Loopback for a head on this machine, else every interface (which needs keys)."""
+    """A private directory or loopback for a head on this machine, else every interface; TCP has keys."""
     if join.startswith("memory://"):
         return f"memory://{name}"
+    if join.startswith("ipc://"):
+        return "ipc://*"
     return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"

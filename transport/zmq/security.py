@@ -29,6 +29,8 @@ from transport.zmq.socket import Context, Role, ZmqSocket
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_SECRET_BYTES_MAX: Final = 256
 _OF_THE_HEAD: Final = frozenset(["head", "machine"])
 """Names of the head's own processes, up to the first dot."""
 
@@ -151,10 +153,15 @@ def load_keys(directory: Path) -> NodeKeys:
     """
     path = directory / "node.secret"
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        secret = path.read_bytes().strip()
+        with path.open("rb") as file:
+            found, secret = os.fstat(file.fileno()), file.read(_SECRET_BYTES_MAX).strip()
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}; make keys with `headrace keys`") from error
+    if found.st_uid not in (os.geteuid(), 0):
+        raise KeyFileError(
+            f"{path} belongs to user {found.st_uid}, who can read it; make your own with `headrace keys`"
+        )
+    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise KeyFileError(
             f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys"
@@ -166,8 +173,10 @@ def load_keys(directory: Path) -> NodeKeys:
 
 
 def _check(key: bytes, path: Path) -> bytes:
-    if len(key) != 40 or not key.isascii():
-        raise KeyFileError(f"{path}: expected a key of 40 characters, got {len(key)}")
+    if not _Z85.fullmatch(key):
+        raise KeyFileError(
+            f"{path}: expected a key, 40 characters of Z85 as headrace keys prints them, got {key!r:.60}"
+        )
     return key
 
 

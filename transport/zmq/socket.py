@@ -21,6 +21,7 @@ import asyncio
 import enum
 import errno
 import functools
+import os
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -189,11 +190,16 @@ class ZmqSocket:
         """
         if "[" in endpoint:
             self._socket.setsockopt(zmq.IPV6, 1)
+        # a Unix socket is ours alone from its first moment
+        mask = os.umask(0o077) if endpoint.startswith("ipc://") else None
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             fix = "; does another process listen there? choose another" if error.errno == errno.EADDRINUSE else ""
             raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}{fix}") from error
+        finally:
+            if mask is not None:
+                os.umask(mask)
         bound = cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         if self._doorkeeper is not None:
             self._doorkeeper.port = int(bound.rpartition(":")[2])

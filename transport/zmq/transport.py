@@ -30,7 +30,7 @@ import structlog
 
 from configs.limits import Limits
 from transport.address import PeerId
-from transport.endpoints import advertised, for_welcome, lane_binds, split_key
+from transport.endpoints import advertised, check_socket_is_ours, for_welcome, lane_binds, split_key
 from transport.errors import HandshakeRefused, LinkTimeout
 from transport.lives import Lives
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
@@ -62,7 +62,9 @@ class ZmqTransport:
         keys: NodeKeys | None = None,
         context: Context[Any] | None = None,
         role: str = "",
+        unguarded: bool = False,
     ) -> None:
+        """``unguarded``: listen at TCP on loopback without keys, for tests and measurements; see ``lane_binds``."""
         if keys is not None and context is not None:
             raise ValueError("keys need a context of their own: the allow-list is one per context; pass context=None")
         self.limits = limits
@@ -75,7 +77,7 @@ class ZmqTransport:
         self._owns_context = context is None
         self._context = context
         self._sockets = len(Lane) - 1 + limits.bulk_sockets
-        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
+        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets, unguarded=unguarded)
         self._bounds = queue_bounds(limits)
         self._lives = Lives(limits)
         self._links = Links(limits, self.counters, self._lives)
@@ -215,6 +217,7 @@ class ZmqTransport:
 
     def _dial_curve(self, dial: Dial) -> Curve | None:
         if dial.endpoint.startswith("ipc://"):
+            check_socket_is_ours(Path(dial.endpoint.removeprefix("ipc://")))
             return None
         if self._keys is not None:
             return self._keys.for_dialer(dial.server_key, dial.endpoint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from actors.control.socket import default_endpoint, open_control_socket, read_en
 from configs.limits import Limits
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
+from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import allow, generate_keys, write_keys
 
 LIMITS = Limits(control_event_queue=16, malformed_max=8)
@@ -327,18 +329,49 @@ async def test_a_network_endpoint_without_keys_is_refused_with_what_to_do(backen
         await server.start()
 
 
-async def test_a_loopback_port_is_resolved(backend: FakeBackend) -> None:
-    server = ControlServer(backend, open_control_socket("tcp://127.0.0.1:0", LIMITS), limits=LIMITS)
+async def test_on_loopback_this_users_own_keys_open_the_socket_without_being_named(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = directory_or_own(None, "tcp://127.0.0.1:0", "control")
+    assert directory == tmp_path / "headrace" / "control"
+    keys = load_control_keys(directory)
+    server = ControlServer(backend, open_control_socket("tcp://127.0.0.1:0", LIMITS, keys=keys), limits=LIMITS)
     await server.start()
-    assert not server.endpoint.endswith(":0")
+    address = server.endpoint.partition("?")[0]
+    assert not address.endswith(":0")
+    for endpoint in (server.endpoint, address):
+        async with ControlClient(endpoint, limits=LIMITS) as client:
+            assert await client.call("jobs")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of_another_user"))
+    async with ControlClient(address, limits=LIMITS) as client:
+        with pytest.raises(errors.Unreachable, match="it has keys and this client none"):
+            await client.call("jobs", timeout_s=5)
     await server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
+async def test_a_control_socket_is_not_put_where_another_user_or_everybody_can_change_it(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    theirs, open_to_all, linked = tmp_path / "theirs", tmp_path / "all", tmp_path / "link"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 4711, 4711)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    linked.symlink_to(tmp_path)
+    for directory in (theirs, open_to_all, linked):
+        server = ControlServer(backend, open_control_socket(f"ipc://{directory}/c.sock", LIMITS), limits=LIMITS)
+        with pytest.raises(InsecureBind, match="name another place"):
+            await server.start()
+        assert not (directory / "c.sock").exists()
 
 
 def test_a_run_directory_with_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 60) / ("y" * 60)
     deep.mkdir(parents=True)
     for run_dir in (tmp_path, deep):
-        endpoint = default_endpoint(run_dir)
+        endpoint = default_endpoint(run_dir, tmp_path)
         assert len(endpoint.removeprefix("ipc://")) <= 100
         store_endpoint(run_dir, endpoint)
         assert read_endpoint(str(run_dir)) == endpoint

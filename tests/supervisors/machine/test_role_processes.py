@@ -287,12 +287,14 @@ async def test_processes_whose_owner_is_gone_are_stopped_after_the_grace(head):
 async def test_an_agent_behind_a_tcp_link_serves_a_supervisor_and_its_processes_end_when_the_head_is_gone(tmp_path):
     command = [sys.executable, "-P", str(HERE / "probe_child.py")]
     node = ActorSystem(
-        ZmqTransport(PeerId("n2", 21), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+        ZmqTransport(PeerId("n2", 21), listen="tcp://127.0.0.1:*", unguarded=True, cluster="test", limits=LIMITS),
+        limits=LIMITS,
     )
     await node.start()
     agent = await node.spawn("agent", NodeAgent("n2", NodeOptions(cluster="test", command=command)))
     head = ActorSystem(
-        ZmqTransport(PeerId("head", 22), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
+        ZmqTransport(PeerId("head", 22), listen="tcp://127.0.0.1:*", unguarded=True, cluster="test", limits=LIMITS),
+        limits=LIMITS,
     )
     await head.start()
     events: asyncio.Queue[SupervisionEvent] = asyncio.Queue(maxsize=64)

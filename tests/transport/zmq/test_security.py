@@ -30,7 +30,9 @@ class Quiet:
 
 
 def node(name: str, keys: NodeKeys | None) -> ZmqTransport:
-    return ZmqTransport(new_peer(name), listen="tcp://127.0.0.1:*", cluster="t", limits=DEFAULT_LIMITS, keys=keys)
+    return ZmqTransport(
+        new_peer(name), listen="tcp://127.0.0.1:*", unguarded=True, cluster="t", limits=DEFAULT_LIMITS, keys=keys
+    )
 
 
 def friends(**keys: NodeKeys) -> list[NodeKeys]:
