@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from actors.control.socket import default_endpoint, for_others
+from actors.host.terminal_text import harmless
 from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
@@ -104,7 +105,13 @@ async def run_job(
 
 
 async def run_head(
-    *, listen: str, control: str | None, run_root: Path, keys: Path | None, control_keys: Path | None = None
+    *,
+    listen: str,
+    control: str | None,
+    run_root: Path,
+    keys: Path | None,
+    control_keys: Path | None = None,
+    allow_functions: Sequence[str] | None = None,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
@@ -117,13 +124,15 @@ async def run_head(
 
     def on_progress(progress: Mapping[str, Any]) -> None:
         if "message" in progress:
-            print(progress["message"], flush=True)
+            print(harmless(str(progress["message"])), flush=True)
 
     machine = MachineProcess(
         listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
     )
     at = control or default_endpoint(run_root, machine.private)
     order = _order(run_root, at, run_root / "head.log", keys, control_keys)
+    if allow_functions:
+        order = msgspec.structs.replace(order, allow_functions=tuple(allow_functions))
     try:
         async with _started(machine), interruptible() as interrupted:
             await machine.lead(order, interrupted)

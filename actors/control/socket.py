@@ -53,8 +53,8 @@ class ControlSocket(Protocol):
     def close(self) -> None: ...
 
 
-OnFrames = Callable[[list[bytes], str], None]
-"""One message's frames, and the role that the client's key has (empty: may do everything)."""
+OnFrames = Callable[[list[bytes], str, str], None]
+"""One message's frames, the role that the client's key has (empty: may do everything), and the key; empty: none."""
 OpenSocket = Callable[[OnFrames], ControlSocket]
 """Binds or connects on the running loop."""
 
@@ -65,7 +65,7 @@ class _Server:
     def __init__(self, options: SocketOptions, on_frames: OnFrames, keys: ControlKeys | None, limits: Limits) -> None:
         def receive(frames: list[Frame]) -> None:
             key = bytes(frames[0]).decode("ascii", "replace")
-            on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "")
+            on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "", key)
 
         self.endpoint = ""
         self._linger_s = limits.control_linger_s
@@ -115,7 +115,7 @@ class _Client:
         on_writable: Callable[[], None] | None,
     ) -> None:
         def receive(frames: list[Frame]) -> None:
-            on_frames([bytes(frame) for frame in frames], "")
+            on_frames([bytes(frame) for frame in frames], "", "")
 
         self.endpoint = ""
         self._linger_s = linger_s

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from actors.host.terminal_text import harmless
 from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
 
@@ -41,7 +42,7 @@ ControlKeys = Annotated[
 
 def fail(message: str, code: int) -> NoReturn:
     """End the command with ``message`` on stderr."""
-    print(f"headrace: {message}", file=sys.stderr, flush=True)
+    print(f"headrace: {harmless(message)}", file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
@@ -83,7 +84,8 @@ def run(
     from supervisors.trees import run_job
 
     console = Console(stderr=json_, highlight=False)
-    console.print(f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}", soft_wrap=True)
+    about = f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}"
+    console.print(harmless(about), soft_wrap=True, markup=False)
     with ProgressView(console) as view:
         summary = finish(
             lambda: run_job(
@@ -157,6 +159,7 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
         f"{_figure(summary.get('seconds'))} s: reward {_figure(first)} → {_figure(last)}, "
         f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost",
         soft_wrap=True,
+        markup=False,
     )
     rows = [
         ("checkpoint", summary.get("checkpoint")),
@@ -164,11 +167,11 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
         ("trace", run_dir / "trace.json"),
     ]
     for name, path in rows:
-        console.print(f"  {name:<10} {path or 'none'}", soft_wrap=True)
+        console.print(harmless(f"  {name:<10} {path or 'none'}"), soft_wrap=True, markup=False)
     if summary.get("state") == "interrupted":
-        console.print(f"  go on with  headrace run --resume {run_dir}", soft_wrap=True)
+        console.print(harmless(f"  go on with  headrace run --resume {run_dir}"), soft_wrap=True, markup=False)
     if summary.get("error"):
-        console.print(f"  error      {summary['error']}", soft_wrap=True, markup=False)
+        console.print(harmless(f"  error      {summary['error']}"), soft_wrap=True, markup=False)
 
 
 def _figure(value: object) -> str:

@@ -56,13 +56,16 @@ class Head:
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
         agent: ActorAddress | None = None,
+        allow_functions: tuple[str, ...] | None = None,
     ) -> None:
         """Args:
         agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
             needed, and is the same in every life of this head. None: it lives here.
+        allow_functions: prefixes of the functions that jobs may name which come over the control socket; None: any.
         """
         self.machine = machine
         self.limits = limits
+        self.allow_functions = allow_functions
         self.run_root = run_root
         self.register = JobRegister(run_root)
         self.jobs: dict[str, JobRun] = {}

@@ -25,6 +25,7 @@ import msgspec
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
+from actors.weights.segments import keep_run_id
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.leftover_files import Left, LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
@@ -143,6 +144,8 @@ class NodeAgent(Actor):
     def _launch(self, order: SpawnProcess, owner: ActorAddress) -> Managed:
         limits = self.ctx.limits
         args = msgspec.structs.replace(order.args, node=self._node)
+        if args.run_id:
+            keep_run_id(Path(args.run_dir), args.run_id)  # it is here, too, what its memory is called
         self._starts += 1
         spec = ProcessSpec(
             name=order.name,

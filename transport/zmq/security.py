@@ -30,7 +30,6 @@ from transport.zmq.socket import Context, Role, ZmqSocket
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
 _Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
-_SECRET_BYTES_MAX: Final = 256
 _OF_THE_HEAD: Final = frozenset(["head", "machine"])
 """Names of the head's own processes, up to the first dot."""
 
@@ -154,7 +153,7 @@ def load_keys(directory: Path) -> NodeKeys:
     path = directory / "node.secret"
     try:
         with path.open("rb") as file:
-            found, secret = os.fstat(file.fileno()), file.read(_SECRET_BYTES_MAX).strip()
+            found, secret = os.fstat(file.fileno()), file.read(1 << 10).strip()
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}; make keys with `headrace keys`") from error
     if found.st_uid not in (os.geteuid(), 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import AsyncIterator
@@ -229,6 +230,40 @@ async def test_one_request_too_many_is_told_busy(backend: FakeBackend, tmp_path:
     finally:
         raw.close()
         await server.stop()
+
+
+async def test_one_client_cannot_keep_all_others_waiting(backend: FakeBackend, tmp_path: Path) -> None:
+    """A client with keys is one client, however many connections it opens."""
+    directory = tmp_path / "control"
+    write_keys(generate_keys(), directory)
+    clients = {name: generate_keys() for name in ("greedy", "modest")}
+    for name, pair in clients.items():
+        allow_read_only(directory, name, pair.public) if name == "greedy" else allow(directory, name, pair.public)
+    limits = LIMITS.model_copy(update={"control_requests_of_client": 4, "control_watches_of_client": 3})
+    open_socket = open_control_socket("tcp://127.0.0.1:0", limits, keys=load_control_keys(directory))
+    server = ControlServer(backend, open_socket, limits=limits)
+    await server.start()
+    backend.slow = asyncio.Event()
+    connections = [ControlClient(server.endpoint, limits=limits, keys=clients["greedy"]) for _ in range(3)]
+    async with contextlib.AsyncExitStack() as stack:
+        for connection in connections:
+            await stack.enter_async_context(connection)
+        asked = [asyncio.create_task(one.call("metrics", {"last": 10_000})) for one in connections for _ in range(3)]
+        done, waiting = await asyncio.wait(asked, timeout=2.0)
+        assert (len(done), len(waiting)) == (5, 4)
+        assert all(isinstance(task.exception(), errors.Busy) for task in done)
+        async with ControlClient(server.endpoint, limits=limits, keys=clients["modest"]) as modest:
+            backend.slow.set()
+            assert await modest.call("metrics", {"last": 1})
+        await asyncio.wait(waiting, timeout=5.0)
+        watches = [asyncio.create_task(anext(one.watch())) for one in connections for _ in range(2)]
+        done, open_ = await asyncio.wait(watches, timeout=1.0)
+        assert (len(done), len(open_)) == (3, 3)
+        assert all(isinstance(task.exception(), errors.Busy) for task in done)
+        for task in open_:
+            task.cancel()
+        await asyncio.wait(open_, timeout=5.0)
+    await server.stop()
 
 
 async def test_watch_streams_events_and_ends_with_a_result(server: ControlServer, backend: FakeBackend) -> None:
