@@ -15,16 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
+import structlog
+
 from actors.control.keys import ControlKeys
 from configs.limits import Limits
 from transport.endpoints import advertised, check_socket_is_ours, is_loopback, not_private, split_key
 from transport.errors import InsecureBind
+from transport.rarely import worth_a_line
 from transport.transport import Frame, SendOutcome
 from transport.zmq.context import new_context
 from transport.zmq.options import Curve, SocketOptions
 from transport.zmq.own_keys import own_keys_for
 from transport.zmq.security import NodeKeys, ZapAllowList
 from transport.zmq.socket import Role, Sent, SocketEvent, ZmqSocket
+
+log = structlog.get_logger("headrace.control")
 
 IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
@@ -71,8 +76,17 @@ class _Server:
         self._linger_s = limits.control_linger_s
         self._context = new_context()
         self._allow_list = ZapAllowList(self._context, keys.for_allow_list(), limits) if keys else None
-        self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive)
+        self._refused = 0
+        on_event = self._on_event if keys else None
+        self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive, on_event)
         self._file: Path | None = None
+
+    def _on_event(self, event: SocketEvent) -> None:
+        """The allow-list tells of keys that it refuses; here it is who shows none."""
+        if event is SocketEvent.HANDSHAKE_FAILED:
+            self._refused += 1
+            if worth_a_line(self._refused):
+                log.warning("a control client without the right keys is refused", times=self._refused)
 
     def bind(self, endpoint: str, key_hex: str | None) -> None:
         """Listen at ``endpoint``; a Unix socket is for its owner only. Raises OSError, InsecureBind."""

@@ -1,7 +1,7 @@
 """Which code a submitted job may name. Whoever may submit a job may run code as the head's user, unless this limits it.
 
-A job names code in ``reward.function``, and in ``rollout.engine_options``, whose arguments may name classes that vLLM
-imports. Models bring no code: they are loaded without ``trust_remote_code``, from safetensors.
+A job names code in ``reward.function``, and in ``rollout.engine_options`` for vLLM, whose arguments may name classes
+that it imports. Models bring no code: they are loaded without ``trust_remote_code``, from safetensors.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_allowed(job: Mapping[str, Any], prefixes: Sequence[str] | None) -> Non
         if not isinstance(name, str) or not any(_begins(name, prefix) for prefix in prefixes):
             raise BadConfig(f"{where}: {name!r} is not allowed: {allowed}", "Use one of those, or ask whoever runs it")
     rollout = job.get("rollout")
-    if isinstance(rollout, Mapping) and cast("Mapping[str, Any]", rollout).get("engine_options"):
+    settings = cast("Mapping[str, Any]", rollout) if isinstance(rollout, Mapping) else {}
+    if settings.get("engine") == "vllm" and settings.get("engine_options"):
         raise BadConfig(f"rollout.engine_options: an engine's arguments may name code, and {allowed}", "Leave them out")
 
 

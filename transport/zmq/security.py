@@ -20,12 +20,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from configs.limits import Limits
 from transport.errors import HandshakeRefused, TransportError
+from transport.rarely import worth_a_line
 from transport.transport import Frame
 from transport.zmq.context import curve_keypair, curve_public, z85_encode
 from transport.zmq.options import Curve, SocketOptions
 from transport.zmq.socket import Context, Role, ZmqSocket
+
+log = structlog.get_logger("headrace.transport")
 
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
@@ -184,6 +189,7 @@ class ZapAllowList:
 
     def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys
+        self.refused = 0
         options = SocketOptions(1024, 4096, limits.drain_max_messages, limits.drain_max_ms, limits.connect_timeout_s)
         self._socket = ZmqSocket(context, Role.LISTENER, options, self._answer)
         self._socket.bind(ZAP_ENDPOINT)
@@ -194,9 +200,17 @@ class ZapAllowList:
             return
         key = self._z85(bytes(frames[8])) if len(frames) == 9 and bytes(frames[7]) == b"CURVE" else b""
         allowed = self._keys.allows(key)
+        if not allowed:
+            self._log(bytes(frames[5]), key)
         status, text = (b"200", b"OK") if allowed else (b"400", b"this key is not on the allow-list")
         user = key if allowed else b""
         self._socket.try_send([frames[0], b"", b"1.0", frames[3], status, text, user, b""])
+
+    def _log(self, address: bytes, key: bytes) -> None:
+        self.refused += 1
+        if worth_a_line(self.refused):
+            log.warning("a key that is not allowed is refused", address=address.decode("ascii", "replace"),
+                        key=key.decode("ascii", "replace"), times=self.refused)  # fmt: skip
 
     @staticmethod
     def _z85(raw: bytes) -> bytes:

@@ -33,6 +33,7 @@ from transport.address import PeerId
 from transport.endpoints import advertised, check_socket_is_ours, for_welcome, lane_binds, split_key
 from transport.errors import HandshakeRefused, LinkTimeout
 from transport.lives import Lives
+from transport.rarely import worth_a_line
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
 from transport.zmq.context import new_context, terminate
 from transport.zmq.dial import Dial, DialHost
@@ -293,6 +294,8 @@ class ZmqTransport:
             self._probes.after_disconnect(lane)
         elif event is not SocketEvent.CONNECT_FAILED:
             self.counters.refused += 1
+            if event is SocketEvent.HANDSHAKE_FAILED and worth_a_line(self.counters.refused):
+                log.warning("a connection without the right keys is refused", times=self.counters.refused)
 
     def _tick(self) -> None:
         self._listener.expire()

@@ -30,6 +30,7 @@ from transport.address import ActorAddress, PeerId
 from transport.codec import decode_body
 from transport.envelope import ANY_INCARNATION, NO_DEADLINE, Envelope, Kind, decode_envelope
 from transport.errors import MalformedBody, MalformedEnvelope, MalformedInput
+from transport.rarely import worth_a_line
 from transport.transport import DownReason, Frame, Lane
 
 log = structlog.get_logger("headrace.actors")
@@ -141,7 +142,7 @@ class Inbound:
         self._port.count("forbidden")
         self._forbidden[peer] += 1
         attempts = self._forbidden[peer]
-        if attempts == 10 ** (len(str(attempts)) - 1):
+        if worth_a_line(attempts):
             log.warning("a message that its sender may not send is refused", peer=str(peer), why=why, attempts=attempts)
         return Refusal(reason=RefusalReason.NOT_ALLOWED, detail=why)
 

@@ -34,7 +34,7 @@ def test_other_code_is_refused_with_what_is_allowed(function: object) -> None:
         check_allowed(job(function), PREFIXES)  # it is no function, which the job file's own check says
         return
     with pytest.raises(
-        BadConfig, match="reward.function: .* this head runs functions of my_rewards, lab.scorers:exact"
+        BadConfig, match=r"reward.function: .* this head runs functions of my_rewards, lab.scorers:exact"
     ):
         check_allowed(job(function), PREFIXES)
 
@@ -45,7 +45,7 @@ def test_other_code_is_refused_with_what_is_allowed(function: object) -> None:
         {"rewards": [{"function": "my_rewards:a"}, {"function": "os:system"}]},
         {"anything": {"deep": {"functions": ["my_rewards:a", "os:system"]}}},
         {"data": {"filter_function": "os:system"}},
-        {"rollout": {"engine_options": {"worker_cls": "os.system"}}},
+        {"rollout": {"engine": "vllm", "engine_options": {"worker_cls": "os.system"}}},
     ],
 )
 def test_code_is_found_wherever_a_job_names_it(sections: dict[str, Any]) -> None:
