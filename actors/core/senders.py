@@ -77,18 +77,19 @@ def guard_of(own: PeerId, table: Mapping[str, frozenset[SenderKind]]) -> Guard:
     """The guard of the process ``own``, for which ``table`` says who may send which message."""
     here, nobody = sender_of(own.name), frozenset[SenderKind]()
 
-    def guard(peer: PeerId, tag: str, target: str) -> str | None:
-        sender = sender_of(peer.name)
+    @lru_cache(maxsize=1024)  # a process hears the same few messages from the same few peers again and again
+    def judge(name: str, tag: str, target: str) -> str | None:
+        sender = sender_of(name)
         if sender.kind not in table.get(tag, nobody):
-            return f"{peer.name} is a {sender.kind}, which may not send {tag}"
+            return f"{name} is a {sender.kind}, which may not send {tag}"
         if not sender.job or sender.job == here.job:
             return None
         if here.job:
-            return f"{peer.name} serves the job {sender.job!r}, and this process another one"
+            return f"{name} serves the job {sender.job!r}, and this process another one"
         if target == AGENT_ACTOR:
-            return None if sender.node == here.node else f"{peer.name} runs on {sender.node}, not on {here.node}"
+            return None if sender.node == here.node else f"{name} runs on {sender.node}, not on {here.node}"
         if here.kind is SenderKind.HEAD and target.partition(".")[2] == sender.job:
             return None
-        return f"{peer.name} serves the job {sender.job!r}, and {target!r} does not"
+        return f"{name} serves the job {sender.job!r}, and {target!r} does not"
 
-    return guard
+    return lambda peer, tag, target: judge(peer.name, tag, target)
