@@ -6,11 +6,13 @@ libraries; everything else is ``supervisors/cli/app.py``.
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def main() -> None:
     """Console script ``headrace``."""
+    os.umask(0o077)  # what a run writes is its owner's alone
     if sys.argv[1:2] == ["actor"]:
         from supervisors.machine.child import run_child
 

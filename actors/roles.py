@@ -34,6 +34,8 @@ class RoleArgs(msgspec.Struct, frozen=True, kw_only=True):
     metrics: ActorAddress
     resume_from: str = ""
     """Trainer: checkpoint directory to start from; empty: the newest one of the run directory, else the model."""
+    run_id: str = ""
+    """Id of the run's shared memory (``actors/weights/segments.py``); empty: as kept in ``run_dir``."""
     beside_trainer: bool = False
     """Rollout: it is placed on the head's machine, which is the trainer's, and nowhere else."""
 

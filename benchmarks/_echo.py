@@ -27,6 +27,7 @@ from benchmarks._processes import on_uvloop, until_input_ends
 from configs.limits import DEFAULT_LIMITS
 from transport.address import new_peer
 from transport.link_faults import FaultableTransport
+from transport.zmq.security import NodeKeys
 from transport.zmq.socket import Context
 from transport.zmq.transport import ZmqTransport
 
@@ -130,7 +131,12 @@ class Echo(Actor):
 
 
 def new_system(
-    name: str, context: Context[Any] | None = None, *, cluster: str = "bench", bulk_sockets: int = 1
+    name: str,
+    context: Context[Any] | None = None,
+    *,
+    cluster: str = "bench",
+    bulk_sockets: int = 1,
+    keys: NodeKeys | None = None,
 ) -> ActorSystem:
     """An actor system over TCP on loopback, with every layer that a role process has."""
     limits = DEFAULT_LIMITS.model_copy(update={"bulk_sockets": bulk_sockets})
@@ -139,7 +145,8 @@ def new_system(
         listen="tcp://127.0.0.1:*",
         cluster=cluster,
         limits=limits,
-        keys=_curve.keys(),
+        keys=keys or _curve.keys(),
+        unguarded=True,
         context=context,
     )
     return ActorSystem(FaultableTransport(links, limits=limits, seed=0), limits=limits)

@@ -1,6 +1,6 @@
-"""The head that `bench flood` floods, in a process of its own: with keys, or without.
+"""The head that `bench flood` floods, in a process of its own.
 
-    python -m benchmarks._flooded DIRECTORY [KEYS]
+    python -m benchmarks._flooded DIRECTORY KEYS
 
 Prints its address, then serves until its standard input ends.
 """
@@ -12,11 +12,14 @@ from pathlib import Path
 
 import msgspec
 
+from actors.core.senders import SenderKind
+from actors.protocol.who_may_send import WHO_MAY_SEND
 from benchmarks._processes import on_uvloop, until_input_ends
 from supervisors.head.head import Head
 
 
-async def _serve(directory: Path, keys: Path | None) -> None:
+async def _serve(directory: Path, keys: Path) -> None:
+    WHO_MAY_SEND["core.look"] = frozenset([SenderKind.AGENT])  # the friend's question
     head = Head(run_root=directory, listen="tcp://127.0.0.1:*", keys=keys)
     await head.start()
     print(msgspec.json.encode(head.system.address("agent")).decode(), flush=True)
@@ -25,4 +28,4 @@ async def _serve(directory: Path, keys: Path | None) -> None:
 
 
 if __name__ == "__main__":
-    on_uvloop(_serve(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))
+    on_uvloop(_serve(Path(sys.argv[1]), Path(sys.argv[2])))

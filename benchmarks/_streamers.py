@@ -141,7 +141,8 @@ class Streamer(Actor):
 async def _start(
     name: str, scheduler: ActorAddress, slots: int, context: Context[Any] | None, cluster: str
 ) -> tuple[ActorSystem, Streamer]:
-    system = new_system(name, context, cluster=cluster)
+    job = scheduler.name.partition(".")[2]
+    system = new_system(f"elsewhere.{job}.{name}" if job else name, context, cluster=cluster)
     await system.start()
     streamer = Streamer(scheduler, slots)
     await system.spawn(name, streamer)

@@ -38,6 +38,7 @@ from benchmarks._echo import new_system
 from benchmarks._processes import cpu_s, on_uvloop, until_input_ends
 from transport.address import ActorAddress, PeerId
 from transport.transport import Lane
+from transport.zmq.own_keys import own_keys_for
 
 SERVER: Final = "weights"
 _LOOK_S: Final = 0.05
@@ -147,17 +148,24 @@ class Follower(Actor):
 
 
 async def _serve_follower(args: dict[str, Any]) -> None:
-    system = new_system(args["name"], cluster=args["cluster"])
+    own = own_keys_for(args["endpoint"], None, "nodes")  # as a node beside the head has it
+    endpoint = args["endpoint"] if own is None else f"{args['endpoint']}?key={own.public_hex}"
+    keys = None if own is None else own.of_head(own.public_hex)
+    system = new_system(f"elsewhere.{args['job']}.rollout-follower", cluster=args["cluster"], keys=keys)
     await system.start()
-    head = await system.connect(args["endpoint"])
-    await system.spawn(args["name"], Follower(args["job"], args["endpoint"], head))
+    head = await system.connect(endpoint)
+    await system.spawn(args["name"], Follower(args["job"], endpoint, head))
     print("follows", flush=True)
     await until_input_ends()
     await system.stop()
 
 
 async def _serve(name: str, actor: Actor, args: dict[str, Any]) -> None:
-    system = new_system(name, cluster=args.get("cluster", "bench"), bulk_sockets=args.get("sockets", 1))
+    system = new_system(
+        f"elsewhere.{args['job']}.{name}" if name.startswith("rollout-") else name,
+        cluster=args.get("cluster", "bench"),
+        bulk_sockets=args.get("sockets", 1),
+    )
     await system.start()
     await system.spawn(name, actor)
     address = system.address(name)

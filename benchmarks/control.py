@@ -150,10 +150,10 @@ class Bench:
 @asynccontextmanager
 async def bench_head(model: Path, scratch: Path, options: argparse.Namespace) -> AsyncIterator[Bench]:
     """A head, with the job launched."""
-    head = Head(run_root=scratch, listen="tcp://127.0.0.1:*")
+    head = Head(run_root=scratch)
     await head.start()
     try:
-        control = await head.serve_control("tcp://127.0.0.1:*")
+        control = await head.serve_control(f"ipc://{scratch}/control.sock")
         run_dir = scratch / JOB
         run_dir.mkdir()
         head.launch(job_config(model, options), run_dir)
@@ -178,7 +178,7 @@ class Crowd:
         self.streamers = self._role("_streamers", "flow", *where, *numbers)
         await said(self.streamers)
         for number in range(self._options.pullers):
-            args = {"name": f"puller-{number}", "job": JOB, "cluster": CLUSTER}
+            args = {"name": f"rollout-puller-{number}", "job": JOB, "cluster": CLUSTER}
             process = self._role("_weights", "puller", json.dumps(args))
             self.pullers.append(msgspec.json.decode(await said(process), type=ActorAddress))
 

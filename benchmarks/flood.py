@@ -1,11 +1,10 @@
 """What strangers cost a head whose port they can reach: memory, descriptors, CPU, and the patience of its friends.
 
-    flooders ── garbage, huge frames, thousands of connections, … ──▶ a head's TCP port, with keys and without
+    flooders ── garbage, huge frames, thousands of connections, … ──▶ a head's TCP port
     a friend ── ask, every 10 ms ───────────────────────────────────▶ the same one: an answer, before, while and after
 
 Each kind of flood has the head for itself, in turn; its own process keeps a core busy, so some of what the friend waits
-is the machine's. A listener without keys is for a machine where every process is trusted: whoever connects may join as
-a node. There the friend is flooded with messages that are none.
+is the machine's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import psutil
@@ -42,8 +41,6 @@ from transport.endpoints import split_key
 from transport.zmq.security import NodeKeys, generate_keys, write_keys
 from transport.zmq.transport import ZmqTransport
 
-WITHOUT_KEYS: Final = ("garbage", "messages")
-"""Kinds that are tried at a listener without keys as well."""
 GROWTH_GOAL_MIB: Final = 128.0
 _EVERY_S: Final = 0.01
 _LOOK_S: Final = 0.1
@@ -117,7 +114,7 @@ class Watched:
 
 
 @asynccontextmanager
-async def friend_of(address: ActorAddress, keys: NodeKeys | None) -> AsyncIterator[Friend]:
+async def friend_of(address: ActorAddress, keys: NodeKeys) -> AsyncIterator[Friend]:
     """One who may ask."""
     links = ZmqTransport(
         new_peer("friend"), listen="tcp://127.0.0.1:*", cluster=CLUSTER, limits=DEFAULT_LIMITS, keys=keys
@@ -133,16 +130,13 @@ async def friend_of(address: ActorAddress, keys: NodeKeys | None) -> AsyncIterat
         await system.stop()
 
 
-async def flooded(kind: str, keys: NodeKeys | None, scratch: Path, seconds: float) -> Result:
+async def flooded(kind: str, keys: NodeKeys, scratch: Path, seconds: float) -> Result:
     """One kind of flood at a head of its own."""
-    directory = scratch / f"{kind}-{'keys' if keys else 'plain'}"
+    directory = scratch / kind
     directory.mkdir()
-    words: list[Any] = [directory]
-    if keys is not None:
-        write_keys(keys, directory / "keys")
-        words.append(directory / "keys")
+    write_keys(keys, directory / "keys")
     with contextlib.ExitStack() as exits:
-        head = exits.enter_context(beside("_flooded", *words))
+        head = exits.enter_context(beside("_flooded", directory, directory / "keys"))
         address = msgspec.json.decode(await said(head), type=ActorAddress)
         watched = Watched(psutil.Process(head.pid))
         async with friend_of(address, keys) as friend:
@@ -185,8 +179,6 @@ async def _measure(options: argparse.Namespace, scratch: Path) -> Result:
     for kind in options.only.split(","):
         print(f"{kind} …", file=sys.stderr)
         floods[kind] = await flooded(kind, generate_keys(), scratch, options.seconds)
-        if kind in WITHOUT_KEYS:
-            floods[f"{kind}_without_keys"] = await flooded(kind, None, scratch, options.seconds)
     return {
         "growth_mib_max": max(flood["growth_mib"] for flood in floods.values()),
         "p99_ms_max": max(flood["while"]["p99_ms"] for flood in floods.values()),

@@ -372,6 +372,13 @@ class Limits(BaseModel):
         default=64, description="requests of the control socket under way at once; more are refused"
     )
     control_watches: int = Field(default=64, description="open event streams; each keeps a queue of events")
+    control_requests_of_client: int = Field(
+        default=16, description="of them, those of one client; so that one cannot keep all others waiting"
+    )
+    control_watches_of_client: int = Field(default=16, description="open event streams of one client")
+    control_read_bytes: int = Field(
+        default=16 << 20, description="read of a run's files for one request; the oldest rows or lines are left out"
+    )
     control_timeout_max_s: float = Field(
         default=3600.0, description="the longest deadline that a control request may name"
     )

@@ -29,13 +29,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from actors.control.socket import default_endpoint, for_others
+from actors.host.terminal_text import harmless
 from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
@@ -49,6 +50,7 @@ from supervisors.machine.logs import log_to_file
 from supervisors.machine.node import NodeProcess
 from supervisors.providers.job_provider import JobProvider
 from supervisors.tree.errors import HeadGaveUp
+from transport.endpoints import split_key
 
 
 async def run_job(
@@ -77,14 +79,15 @@ async def run_job(
         if head.life > 1:
             on_progress({"control": head.control, "message": "the head is back, and takes over what runs"})
             return
-        on_progress({"control": head.control, "message": f"control socket {for_others(head.control)}"})
+        at, join = _shown(for_others(head.control), control_keys), _shown(head.endpoint, keys)
+        on_progress({"control": head.control, "message": f"control socket {at}"})
         if job.cluster.nodes:
-            on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {head.endpoint}"})
+            on_progress({"message": f"waiting for {job.cluster.nodes} nodes: headrace node --join {join}"})
 
     provider = JobProvider(job, run_dir, on_progress, keys=keys)
     machine = MachineProcess(listen=listen, limits=job.limits, on_progress=provider.hear, on_ready=on_ready, keys=keys)
-    order = _order(run_dir.parent, control or default_endpoint(run_dir), run_dir / "logs" / "head.log", keys,
-                   control_keys)  # fmt: skip
+    order = _order(run_dir.parent, control or default_endpoint(run_dir, machine.private), run_dir / "logs" / "head.log",
+                   keys, control_keys)  # fmt: skip
     order = msgspec.structs.replace(
         order,
         job=job.model_dump_json(),
@@ -102,7 +105,13 @@ async def run_job(
 
 
 async def run_head(
-    *, listen: str, control: str | None, run_root: Path, keys: Path | None, control_keys: Path | None = None
+    *,
+    listen: str,
+    control: str | None,
+    run_root: Path,
+    keys: Path | None,
+    control_keys: Path | None = None,
+    allow_functions: Sequence[str] | None = None,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
@@ -110,23 +119,31 @@ async def run_head(
     log_to_file(run_root / "machine.log")
 
     def on_ready(head: HeadReady) -> None:
-        print(f"nodes join    headrace node --join {head.endpoint}", flush=True)
-        print(f"control       {for_others(head.control)}", flush=True)
+        print(f"nodes join    headrace node --join {_shown(head.endpoint, keys)}", flush=True)
+        print(f"control       {_shown(for_others(head.control), control_keys)}", flush=True)
 
     def on_progress(progress: Mapping[str, Any]) -> None:
         if "message" in progress:
-            print(progress["message"], flush=True)
+            print(harmless(str(progress["message"])), flush=True)
 
     machine = MachineProcess(
         listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
     )
-    order = _order(run_root, control or default_endpoint(run_root), run_root / "head.log", keys, control_keys)
+    at = control or default_endpoint(run_root, machine.private)
+    order = _order(run_root, at, run_root / "head.log", keys, control_keys)
+    if allow_functions:
+        order = msgspec.structs.replace(order, allow_functions=tuple(allow_functions))
     try:
         async with _started(machine), interruptible() as interrupted:
             await machine.lead(order, interrupted)
     finally:
         for run_dir in JobRegister(run_root).read():
             remove_segments(run_dir)
+
+
+def _shown(endpoint: str, keys: Path | None) -> str:
+    """As people type it: the key of this user's own pair is found by itself."""
+    return split_key(endpoint)[0] if keys is None else endpoint
 
 
 def _order(run_root: Path, control: str, log: Path, keys: Path | None, control_keys: Path | None) -> HeadOrder:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +16,9 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["supervisors.testing.pytest_plugin"]
 
+# the pairs of keys that this user's processes share are made there, and not among those in use
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="headrace-tests-")
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")

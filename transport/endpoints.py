@@ -1,6 +1,6 @@
 """Endpoints: what may be listened at, and how one string leads to all three lanes.
 
-    tcp://127.0.0.1:*        three ports that the system chooses
+    tcp://127.0.0.1:*        three ports that the system chooses; keys are needed, as other users live there
     tcp://10.0.0.1:5555      ports 5555, 5556, 5557: signal, message, bulk; further sockets of the bulk lane behind them
     ipc:///run/x/head.sock   head.sock, head.sock.1, head.sock.2 …, in a directory that only this user can enter
     ipc://*                  the same in a fresh directory
@@ -11,7 +11,9 @@ An endpoint names the signal lane; the handshake tells the dialer where the othe
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 import re
 import socket
 import stat
@@ -58,24 +60,29 @@ def check_dialed(endpoint: str) -> None:
         raise ValueError(f"{endpoint!r} is no address: expected tcp://HOST:PORT, as the listener printed it")
 
 
-def lane_binds(listen: str, *, secure: bool, sockets: int = 3) -> list[str]:
+def lane_binds(listen: str, *, secure: bool, sockets: int = 3, unguarded: bool = False) -> list[str]:
     """Where to bind ``sockets`` sockets for the listen spec ``listen``: signal, message, and the rest for bulk.
+
+    Args:
+        secure: there are keys.
+        unguarded: without keys TCP on loopback will do, at which every user of this machine may connect.
 
     Raises:
         InsecureBind: others than this user could connect, and there are no keys.
         ValueError: the spec is none.
     """
     if listen.startswith("ipc://"):
-        path = _ipc_path(listen.removeprefix("ipc://"), secure=secure)
+        path = _ipc_path(listen.removeprefix("ipc://"))
         return [f"ipc://{path}", *(f"ipc://{path}.{index}" for index in range(1, sockets))]
     match = _TCP.fullmatch(listen)
     if match is None:
         raise ValueError(f"listen {listen!r}: expected tcp://HOST:PORT, tcp://HOST:* or ipc:///PATH")
     host, port = match["host"], match["port"]
-    if not secure and not is_loopback(host):
+    if not secure and not (unguarded and is_loopback(host)):
+        who = "other users of this machine" if is_loopback(host) else "other machines"
         raise InsecureBind(
-            f"listen {listen!r}: other machines could connect without proving who they are; "
-            "make keys with `headrace keys` and start with their directory, or listen at tcp://127.0.0.1:*"
+            f"listen {listen!r}: {who} could connect without proving who they are; "
+            "make keys with `headrace keys` and start with their directory, or listen at ipc:///PATH"
         )
     if port == "*":
         return [f"tcp://{host}:*"] * sockets
@@ -85,7 +92,7 @@ def lane_binds(listen: str, *, secure: bool, sockets: int = 3) -> list[str]:
     return [f"tcp://{host}:{first + index}" for index in range(sockets)]
 
 
-def _ipc_path(path: str, *, secure: bool) -> str:
+def _ipc_path(path: str) -> str:
     if path == "*":
         path = str(Path(tempfile.mkdtemp(prefix="headrace-")) / "s")
     if len(path.encode()) + 2 > IPC_PATH_MAX_BYTES:
@@ -93,14 +100,46 @@ def _ipc_path(path: str, *, secure: bool) -> str:
             f"listen ipc://{path}: a socket path has at most {IPC_PATH_MAX_BYTES - 2} bytes; use a shorter directory"
         )
     directory = Path(path).parent
-    if not directory.exists():
-        directory.mkdir(mode=0o700, parents=True)
-    if stat.S_IMODE(directory.stat().st_mode) & 0o077 and not secure:
-        raise InsecureBind(
-            f"listen ipc://{path}: other users can enter {directory}; "
-            "use a directory of mode 0700, or ipc://* for a fresh one"
-        )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if (why := not_private(directory, others=0o077)) is not None:
+        raise InsecureBind(f"listen ipc://{path}: {why}; use a directory of mode 0700, or ipc://* for a fresh one")
     return path
+
+
+def not_private(directory: Path, *, others: int) -> str | None:
+    """Why ``directory`` is no place for a socket of ours; None if it is: a directory, no link, ours, closed to others.
+
+    Args:
+        others: what they must not be allowed there: 0o077 anything, 0o022 to change it.
+    """
+    try:
+        found = directory.lstat()
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{directory} is no directory but a link or a file, and may lead anywhere"
+    if found.st_uid != os.geteuid():
+        return f"{directory} was made by user {found.st_uid}, who may put there what they like"
+    if stat.S_IMODE(found.st_mode) & others:
+        return f"other users can {'enter' if others & 0o055 else 'write to'} {directory}"
+    return None
+
+
+def check_socket_is_ours(path: Path) -> None:
+    """Before a Unix socket is dialed: nobody else listens there, who could pretend to be one of our processes.
+
+    Raises:
+        HandshakeRefused: another user does.
+    """
+    with contextlib.suppress(OSError):  # nobody listens there yet, which the dialer sees by itself
+        if (owner := path.stat().st_uid) != os.geteuid():
+            raise HandshakeRefused(f"ipc://{path}: user {owner} listens there, and not one of your own processes")
+
+
+def is_loopback_tcp(endpoint: str) -> bool:
+    """Whether ``endpoint`` is TCP that only this machine can reach."""
+    match = _TCP.fullmatch(endpoint.partition("?")[0])
+    return match is not None and is_loopback(match["host"])
 
 
 def is_loopback(host: str) -> bool:

@@ -4,7 +4,7 @@ HeadraceError                      actors/core/errors.py continues this tree
 └── TransportError
     ├── LinkTimeout        infrastructure; retry is safe, nothing was sent
     ├── HandshakeRefused   configuration: other protocol, other cluster, unknown key; do not retry
-    ├── InsecureBind       configuration: non-loopback without keys; do not retry
+    ├── InsecureBind       configuration: others could connect, and there are no keys; do not retry
     └── MalformedInput     the sender's bug; the message is dropped and counted
         ├── MalformedEnvelope
         └── MalformedBody
@@ -35,7 +35,9 @@ class HandshakeRefused(TransportError):
 
 
 class InsecureBind(TransportError):
-    """A non-loopback endpoint was asked for without keys."""
+    """An endpoint was asked for at which others could connect: TCP without keys, or a directory that is not ours."""
+
+    permanent = True
 
 
 class MalformedInput(TransportError):

@@ -161,7 +161,7 @@ class ControlClient:
             self._next_id += 1
             self._socket.send([_encode({"v": VERSION, "id": self._next_id, "op": op, "args": args})])
 
-    def _on_frames(self, frames: list[bytes], user: str) -> None:
+    def _on_frames(self, frames: list[bytes], user: str, key: str) -> None:
         try:
             reply: object = msgspec.msgpack.decode(frames[-1])
         except (msgspec.DecodeError, ValueError, RecursionError):

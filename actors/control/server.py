@@ -7,7 +7,8 @@
 Invariants
 - Whatever arrives is answered or counted, and never ends the server. A client's malformed frames are answered up to
   ``malformed_max`` and only counted from then on, so that nobody can use us to make noise.
-- At most ``control_requests`` are under way and ``control_watches`` are open; one more is told ``busy``.
+- At most ``control_requests`` are under way and ``control_watches`` are open, and of one client
+  ``control_requests_of_client`` and ``control_watches_of_client``; one more is told ``busy``.
 - Every request has a deadline. A request that has been answered ``timeout`` may still take effect.
 """
 
@@ -75,6 +76,8 @@ class _Sender:
     identity: bytes
     delimited: bool
     user: str
+    client: str | bytes
+    """Key of the client, however many connections it opens; without keys its identity."""
 
 
 _WatchKey = tuple[bytes, RequestId]
@@ -88,8 +91,11 @@ class ControlServer:
         self._open_socket = open_socket
         self._limits = limits
         self._socket: ControlSocket | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], str | bytes] = {}
+        """Requests under way, each with its client."""
         self._watches: dict[_WatchKey, tuple[WatchStream, asyncio.Task[bytes | None]]] = {}
+        self._openers: dict[_WatchKey, str | bytes] = {}
+        """Clients of the open watches."""
         self._malformed_of: OrderedDict[bytes, int] = OrderedDict()
         self._ticker: asyncio.TimerHandle | None = None
         self._log = logging.getLogger("headrace.control")
@@ -121,13 +127,13 @@ class ControlServer:
             self._socket.close()
             self._socket = None
 
-    def on_frames(self, frames: list[bytes], user: str = "") -> None:
+    def on_frames(self, frames: list[bytes], user: str = "", key: str = "") -> None:
         """One message from the socket: identity, an empty frame if the client is a REQ, and the request."""
         if not frames:
             self.counters.malformed += 1
             return
         delimited = len(frames) == 3 and not len(frames[1])
-        sender = _Sender(bytes(frames[0]), delimited, user)
+        sender = _Sender(bytes(frames[0]), delimited, user, key or bytes(frames[0]))
         if len(frames) != 2 and not delimited:
             error = MalformedRequest(
                 f"a request is one frame, {len(frames) - 1} came",
@@ -185,16 +191,22 @@ class ControlServer:
                         f"{len(self._watches)} watches are open, the bound is {self._limits.control_watches}",
                         "Close one",
                     )
+                of_client = sum(opener == sender.client for opener in self._openers.values())
+                if of_client >= self._limits.control_watches_of_client:
+                    raise Busy(f"{of_client} watches of this client are open, the bound for one client", "Close one")
                 self._open_watch(sender, request.id, args)
             case _:
                 if len(self._tasks) >= self._limits.control_requests:
                     raise Busy(f"{len(self._tasks)} requests are under way", "Retry later")
-                self._start(self._run(sender, request, args), f"control {request.op}")
+                of_client = sum(asker == sender.client for asker in self._tasks.values())
+                if of_client >= self._limits.control_requests_of_client:
+                    raise Busy(f"{of_client} requests of this client are under way, the bound for one", "Retry later")
+                self._start(self._run(sender, request, args), f"control {request.op}", sender.client)
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str, client: str | bytes) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = client
+        task.add_done_callback(self._tasks.pop)
 
     async def _run(self, sender: _Sender, request: protocol.Request, args: protocol.Args) -> None:
         longest = self._limits.control_timeout_max_s
@@ -257,6 +269,7 @@ class ControlServer:
         )
         task = asyncio.get_running_loop().create_task(self._watch(stream, args.job), name="control watch")
         self._watches[key] = (stream, task)
+        self._openers[key] = sender.client
         task.add_done_callback(lambda task: self._close_watch(sender, stream, task))
 
     async def _watch(self, stream: WatchStream, job: str | None) -> bytes | None:
@@ -281,6 +294,7 @@ class ControlServer:
     def _close_watch(self, sender: _Sender, stream: WatchStream, task: asyncio.Task[bytes | None]) -> None:
         """The final reply, however the watch ended: by itself, by unwatch before or after it began, or by stop."""
         self._watches.pop((sender.identity, stream.request_id), None)
+        self._openers.pop((sender.identity, stream.request_id), None)
         frame = None if task.cancelled() else task.result()
         result = {"events": stream.sent, "missed": stream.missed}
         if not stream.gone:

@@ -1,30 +1,35 @@
 """The control plane's sockets: ROUTER for the server, DEALER for the client, over ``transport/zmq/socket.py``.
 
 ``ControlSocket`` is all that server and client lean on, so tests may bring a fake. Nothing here blocks: a send says
-what became of it, and received messages come through a callback on the loop. A server that others than this machine
-can reach has keys and an allow-list, or it is refused.
+what became of it, and received messages come through a callback on the loop. A server has a Unix socket that its own
+user alone can open, or keys and an allow-list, or it is refused.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
 from typing import Final, Protocol
 
+import structlog
+
 from actors.control.keys import ControlKeys
 from configs.limits import Limits
-from transport.endpoints import advertised, is_loopback, split_key
+from transport.endpoints import advertised, check_socket_is_ours, is_loopback, not_private, split_key
 from transport.errors import InsecureBind
+from transport.rarely import worth_a_line
 from transport.transport import Frame, SendOutcome
 from transport.zmq.context import new_context
 from transport.zmq.options import Curve, SocketOptions
+from transport.zmq.own_keys import own_keys_for
 from transport.zmq.security import NodeKeys, ZapAllowList
 from transport.zmq.socket import Role, Sent, SocketEvent, ZmqSocket
+
+log = structlog.get_logger("headrace.control")
 
 IPC_PATH_BYTES_MAX: Final = 100
 """A Unix socket's path has 107 bytes at most; some are left for libzmq."""
@@ -53,8 +58,8 @@ class ControlSocket(Protocol):
     def close(self) -> None: ...
 
 
-OnFrames = Callable[[list[bytes], str], None]
-"""One message's frames, and the role that the client's key has (empty: may do everything)."""
+OnFrames = Callable[[list[bytes], str, str], None]
+"""One message's frames, the role that the client's key has (empty: may do everything), and the key; empty: none."""
 OpenSocket = Callable[[OnFrames], ControlSocket]
 """Binds or connects on the running loop."""
 
@@ -65,20 +70,32 @@ class _Server:
     def __init__(self, options: SocketOptions, on_frames: OnFrames, keys: ControlKeys | None, limits: Limits) -> None:
         def receive(frames: list[Frame]) -> None:
             key = bytes(frames[0]).decode("ascii", "replace")
-            on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "")
+            on_frames([bytes(frame) for frame in frames[1:]], keys.role_of(key) if keys else "", key)
 
         self.endpoint = ""
         self._linger_s = limits.control_linger_s
         self._context = new_context()
         self._allow_list = ZapAllowList(self._context, keys.for_allow_list(), limits) if keys else None
-        self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive)
+        self._refused = 0
+        on_event = self._on_event if keys else None
+        self._socket = ZmqSocket(self._context, Role.LISTENER, replace(options, with_user=True), receive, on_event)
         self._file: Path | None = None
 
+    def _on_event(self, event: SocketEvent) -> None:
+        """The allow-list tells of keys that it refuses; here it is who shows none."""
+        if event is SocketEvent.HANDSHAKE_FAILED:
+            self._refused += 1
+            if worth_a_line(self._refused):
+                log.warning("a control client without the right keys is refused", times=self._refused)
+
     def bind(self, endpoint: str, key_hex: str | None) -> None:
-        """Listen at ``endpoint``; a Unix socket is for its owner only. Raises OSError."""
+        """Listen at ``endpoint``; a Unix socket is for its owner only. Raises OSError, InsecureBind."""
         if endpoint.startswith("ipc://"):
-            self._file = Path(endpoint.removeprefix("ipc://"))
-            self._file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            file = Path(endpoint.removeprefix("ipc://"))
+            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if (why := not_private(file.parent, others=0o002)) is not None:
+                raise InsecureBind(f"--control {endpoint}: {why}; name another place, or leave --control out")
+            self._file = file
             self._file.unlink(missing_ok=True)  # left by a head that was killed
         bound = self._socket.bind(endpoint)
         if self._file is not None:
@@ -112,7 +129,7 @@ class _Client:
         on_writable: Callable[[], None] | None,
     ) -> None:
         def receive(frames: list[Frame]) -> None:
-            on_frames([bytes(frame) for frame in frames], "")
+            on_frames([bytes(frame) for frame in frames], "", "")
 
         self.endpoint = ""
         self._linger_s = linger_s
@@ -152,7 +169,7 @@ def open_control_socket(endpoint: str, limits: Limits, *, keys: ControlKeys | No
     """Binds the server's socket when called.
 
     Raises (when called):
-        InsecureBind: ``endpoint`` is reachable from other machines and there are no keys.
+        InsecureBind: others could connect to ``endpoint``, and there are no keys.
         ValueError: it is no endpoint.
         OSError: the address is taken or does not exist.
     """
@@ -163,7 +180,7 @@ def open_control_socket(endpoint: str, limits: Limits, *, keys: ControlKeys | No
         server = _Server(_options(limits, curve, limits.control_request_bytes * _FRAME_FACTOR), on_frames, keys, limits)
         try:
             server.bind(endpoint, keys.pair.public_hex if keys else None)
-        except OSError:
+        except (OSError, InsecureBind):
             server.close()
             raise
         return server
@@ -183,14 +200,22 @@ def dial_control_socket(
 
     Raises (when called):
         ValueError: the endpoint is none, or it names a key and we have none.
+        HandshakeRefused: another user listens at this Unix socket.
     """
 
     def open_socket(on_frames: OnFrames) -> ControlSocket:
         address, server_hex = split_key(endpoint)
+        if keys is None and (own := own_keys_for(address, server_hex, "control")) is not None:
+            return dial(address, own, own.public_hex, on_frames)
         if server_hex is not None and keys is None:
             raise ValueError(
                 f"{address} wants keys: make a pair with headrace keys, have it allowed, and name it with --keys"
             )
+        return dial(address, keys, server_hex, on_frames)
+
+    def dial(address: str, keys: NodeKeys | None, server_hex: str | None, on_frames: OnFrames) -> ControlSocket:
+        if address.startswith("ipc://") and os.geteuid() != 0:  # an administrator may look at another's run
+            check_socket_is_ours(Path(address.removeprefix("ipc://")))
         curve = Curve(keys.public, keys.secret, bytes.fromhex(server_hex)) if keys and server_hex else None
         options = _options(limits, curve, limits.message_max_bytes)
         client = _Client(options, on_frames, limits.control_linger_s, on_event, on_writable)
@@ -208,7 +233,7 @@ def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
     """Whether the server may listen at ``endpoint``, without trying.
 
     Raises:
-        InsecureBind: it is reachable from other machines and there are no keys.
+        InsecureBind: others could connect, and there are no keys.
         ValueError: it is no endpoint.
     """
     if endpoint.startswith("ipc://") and len(endpoint) > len("ipc://"):
@@ -216,11 +241,11 @@ def check_bind(endpoint: str, keys: ControlKeys | None) -> None:
     tcp = _TCP.fullmatch(endpoint)
     if tcp is None:
         raise ValueError(f"--control {endpoint}: expected tcp://HOST:PORT or ipc:///PATH")
-    if keys is None and not is_loopback(tcp["host"]):
+    if keys is None:
+        who = "other users of this machine" if is_loopback(tcp["host"]) else "other machines"
         raise InsecureBind(
-            f"--control {endpoint}: other machines could connect without proving who they are; listen at "
-            f"tcp://127.0.0.1:{tcp['port']} or ipc://, or make keys with "
-            "headrace keys control-keys --operator my-keys, and start with --control-keys control-keys"
+            f"--control {endpoint}: {who} could connect without proving who they are; listen at ipc:///PATH, or make "
+            "keys with headrace keys control-keys --operator my-keys, and start with --control-keys control-keys"
         )
 
 
@@ -235,13 +260,13 @@ def for_this_machine(endpoint: str) -> str:
     return _ANY_V6.sub("tcp://[::1]:", _ANY.sub("tcp://127.0.0.1:", endpoint))
 
 
-def default_endpoint(run_dir: Path) -> str:
-    """``control.sock`` in the run directory, or in a private temporary one if that path is too long for a socket."""
+def default_endpoint(run_dir: Path, private: Path) -> str:
+    """``control.sock`` in the run directory, or in ``private`` if that path is too long for a socket.
+
+    ``private`` is a directory of ours with a short name that nobody could guess, and so make before us.
+    """
     path = run_dir.resolve() / "control.sock"
-    if len(str(path).encode()) > IPC_PATH_BYTES_MAX:
-        digest = blake2b(str(path).encode(), digest_size=6).hexdigest()
-        path = Path(tempfile.gettempdir()) / f"headrace-{digest}" / "control.sock"
-    return f"ipc://{path}"
+    return f"ipc://{path if len(str(path).encode()) <= IPC_PATH_BYTES_MAX else private / 'control.sock'}"
 
 
 def store_endpoint(run_dir: Path, endpoint: str) -> Path:

@@ -64,6 +64,8 @@ class RefusalReason(enum.StrEnum):
     STALE_TERM = "stale_term"
     NOT_IDEMPOTENT = "not_idempotent"
     TOO_MANY_ASKS = "too_many_asks"
+    NOT_ALLOWED = "not_allowed"
+    """Such a sender may not send this: ``senders.py``."""
 
 
 class Refused(AskError):

@@ -23,6 +23,7 @@ from actors.core.kernel.inbound import Inbound
 from actors.core.kernel.router import Router
 from actors.core.look import Sight, sight
 from actors.core.ref import ActorRef
+from actors.core.senders import Guard
 from actors.core.watch import ActorExit, Gone
 from configs.limits import DEFAULT_LIMITS, Limits
 from transport.address import ActorAddress, PeerId
@@ -30,12 +31,18 @@ from transport.transport import Transport
 
 
 class ActorSystem:
-    """A system hosts actors over one transport. ``seed`` fixes every ``ctx.rng``."""
+    """A system hosts actors over one transport. ``seed`` fixes every ``ctx.rng``.
 
-    def __init__(self, transport: Transport, *, limits: Limits = DEFAULT_LIMITS, seed: int = 0) -> None:
+    ``guard`` is asked about every message that comes over a link; without one, whoever is linked may send anything.
+    """
+
+    def __init__(
+        self, transport: Transport, *, limits: Limits = DEFAULT_LIMITS, seed: int = 0, guard: Guard | None = None
+    ) -> None:
         self._transport = transport
         self.limits = limits
         self._seed = seed
+        self._guard = guard
         self._started: Router | None = None
 
     @property
@@ -57,7 +64,7 @@ class ActorSystem:
     async def start(self) -> None:
         """Listen, and take messages on the running loop."""
         self._started = router = Router(self._transport, self.limits, self._seed)
-        await self._transport.start(Inbound(router, router.deaths, router.streams))
+        await self._transport.start(Inbound(router, router.deaths, router.streams, self._guard))
         router.lag.start()
 
     async def spawn(self, name: str, actor: Actor) -> ActorRef:

@@ -50,8 +50,11 @@ class Enrolment:
 
     def register(self, offer: RegisterWorker) -> Registered:
         """Raises:
-        NotAccepted: another life of that name was started in its stead.
+        NotAccepted: another life of that name was started in its stead, or somebody else offers it.
         """
+        sender = self._scope.ctx.sender
+        if sender is None or sender.peer != offer.worker.peer:
+            raise NotAccepted(f"{sender} offers {offer.worker}: a worker registers itself")
         scope, now = self._scope, self._scope.ctx.now()
         before = scope.workers.by_name.get(offer.worker.name)
         if before is not None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actors.weights.memory import map_file, publishers_spare
+from actors.weights.segments import open_ours
 
 
 @dataclass(eq=False, slots=True)
@@ -71,5 +72,5 @@ class MappedVersions:
 
 def _mapped(path: Path) -> Mapped:
     """What is in ``path``, and which file that is: it may be given another's name meanwhile."""
-    with path.open("rb") as file:
+    with open_ours(path, "rb") as file:
         return Mapped(map_file(file), os.fstat(file.fileno()).st_ino)

@@ -32,7 +32,7 @@ import xxhash
 
 from actors.protocol.weights import Manifest
 from actors.weights.manifest import chunk_bounds, chunk_is_intact
-from actors.weights.segments import hold
+from actors.weights.segments import hold, open_ours
 
 PARALLEL_BYTES: Final = 32 << 20
 """Below this a second thread costs more than it brings, and no spare segment is kept."""
@@ -49,7 +49,7 @@ def map_segment(path: Path, *, own: bool = False) -> memoryview:
     Raises:
         OSError, ValueError: it cannot be opened, or is empty.
     """
-    with path.open("rb") as file:
+    with open_ours(path, "rb") as file:
         if own:
             hold(file)
         return map_file(file)
@@ -202,7 +202,7 @@ def _take_anothers(path: Path, size: int) -> mmap.mmap | None:
 
 
 def _writable(path: Path, size: int) -> mmap.mmap:
-    with path.open("a+b") as file:
+    with open_ours(path, "a+b") as file:
         hold(file)
         os.truncate(file.fileno(), size)
         if hasattr(os, "posix_fallocate"):
@@ -256,7 +256,7 @@ def _write_and_hash(partial: Path, source: memoryview, chunk_bytes: int) -> tupl
     """Write a new file, as ``copy_and_hash`` does; nothing stays where it does not fit."""
     digests: list[bytes] = []
     try:
-        with partial.open("wb") as file:
+        with open_ours(partial, "wb") as file:
             for start in range(0, len(source), chunk_bytes):
                 part = source[start : start + chunk_bytes]
                 file.write(part)

@@ -1,5 +1,12 @@
 """Segment files: a version's bytes in shared memory, named so that a run can find and remove its own.
 
+    /dev/shm/headrace-<id>/                     0700, made by us; <id> is random, a run's own (RUN_DIR/memory.id, 0600)
+        headrace-<id>-v7  …-v7.manifest  …-v7.partial  …-spare  …-v7@rollout-0
+
+Shared memory is open to all users of a machine, who could lay a link or a file of theirs where ours is to be. So all
+of a run's lies in a directory that nobody else can enter, whose name nobody can know before it is there; one that is a
+link or another user's is refused, and files are opened only if they are ours and no links.
+
 A publisher writes ``<path>.partial`` and renames it, so that a file with the final name is always whole. The weight
 server keeps the manifest beside it (``<path>.manifest``) and can so be killed and go on with what it held.
 """
@@ -11,6 +18,9 @@ import fcntl
 import hashlib
 import os
 import platform
+import re
+import secrets
+import stat
 import tempfile
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -39,6 +49,12 @@ class Host(NamedTuple):
 SIMULATED_HOST: ContextVar[Host | None] = ContextVar("SIMULATED_HOST", default=None)
 """Where simulations say on which machine a process believes to be. None: on this one."""
 
+_ID_FILE: Final = "memory.id"
+_ID_BYTES: Final = 16
+_ID: Final = re.compile(r"[0-9a-f]{32}")
+_ID_OF_DIRECTORY: Final = re.compile(r"headrace-[0-9a-f]{32}")
+_ID_OF_NAME: Final = re.compile(r"headrace-([0-9a-f]+)-v\d+")
+
 UNREADABLE: Final = (OSError, msgspec.DecodeError, ValueError, RecursionError)
 """Errors of a file with a manifest: gone, none, with text that is no UTF-8, nested without end."""
 
@@ -47,17 +63,112 @@ def segment_directory() -> Path:
     """Shared memory where the system has it, else the temporary directory."""
     if (simulated := SIMULATED_HOST.get()) is not None:
         return simulated.memory
-    shared = Path("/dev/shm")  # noqa: S108 (shared memory itself; names are per run and files hold public weights)
+    shared = Path("/dev/shm")  # noqa: S108 (shared memory itself; what is ours lies in a private directory there)
     return shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def run_id(run_dir: Path) -> str:
-    """Short name of a run, the same in each of its processes, on machines with other links too."""
+    """The id of a run's memory, the same in each of its processes and lives; drawn at random when first asked for.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    if (known := known_run_id(run_dir)) is not None:
+        return known
+    return keep_run_id(run_dir, secrets.token_hex(_ID_BYTES))
+
+
+def known_run_id(run_dir: Path) -> str | None:
+    """The id of a run's memory, None if none was drawn. In simulations it follows from the path, as all does there."""
+    if SIMULATED_HOST.get() is not None:
+        return path_id(run_dir)
+    with contextlib.suppress(OSError):
+        text = (run_dir / _ID_FILE).read_text("ascii", "replace").strip()
+        if _ID.fullmatch(text):
+            return text
+    return None
+
+
+def keep_run_id(run_dir: Path, own: str) -> str:
+    """Keep ``own`` as the id of this run's memory; what counts is what is kept then. Nodes get theirs from the head.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    if (known := known_run_id(run_dir)) is not None:
+        return known
+    run_dir.mkdir(parents=True, exist_ok=True)
+    partial = run_dir / f"{_ID_FILE}.{secrets.token_hex(4)}"
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
+        file.write(own + "\n")
+    try:
+        os.link(partial, run_dir / _ID_FILE)  # unlike a renaming it does not replace what another has just put there
+    except FileExistsError:
+        if known_run_id(run_dir) is None:
+            partial.replace(run_dir / _ID_FILE)  # what is there is no id
+    finally:
+        partial.unlink(missing_ok=True)
+    return known_run_id(run_dir) or own
+
+
+def path_id(run_dir: Path) -> str:
+    """What follows from a run's path: its id in simulations, and by what files were named that older versions left."""
     return hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=6).hexdigest()
 
 
+def memory_of(run: str) -> Path:
+    """Where the files of the run with the id ``run`` lie on this machine; it need not be there."""
+    directory = segment_directory()
+    return directory if SIMULATED_HOST.get() is not None else directory / f"headrace-{run}"
+
+
+def _memory(run: str) -> Path:
+    """``memory_of``, and it is there. A simulated machine's is private as a whole."""
+    return memory_of(run) if SIMULATED_HOST.get() is not None else _private(memory_of(run))
+
+
+def _private(directory: Path) -> Path:
+    """Make ``directory`` if it is not there.
+
+    Raises:
+        OSError: it cannot be made, or is not ours alone.
+    """
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{directory} is a link, another user's, or open to others: it is not used")
+    return directory
+
+
+def open_ours(path: Path, mode: str) -> IO[bytes]:
+    """Open a file of shared memory, which is not followed if it is a link. Made, it is for its owner only.
+
+    Raises:
+        OSError: it cannot be opened, is no file, or is another user's.
+    """
+    if "r" not in mode and _ID_OF_DIRECTORY.fullmatch(path.parent.name):
+        _private(path.parent)  # it goes when nothing is in it
+    file = open(path, mode, opener=_unfollowed)  # noqa: SIM115  it is handed out
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        file.close()
+        raise PermissionError(f"{path} is no file of ours: it is not used")
+    return file
+
+
+def _unfollowed(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
 def segment_path(run_dir: Path, policy_version: int) -> Path:
-    return segment_directory() / f"headrace-{run_id(run_dir)}-v{policy_version}"
+    """Where a version lies, in a directory that is there.
+
+    Raises:
+        OSError: the directory cannot be made, or is not ours alone.
+    """
+    run = run_id(run_dir)
+    return _memory(run) / f"headrace-{run}-v{policy_version}"
 
 
 def manifest_path(segment: Path) -> Path:
@@ -66,14 +177,15 @@ def manifest_path(segment: Path) -> Path:
 
 def write_manifest(segment: Path, manifest: Manifest) -> None:
     partial = segment.with_name(segment.name + ".manifest.partial")
-    partial.write_bytes(msgspec.msgpack.encode(manifest))
+    with open_ours(partial, "wb") as file:
+        file.write(msgspec.msgpack.encode(manifest))
     partial.rename(manifest_path(segment))
 
 
 def read_manifests(run_dir: Path) -> list[tuple[Path, Manifest]]:
     """Segments of this run that a former server had adopted, oldest version first; unreadable ones are left out."""
     found: list[tuple[Path, Manifest]] = []
-    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-v*.manifest"):
+    for path in _files(run_dir, "-v*.manifest"):
         segment = path.with_suffix("")
         try:
             manifest = msgspec.msgpack.decode(path.read_bytes(), type=Manifest)
@@ -92,15 +204,41 @@ def remove_segment(segment: Path) -> None:
 
 def remove_segments(run_dir: Path) -> int:
     """Remove everything that this run left in shared memory; returns how many files."""
-    paths = list(segment_directory().glob(f"headrace-{run_id(run_dir)}-*"))
-    for path in paths:
-        path.unlink(missing_ok=True)
-    return len(paths)
+    removed = 0
+    for path in [*_files(run_dir, "-*"), *segment_directory().glob(f"headrace-{path_id(run_dir)}-*")]:
+        with contextlib.suppress(PermissionError):  # a namesake of another user's
+            path.unlink(missing_ok=True)
+            removed += 1
+    _leave(run_dir)
+    return removed
+
+
+def _files(run_dir: Path, pattern: str) -> list[Path]:
+    """Files of this run; none if it never had any."""
+    run = known_run_id(run_dir)
+    return [] if run is None else list(memory_of(run).glob(f"headrace-{run}{pattern}"))
+
+
+def _leave(run_dir: Path) -> None:
+    """Remove the run's directory if nothing is in it."""
+    run = known_run_id(run_dir)
+    if run is not None and SIMULATED_HOST.get() is None:
+        with contextlib.suppress(OSError):
+            memory_of(run).rmdir()
 
 
 def held_path(segment: Path, holder: str) -> Path:
-    """Where the puller called ``holder`` keeps what it pulls of ``segment``; each of its lives on this machine."""
-    return segment_directory() / f"{segment.name}@{holder}"
+    """Where the puller called ``holder`` keeps what it pulls of ``segment``; each of its lives on this machine.
+
+    ``segment`` may lie on another machine: its name says whose it is.
+
+    Raises:
+        OSError: that is no segment's name, or there is no room of our own for it.
+    """
+    name = _ID_OF_NAME.match(segment.name)
+    if name is None:
+        raise PermissionError(f"{segment.name!r} is not the name of a segment")
+    return _memory(name[1]) / f"{segment.name}@{holder}"
 
 
 def hold(file: IO[bytes]) -> None:
@@ -114,7 +252,7 @@ def _is_held(path: Path) -> bool:
     if SIMULATED_HOST.get() is not None:
         return False
     try:
-        with path.open("rb") as file:
+        with open_ours(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -130,11 +268,12 @@ def remove_held_by(run_dir: Path, holders: Iterable[str], pid: int) -> int:
     """
     ends = tuple(f"@{holder}" for holder in holders)
     removed = 0
-    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
+    for path in _files(run_dir, "-*"):
         name = path.name.removesuffix(".partial")
         if name.endswith(f"-{pid}-spare") or (name.endswith(ends) and not _is_held(path)):
             path.unlink(missing_ok=True)
             removed += 1
+    _leave(run_dir)
     return removed
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
+from actors.host.terminal_text import harmless
 from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
 
@@ -41,7 +42,7 @@ ControlKeys = Annotated[
 
 def fail(message: str, code: int) -> NoReturn:
     """End the command with ``message`` on stderr."""
-    print(f"headrace: {message}", file=sys.stderr, flush=True)
+    print(f"headrace: {harmless(message)}", file=sys.stderr, flush=True)
     raise typer.Exit(code)
 
 
@@ -72,8 +73,14 @@ def check_sockets(keys: Path | None, control_keys: Path | None, *, listen: str |
     """End the command if the head could not listen at ``listen``, or its control socket ``at``, with these keys."""
     from supervisors.head.head_keys import check_sockets as check
     from supervisors.head.head_keys import load_head_keys
+    from transport.zmq.own_keys import directory_or_own
 
-    refuse_bad_sockets(lambda: check(load_head_keys(keys, control_keys), listen=listen, control=at))
+    def check_both() -> None:
+        nodes = directory_or_own(keys, listen or "", "nodes")
+        control = directory_or_own(control_keys, at or "", "control")
+        check(load_head_keys(nodes, control), listen=listen, control=at)
+
+    refuse_bad_sockets(check_both)
 
 
 def refuse_bad_sockets(check: Callable[[], None]) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
+from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from transport.errors import HeadraceError
 
@@ -280,5 +281,5 @@ def _sentence(error: Any) -> str:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"headrace ctl: {message}", file=sys.stderr, flush=True)
+    print(f"headrace ctl: {harmless(message)}", file=sys.stderr, flush=True)
     raise typer.Exit(code)

@@ -20,7 +20,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from supervisors.cli.terminal_text import printable
+from actors.host.terminal_text import harmless
 
 RECENT_STEPS: Final = 8
 REWARDS_SHOWN: Final = 60
@@ -73,7 +73,7 @@ class ProgressView:
             self._live.update(self.render(), refresh=True)
 
     def _say(self, line: str) -> None:
-        self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
+        self._console.print(harmless(line), markup=False, highlight=False, soft_wrap=True)
 
     def render(self) -> RenderableType:
         """The panel as it stands."""
@@ -92,7 +92,7 @@ class ProgressView:
             parts.append(Text(curve, style="green"))
             parts.append(self._table())
         if now.get("waiting_for"):
-            parts.append(Text(printable(f"waiting for {now['waiting_for']}"), style="yellow"))
+            parts.append(Text(f"waiting for {harmless(str(now['waiting_for']))}", style="yellow"))
         return Group(*parts)
 
     def _table(self) -> Table:

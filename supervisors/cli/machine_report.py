@@ -24,8 +24,10 @@ from typing import Literal, TypedDict
 import psutil
 from packaging.requirements import Requirement
 from rich.table import Table
+from rich.text import Text
 
 from actors.host.import_guard import BROKEN_ON_CPU, hide_broken_optionals
+from actors.host.terminal_text import harmless
 
 State = Literal["ok", "missing", "problem"]
 """``missing`` is something optional; ``problem`` is something that runs will stumble over."""
@@ -58,7 +60,9 @@ class Report(list[Check]):
         table = Table("", "what", "found", "advice", title="headrace doctor")
         for check in self:
             colour = _COLOURS[check["state"]]
-            table.add_row(f"[{colour}]{check['state']}[/]", check["name"], check["found"], check["advice"])
+            table.add_row(
+                f"[{colour}]{check['state']}[/]", *(Text(harmless(check[part])) for part in ("name", "found", "advice"))
+            )
         return table
 
 

@@ -56,10 +56,12 @@ def check_run(resume: Path, job: JobConfig) -> None:
 
 def committed_steps(run_dir: Path) -> int:
     """Steps that the run has committed, by the last whole row of its metrics; 0 if it has none that can be read."""
+    from configs.limits import DEFAULT_LIMITS
     from supervisors.machine.file_end import whole_lines
 
+    at_most = DEFAULT_LIMITS.error_text_chars
     try:
-        rows: list[Any] = [json.loads(line) for line in whole_lines(run_dir / "metrics.jsonl", 1)]
+        rows: list[Any] = [json.loads(line) for line in whole_lines(run_dir / "metrics.jsonl", 1, at_most)]
         return int(rows[-1]["step"]) + 1 if rows else 0
     except (OSError, ValueError, KeyError, TypeError):
         return 0

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
@@ -29,7 +30,6 @@ from supervisors.cli.command import (
     wrong,
 )
 from supervisors.cli.resume import check_options, check_run
-from supervisors.cli.terminal_text import printable
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
 
@@ -83,9 +83,10 @@ def run(
     from supervisors.trees import run_job
 
     console = Console(stderr=json_, highlight=False)
-    console.print(f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}", soft_wrap=True)
+    about = f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}"
+    console.print(harmless(about), soft_wrap=True, markup=False)
     if news:
-        console.print(news, soft_wrap=True, markup=False)
+        console.print(harmless(news), soft_wrap=True, markup=False)
     with ProgressView(console) as view:
         summary = finish(
             lambda: run_job(
@@ -151,6 +152,7 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
         f"{_figure(summary.get('seconds'))} s: reward {_figure(first)} → {_figure(last)}, "
         f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost{_dropped(summary)}",
         soft_wrap=True,
+        markup=False,
     )
     rows = [
         ("checkpoint", summary.get("checkpoint")),
@@ -158,11 +160,11 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
         ("trace", run_dir / "trace.json"),
     ]
     for name, path in rows:
-        console.print(f"  {name:<10} {path or 'none'}", soft_wrap=True)
+        console.print(harmless(f"  {name:<10} {path or 'none'}"), soft_wrap=True, markup=False)
     if summary.get("state") == "interrupted":
-        console.print(f"  go on with  headrace run --resume {run_dir}", soft_wrap=True)
+        console.print(harmless(f"  go on with  headrace run --resume {run_dir}"), soft_wrap=True, markup=False)
     if summary.get("error"):
-        console.print(f"  error      {printable(str(summary['error']))}", soft_wrap=True, markup=False)
+        console.print(harmless(f"  error      {summary['error']}"), soft_wrap=True, markup=False)
 
 
 def _dropped(summary: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from actors.host.terminal_text import harmless
 from supervisors.checkers.checks import PROMISES, Report, check
 from supervisors.checkers.history import RunState
 from supervisors.checkers.run_directory import read_history
@@ -45,7 +46,7 @@ def doctor_run(run_dir: Path, *, as_json: bool) -> int:
 
 
 def _print(console: Console, run_dir: Path, report: Report) -> None:
-    console.print(f"{report.job} in {run_dir}: {_ABOUT[report.state]}", markup=False, soft_wrap=True)
+    console.print(harmless(f"{report.job} in {run_dir}: {_ABOUT[report.state]}"), markup=False, soft_wrap=True)
     counted = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in report.counted.items() if count)
     console.print(f"{report.steps} of {report.steps_wanted} steps committed; looked at {counted}", soft_wrap=True)
     table = Table("", "checker", "what it holds the run against", "violations")
@@ -57,8 +58,8 @@ def _print(console: Console, run_dir: Path, report: Report) -> None:
     for name in PROMISES:
         found = report.of(name)
         for violation in found[:_SHOWN_MAX]:
-            console.print(f"{name}: {violation.what}", style="red", markup=False, soft_wrap=True)
+            console.print(harmless(f"{name}: {violation.what}"), style="red", markup=False, soft_wrap=True)
         if len(found) > _SHOWN_MAX:
             console.print(f"{name}: … and {len(found) - _SHOWN_MAX} more; --json lists all", style="red")
     for note in report.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+        console.print(harmless(f"note: {note}"), style="yellow", markup=False, soft_wrap=True)

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
+from actors.host.terminal_text import harmless
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail, wrong
-from supervisors.cli.terminal_text import printable
 
 _NAMES: Final = {"ended": "ended", "cut": "cut at max_tokens"}
 
@@ -69,11 +69,11 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
             f"── step {row['step']}, prompt {row['prompt']}, sibling {row['sibling']}: {row['chosen']}, "
             f"reward {reward}, {row['tokens']} tokens, {_NAMES.get(row['finish'], row['finish'])}"
         )
-        console.print(printable(head), style="bold", markup=False, soft_wrap=True)
+        console.print(harmless(head), style="bold", markup=False, soft_wrap=True)
         parts = [("prompt", row["prompt_text"]), ("response", row["response"]), ("answer", row["answer"])]
         if row["reason"]:
             parts.append(("dropped", row["reason"]))
         for name, text in parts:
             console.print(f"{name}:", style="dim", markup=False)
-            console.print(printable(str(text)), markup=False, soft_wrap=True)
+            console.print(harmless(str(text)), markup=False, soft_wrap=True)
         console.print()

@@ -16,12 +16,29 @@ def head(
     dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
     keys: Keys = None,
     control_keys: ControlKeys = None,
+    allow_functions: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PREFIX",
+            help="Jobs may name functions that begin so, such as my_rewards; repeatable. Default: any, so whoever may "
+            "submit may run code.",
+        ),
+    ] = None,
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
     check_sockets(keys, control_keys, listen=listen, at=control)
     from supervisors.trees import run_head
 
-    finish(lambda: run_head(listen=listen, control=control, run_root=dir_, keys=keys, control_keys=control_keys))
+    finish(
+        lambda: run_head(
+            listen=listen,
+            control=control,
+            run_root=dir_,
+            keys=keys,
+            control_keys=control_keys,
+            allow_functions=allow_functions,
+        )
+    )
 
 
 def node(

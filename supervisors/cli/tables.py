@@ -7,8 +7,9 @@ from typing import Any, Final, cast
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from supervisors.cli.terminal_text import printable
+from actors.host.terminal_text import harmless
 
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "run_dir"),
@@ -38,7 +39,7 @@ def print_result(console: Console, op: str, result: Any) -> None:
             console.print(table(items, _FIRST.get(op)))
         elif items:
             for item in items:
-                console.print(printable(str(item)), markup=False, highlight=False, soft_wrap=True)
+                console.print(harmless(str(item)), markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(f"no {op}", style="dim")
     elif isinstance(result, dict):
@@ -49,7 +50,7 @@ def print_result(console: Console, op: str, result: Any) -> None:
             soft_wrap=True,
         )
     else:
-        console.print(str(result), markup=False)
+        console.print(harmless(str(result)), markup=False)
 
 
 def _print_dead_letters(console: Console, result: dict[str, list[dict[str, Any]]]) -> None:
@@ -67,18 +68,18 @@ def table(rows: list[dict[str, Any]], columns: Iterable[str] | None) -> Table:
     view = Table(box=None, padding=(0, 2), header_style="bold")
     for name in names:
         numbers = all(isinstance(row.get(name), int | float) for row in rows)
-        view.add_column(name, justify="right" if numbers else "left", overflow="fold")
+        view.add_column(Text(harmless(name)), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        view.add_row(*(_cell(row.get(name)) for name in names))
+        view.add_row(*(Text(_cell(row.get(name))) for name in names))  # Text: what stands in brackets is no markup
     return view
 
 
 def line(values: Mapping[str, Any]) -> str:
     """A map as ``key value  key value``."""
-    return "  ".join(f"{key} {_cell(value)}" for key, value in values.items())
+    return "  ".join(f"{harmless(str(key))} {_cell(value)}" for key, value in values.items())
 
 
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))
+    return f"{value:.4g}" if isinstance(value, float) else harmless(str(value))

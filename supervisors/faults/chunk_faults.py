@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.weights.manifest import chunk_bounds
-from actors.weights.segments import manifest_path, read_manifests, run_id, segment_directory
+from actors.weights.segments import manifest_path, memory_of, read_manifests, run_id
 from configs.fault_plan import ChunkTarget
 from supervisors.tree.errors import FaultNotPossible
 
@@ -75,7 +75,8 @@ def mend_chunk(spoilt: SpoiltChunk) -> str:
 def mend_all(run_dir: Path) -> int:
     """Put every intact file of this run back whose version is still there; returns how many."""
     mended = 0
-    for intact in segment_directory().glob(f"headrace-{run_id(run_dir)}-v*-{_INTACT}"):
+    run = run_id(run_dir)
+    for intact in memory_of(run).glob(f"headrace-{run}-v*-{_INTACT}"):
         segment = intact.with_name(intact.name.removesuffix(f"-{_INTACT}"))
         there = segment.exists() and manifest_path(segment).exists()
         if there:

@@ -19,6 +19,7 @@ import structlog
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
@@ -37,6 +38,7 @@ from supervisors.nemesis.fault_schedule import FaultSchedule
 from supervisors.nemesis.nemesis import Nemesis
 from transport.address import ActorAddress
 from transport.errors import HeadraceError
+from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.head")
 
@@ -54,20 +56,24 @@ class Head:
         limits: Limits = DEFAULT_LIMITS,
         machine: Machine = LOCAL,
         agent: ActorAddress | None = None,
+        allow_functions: tuple[str, ...] | None = None,
     ) -> None:
         """Args:
         agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
             needed, and is the same in every life of this head. None: it lives here.
+        allow_functions: prefixes of the functions that jobs may name which come over the control socket; None: any.
         """
         self.machine = machine
         self.limits = limits
+        self.allow_functions = allow_functions
         self.run_root = run_root
         self.register = JobRegister(run_root)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
         """Nemeses by job, for as long as its processes are there."""
-        self._keys_directory = keys
-        self._keys = load_head_keys(keys, control_keys)
+        self._keys_directory = directory_or_own(keys, listen or "", "nodes")
+        self._control_keys = control_keys
+        self._keys = load_head_keys(self._keys_directory, control_keys)
         self._agent = agent
         self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
@@ -84,7 +90,7 @@ class Head:
         transport = self.machine.transport(
             "head", listen=self._listen, cluster=CLUSTER, limits=self.limits, keys=self._keys.nodes, role="head"
         )
-        self.system = ActorSystem(transport, limits=self.limits)
+        self.system = ActorSystem(transport, limits=self.limits, guard=guard_for(transport.peer))
         await self.system.start()
         await self.system.spawn("nodes", self.nodes)
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
@@ -106,7 +112,9 @@ class Head:
 
     async def serve_control(self, endpoint: str) -> str:
         """Open the control socket at ``endpoint``; returns where it is."""
-        open_socket = open_control_socket(endpoint, self.limits, keys=self._keys.control)
+        directory = directory_or_own(self._control_keys, endpoint, "control")
+        keys = load_head_keys(self._keys_directory, directory).control
+        open_socket = open_control_socket(endpoint, self.limits, keys=keys)
         server = ControlServer(Operations(self), open_socket, limits=self.limits)
         await server.start()
         self._control = server

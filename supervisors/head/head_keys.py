@@ -1,7 +1,8 @@
 """The head's keys: who may join as a node, and who may steer. Two directories, two pairs, and no key in both.
 
 Invariants
-- A listener that others than this machine could reach has keys, or it is refused before anything is written.
+- A listener that others than this user could reach has keys, or it is refused before anything is written. On loopback
+  these are the user's own (``transport/zmq/own_keys.py``) where no directory was named.
 - A node's key never steers: a machine that was lent for work does not hold the means to cancel it.
 """
 
@@ -18,14 +19,14 @@ from transport.zmq.security import KeyFileError, NodeKeys, load_keys
 
 @dataclass(frozen=True)
 class HeadKeys:
-    """The keys that ``--keys`` and ``--control-keys`` name; None: that side stays on this machine."""
+    """The keys of either side; None: that side has Unix sockets only."""
 
     nodes: NodeKeys | None = None
     control: ControlKeys | None = None
 
 
 def load_head_keys(nodes: Path | None, control: Path | None) -> HeadKeys:
-    """Read both directories.
+    """Read both directories, as ``directory_or_own`` has named them.
 
     Raises:
         KeyFileError: a file is missing or wrong, or a key stands in both.

@@ -51,6 +51,8 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     resume: bool = False
     faults: str = ""
     """A fault plan as JSON."""
+    allow_functions: tuple[str, ...] | None = None
+    """Prefixes of the functions that submitted jobs may name; None: any."""
     former: Former | None = None
 
     def encode(self) -> bytes:

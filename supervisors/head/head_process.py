@@ -77,6 +77,7 @@ async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -
         control_keys=Path(order.control_keys) if order.control_keys else None,
         limits=Limits.model_validate_json(order.limits),
         agent=order.agent,
+        allow_functions=order.allow_functions,
     )
     try:
         async with interruptible() as interrupted:

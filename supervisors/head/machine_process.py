@@ -31,6 +31,7 @@ import structlog
 from actors.core.actor import Actor, handles
 from actors.core.context import named_rng
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.limits import Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
@@ -54,6 +55,7 @@ from supervisors.machine.process_log import last_lines, trim
 from supervisors.tree.errors import HeadGaveUp
 from supervisors.tree.judgement import Judge
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget
+from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.machine")
 
@@ -140,8 +142,8 @@ class MachineProcess:
         self._machine = machine
         self._limits = limits
         self._on_progress = on_progress
-        self._keys_directory = keys
-        self._keys = load_head_keys(keys, None).nodes
+        self._keys_directory = directory_or_own(keys, listen or "", "nodes")
+        self._keys = load_head_keys(self._keys_directory, None).nodes
         self._runtime = machine.runtime_directory()
         self._listen = fixed_listen(listen) if listen is not None else f"ipc://{self._runtime}/head"
         self.keeper = HeadKeeper(on_progress, on_ready)
@@ -154,7 +156,7 @@ class MachineProcess:
         transport = self._machine.transport(
             PEER, listen=self._own_endpoint(), cluster=CLUSTER, limits=self._limits, keys=self._keys, role="machine"
         )
-        self._system = system = ActorSystem(transport, limits=self._limits)
+        self._system = system = ActorSystem(transport, limits=self._limits, guard=guard_for(transport.peer))
         await system.start()
         options = NodeOptions(
             listen=f"ipc://{self._runtime}/{{name}}" if local else "",
@@ -167,8 +169,15 @@ class MachineProcess:
 
     @property
     def endpoint(self) -> str:
-        """Where every life of the head listens, and nodes join."""
-        return self._listen
+        """Where every life of the head listens, and nodes of this machine join."""
+        if self._keys is None or not self._listen.startswith("tcp://"):
+            return self._listen
+        return f"{self._listen}?key={self._keys.public_hex}"
+
+    @property
+    def private(self) -> Path:
+        """Directory that this user alone can enter, for as long as this process lives."""
+        return self._runtime
 
     def _own_endpoint(self) -> str:
         """Beside the head's."""

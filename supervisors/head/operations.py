@@ -9,7 +9,8 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from actors.control.backend import Plain
 from actors.control.errors import BadArgs, NotFound, NotNow
@@ -20,6 +21,7 @@ from configs.errors import ConfigError
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
 from configs.schema import run_directory
+from supervisors.head.allowed_functions import check_allowed
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
@@ -29,6 +31,8 @@ from supervisors.machine.file_end import whole_lines
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
 
+T = TypeVar("T")
+
 
 class Operations:
     """Implements ``actors.control.backend.ControlBackend`` over a head."""
@@ -36,6 +40,7 @@ class Operations:
     def __init__(self, head: HeadView) -> None:
         self._head = head
         self._strikes = 0
+        self._reading = asyncio.Lock()
 
     def _run(self, job: str | None) -> JobRun:
         """The run of that name, or the only one.
@@ -53,6 +58,7 @@ class Operations:
         return jobs[job]
 
     async def submit(self, job: Plain) -> Plain:
+        check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
         await self._free(config.name)
         run_dir = run_directory(self._head.run_root, config.name)
@@ -245,17 +251,31 @@ class Operations:
         return await StallReport(self._head).dead_letters()
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
-        lines = whole_lines(self._run(job).run_dir / "metrics.jsonl", last)
-        return [json.loads(line) for line in lines]
+        return await self._read(_rows, self._run(job).run_dir / "metrics.jsonl", last)
 
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:
-        directory = self._run(job).run_dir / "logs"
-        names = sorted(file.stem for file in directory.glob("*.log"))
-        wanted = [actor] if actor is not None else names
-        if actor is not None and actor not in names:
-            raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
-        found = [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines)]
-        return found[-lines:]
+        return await self._read(_log_lines, self._run(job).run_dir / "logs", actor, lines)
+
+    async def _read(self, read: Callable[..., T], *args: object) -> T:
+        """Read files on a thread, for one client at a time: the loop that runs the jobs has other things to do."""
+        async with self._reading:
+            return await asyncio.to_thread(read, *args, self._head.limits.control_read_bytes)
+
+
+def _rows(path: Path, last: int, max_bytes: int) -> list[Plain]:
+    return [json.loads(line) for line in whole_lines(path, last, max_bytes)]
+
+
+def _log_lines(directory: Path, actor: str | None, lines: int, max_bytes: int) -> list[str]:
+    """Raises:
+    BadArgs: there is no such log.
+    """
+    names = sorted(file.stem for file in directory.glob("*.log"))
+    if actor is not None and actor not in names:
+        raise BadArgs(f"there is no log of {actor!r}; there are: {names}")
+    wanted = [actor] if actor is not None else names
+    share = max_bytes // max(len(wanted), 1)
+    return [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines, share)][-lines:]
 
 
 def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:

@@ -22,6 +22,7 @@ class HeadView(Protocol):
 
     run_root: Path
     limits: Limits
+    allow_functions: tuple[str, ...] | None
     system: ActorSystem
     nodes: Nodes
     jobs: dict[str, JobRun]

@@ -21,6 +21,7 @@ from actors.protocol.work import Drain
 from actors.protocol.workers import WorkerEnded
 from actors.roles import RoleArgs
 from actors.scheduler.scheduler import Scheduler
+from actors.weights.segments import run_id
 from configs.schema import JobConfig
 from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
@@ -194,6 +195,7 @@ class JobTree:
             run_dir=str(self._run_dir),
             scheduler=self.address("scheduler"),
             metrics=self.address("metrics"),
+            run_id=run_id(self._run_dir),
             beside_trainer=role == "rollout" and place == "local",
         )
         limits, process = self._job.limits, f"{self._job.name}.{name}"

@@ -71,8 +71,10 @@ def run_child() -> None:
 
 async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     from actors.core.system import ActorSystem
+    from actors.protocol.who_may_send import guard_for
     from actors.roles import build_role
     from transport.address import new_peer
+    from transport.endpoints import split_key
     from transport.link_faults import FaultableTransport
     from transport.zmq.security import load_keys
     from transport.zmq.transport import ZmqTransport
@@ -81,12 +83,13 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
     os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
-    keys = load_keys(Path(spec.keys)) if spec.keys else None
+    head_key = split_key(spec.args.scheduler.endpoint)[1]  # whoever has ordered this process, the agent has made sure
+    keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
     )
     transport = FaultableTransport(links, limits=limits, seed=spec.seed)
-    system = ActorSystem(transport, limits=limits, seed=spec.seed)
+    system = ActorSystem(transport, limits=limits, seed=spec.seed, guard=guard_for(transport.peer))
     # Imports are for ever: keep them out of every collection.
     return await host(
         spec, system, build_role, terminated, last_words, faults=ProcessFaults(transport.add), on_ready=gc.freeze

@@ -70,4 +70,4 @@ def beside(endpoint: str) -> str:
         return f"{address.rpartition(':')[0]}:*"
     if address.startswith("memory://"):
         return f"{address}/{{name}}"
-    return "tcp://127.0.0.1:*"
+    raise ValueError(f"a node agent at {endpoint!r}: expected ipc, tcp or memory")

@@ -23,6 +23,7 @@ from actors.core.ref import ActorRef
 from actors.core.registered import RegisteredActor
 from actors.core.system import ActorSystem
 from actors.core.watch import Down, Gone
+from actors.protocol.who_may_send import guard_for
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.names import NODE_NAME_CHARACTERS_MAX, name_problem, node_name_problem
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
@@ -33,9 +34,10 @@ from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster
 from supervisors.tree.errors import HeadLost
 from transport.address import ActorAddress, PeerId
-from transport.endpoints import check_dialed, is_loopback
+from transport.endpoints import check_dialed, is_loopback, split_key
 from transport.errors import HandshakeRefused, InsecureBind, LinkTimeout
 from transport.zmq.handshake import NAME_IS_TAKEN
+from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import load_keys
 
 HEAD_ENDED: Final = "the head has ended"
@@ -111,7 +113,8 @@ class NodeProcess:
         if problem := node_name_problem(self.name):
             raise ValueError(f"--name {problem}")
         self._slots = slots or self._machine.slots
-        self._keys_directory = keys
+        self._keys_directory = directory_or_own(keys, join, "nodes")
+        self._is_own = keys is None and split_key(join)[1] is None
         self._kind = kind
         self._notice_s = notice_s
         self._limits = limits
@@ -126,6 +129,9 @@ class NodeProcess:
             HandshakeRefused: the head speaks another protocol or does not know our key.
         """
         keys = load_keys(self._keys_directory) if self._keys_directory else None
+        if keys is not None and self._is_own:  # the head of the same user, which has the same pair
+            self._join = f"{split_key(self._join)[0]}?key={keys.public_hex}"
+        keys = keys.of_head(split_key(self._join)[1]) if keys is not None else None
         transport = self._machine.transport(
             self.name,
             listen=_listen_beside(self._join, self.name),
@@ -134,7 +140,7 @@ class NodeProcess:
             keys=keys,
             role="node",
         )
-        self.system = system = ActorSystem(transport, limits=self._limits)
+        self.system = system = ActorSystem(transport, limits=self._limits, guard=guard_for(transport.peer))
         await system.start()
         try:
             head = await self._connect(system)
@@ -238,7 +244,9 @@ def _is_here(join: str) -> bool:
 
 
 def _listen_beside(join: str, name: str) -> str:
-    """Loopback for a head on this machine, else every interface (which needs keys)."""
+    """A private directory or loopback for a head on this machine, else every interface; TCP has keys."""
     if join.startswith("memory://"):
         return f"memory://{name}"
+    if join.startswith("ipc://"):
+        return "ipc://*"
     return "tcp://127.0.0.1:*" if _is_here(join) else "tcp://0.0.0.0:*"

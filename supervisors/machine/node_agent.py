@@ -25,6 +25,7 @@ import msgspec
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
+from actors.weights.segments import keep_run_id
 from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.leftover_files import Left, LeftoverFiles
@@ -147,6 +148,8 @@ class NodeAgent(Actor):
     def _launch(self, order: SpawnProcess, owner: ActorAddress) -> Managed:
         limits = self.ctx.limits
         args = msgspec.structs.replace(order.args, node=self._node)
+        if args.run_id:
+            keep_run_id(Path(args.run_dir), args.run_id)  # it is here, too, what its memory is called
         self._starts += 1
         spec = ProcessSpec(
             name=order.name,
@@ -164,7 +167,7 @@ class NodeAgent(Actor):
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode(), order.env)),
+            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode())),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,

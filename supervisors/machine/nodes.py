@@ -21,7 +21,7 @@ from actors.core.actor import Actor, handles
 from actors.core.message import Message, message
 from actors.core.watch import Down, Gone
 from configs.names import name_problem, node_name_problem
-from supervisors.tree.errors import NodeRefused, NoNode
+from supervisors.tree.errors import NodeRefused, NoNode, NotYourNode
 from transport.address import ActorAddress
 
 
@@ -98,6 +98,7 @@ class Nodes(Actor):
     @handles(JoinCluster)
     async def join(self, message: JoinCluster) -> Joined:
         _check_offer(message, self.ctx.limits.node_slots_max)
+        self._check_own(message.node, message.agent)
         known = self._nodes.get(message.node)
         if known is None or known.agent != message.agent:
             self.ctx.log.info("node joined", node=message.node, slots=message.slots, kind=message.kind)
@@ -108,6 +109,16 @@ class Nodes(Actor):
         self._signal()
         return Joined(head=self._head)
 
+    def _check_own(self, node: str, agent: ActorAddress | None = None) -> None:
+        """A machine speaks for itself only.
+
+        Raises:
+            NotYourNode: whoever asks is another one.
+        """
+        sender = self.ctx.sender
+        if sender is None or sender.peer.name != node or (agent is not None and agent.peer != sender.peer):
+            raise NotYourNode(f"{sender} speaks for the node {node!r}: a node joins and leaves under its own name")
+
     def _returned(self, message: JoinCluster) -> Node | None:
         """The machine as it was before it was cut off, if this is the same life of it."""
         node = self._cut_off.pop(message.node, None)
@@ -115,6 +126,7 @@ class Nodes(Actor):
 
     @handles(LeaveCluster)
     async def leave(self, message: LeaveCluster) -> Joined:
+        self._check_own(message.node)
         if not (math.isfinite(message.left_s) and message.left_s >= 0):
             raise NodeRefused(f"left_s is {message.left_s}, expected seconds from 0")
         if self.drain(message.node, message.left_s):

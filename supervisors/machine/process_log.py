@@ -17,7 +17,7 @@ _TAIL_BYTES: Final = 32 << 10
 def open_log(path: Path) -> int:
     """A file descriptor for appending; makes the directory. The caller closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 def trim(path: Path, max_bytes: int) -> bool:

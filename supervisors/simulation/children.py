@@ -13,6 +13,7 @@ from typing import Any
 
 from actors.core.reason import Reason, reason_of
 from actors.core.system import ActorSystem
+from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import Limits
 from supervisors.head.head import Head
@@ -140,7 +141,8 @@ class SimulatedRole(SimulatedChild):
         transport = self.machine.transport(
             spec.peer, listen=spec.listen, cluster=spec.cluster, limits=limits, keys=None, role=self.role
         )
-        self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed)
+        guard = guard_for(transport.peer)
+        self.body.system = system = ActorSystem(transport, limits=limits, seed=world.seed, guard=guard)
         return await host(
             spec,
             system,

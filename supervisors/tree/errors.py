@@ -14,6 +14,7 @@ HeadraceError
 
 ReplyError (actors/core/errors.py)
 ├── NodeRefused              a machine may not join as it is: its name, its numbers, or another one has its name
+├── NotYourNode              a machine spoke for another one, whose name it may not use; the text says which
 └── FaultNotPossible         a fault that cannot be done to this run, or not by whom it was asked; the text says why
 """
 
@@ -102,5 +103,9 @@ class FaultNotPossible(ReplyError):
 
 class NodeRefused(ReplyError):
     """A head does not take a machine as it offers itself; the text says what to change before another try."""
+
+
+class NotYourNode(ReplyError):
+    """A machine tried to join or to leave in another one's name. It may do so in its own only."""
 
     permanent = True

@@ -45,7 +45,10 @@ class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 @message("node.spawn")
 class SpawnProcess(Message):
-    """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner."""
+    """Ask: start a role process; the answer comes when it is ready or has failed. The asker becomes its owner.
+
+    It has the agent's own environment: whoever orders a process does not say what else runs in it.
+    """
 
     name: str
     """Name, unique at this agent: ``<job>.<actor>``."""
@@ -54,7 +57,6 @@ class SpawnProcess(Message):
     ready_timeout_s: float
     beacon_budget_s: float
     """Time for which its event loop may be silent while its link lives, before it counts as hung."""
-    env: dict[str, str] = msgspec.field(default_factory=dict)
     limits: str = ""
     """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
 

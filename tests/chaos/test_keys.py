@@ -87,11 +87,11 @@ def test_a_run_on_all_interfaces_obeys_its_operator_shows_its_reader_and_ignores
     run = headrace_run(job, arguments=[*words, str(keys / "control")])
     run_dir = run.run_dir
     join = f"tcp://127.0.0.1:{nodes}?key={load_keys(keys / 'head').public_hex}"
-    run.add_node("far", join, "--keys", str(keys / "node"), slots=2)
+    run.add_node("node-far", join, "--keys", str(keys / "node"), slots=2)
 
     alice, bob = Ctl(str(run_dir), keys / "alice"), Ctl(str(run_dir), keys / "bob")
     alice.until("work", lambda rows: rows[0]["step"] > 2, "jobs")
-    assert {row["node"] for row in alice("tree") if row["role"] == "rollout"} == {"far"}
+    assert {row["node"] for row in alice("tree") if row["role"] == "rollout"} == {"node-far"}
     assert alice("scale", "1")["workers"] == 1
 
     bob.until("progress", lambda rows: rows[0]["workers"] == 1, "jobs")

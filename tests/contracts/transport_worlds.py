@@ -133,7 +133,7 @@ class World:
         listen = "tcp://127.0.0.1:*" if "tcp" in self.kind else f"ipc://{self._directory.name}/{peer.incarnation:x}"
         if fixed:
             listen = self.endpoint(peer.name).partition("?")[0]
-        return ZmqTransport(peer, listen=listen, cluster=cluster, limits=limits, keys=self._keys)
+        return ZmqTransport(peer, listen=listen, cluster=cluster, limits=limits, keys=self._keys, unguarded=True)
 
     def endpoint(self, name: str) -> str:
         """Where a peer of this name listens, or would listen."""

@@ -62,6 +62,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("actors/trainer/setup.py", "REPLICAS_MAX"),
         ("actors/weights/delta.py", "CHANGED_MAX"),
         ("actors/weights/memory.py", "THREADS_MAX"),
+        ("actors/core/senders.py", "lru_cache.maxsize"),
         ("actors/roles.py", "lru_cache.maxsize"),
         ("supervisors/machine/process_spec.py", "lru_cache.maxsize"),
         ("supervisors/providers/trace_generator.py", "life_mean_s"),

@@ -102,6 +102,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
     ],
     "the control server bounds every request by its deadline": [
+        ("supervisors/head/operations.py", "Operations._read", "self._reading"),
+        ("supervisors/head/operations.py", "Operations._read",
+         "asyncio.to_thread(read, *args, self._head.limits.control_read_bytes)"),
         ("supervisors/head/operations.py", "Operations.submit",
          "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
     ],

@@ -4,6 +4,7 @@ Invariants
 - A connection is known by its routing id, which names peer and dial; whoever has not said HELLO is a stranger, and
   whatever else a stranger says is counted and dropped.
 - What a stranger can make us remember is bounded in number and in time.
+- With keys, a peer has the name that its key may bear (``security.py``), on each of a link's connections.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class ListenHost:
     next life; a machine that is well is not pushed out by one that somebody has given the same name."""
     accept: Callable[[Incoming, Confirm, bytes], Link | None]
     """Callback that makes it a link; None means that the dialer must yield."""
+    name_objection: Callable[[str, bytes], str | None] = lambda name, key: None
+    """Callback that says why whoever has proven to hold this key may not bear this name; without keys anybody may."""
 
 
 class Listener:
@@ -103,7 +106,7 @@ class Listener:
     def _hello(self, route: bytes, hello: Hello) -> None:
         if route != routing_id(hello.peer, hello.dial):
             raise MalformedInput("a HELLO under another's routing id")
-        why = objection(hello, self._host.cluster, self._host.peer)
+        why = objection(hello, self._host.cluster, self._host.peer) or self._name_objection(hello, Lane.SIGNAL)
         if why is None and self._lives.is_fenced(hello.peer):
             why = f"{self._host.peer.name} has welcomed a newer {hello.name}; this one is fenced and must stop"
         if why is None and hello.role == "node" and self._host.is_taken(hello.peer):
@@ -117,10 +120,15 @@ class Listener:
         self._pending[route] = Incoming(hello, self._loop.time() + self._limits.connect_timeout_s)
         self._reply(Lane.SIGNAL, route, control(Mark.WELCOME, self._host.welcome()))
 
+    def _name_objection(self, hello: Hello, socket: int) -> str | None:
+        return self._host.name_objection(hello.name, self.sockets[socket].sender_key())
+
     def _confirm(self, route: bytes, socket: int, confirm: Confirm) -> None:
         if not socket < confirm.sockets <= len(self.sockets):
             raise MalformedInput(f"a CONFIRM of {confirm.sockets} sockets on number {socket} of {len(self.sockets)}")
         incoming = self._pending[route]
+        if self._name_objection(incoming.hello, socket) is not None:
+            raise MalformedInput("a CONFIRM under another's routing id")
         incoming.confirmed.add(socket)
         if len(incoming.confirmed) < confirm.sockets - 1:
             return

@@ -7,6 +7,8 @@ Invariants
 - CURVE alone proves the listener only; without the allow-list any client key is accepted. So a listener with keys
   always runs the allow-list, and a dialer connects only to listeners whose key it allows.
 - A secret that others can read is refused, not repaired.
+- A name belongs to a key: who is registered as ``gpu`` may be called ``gpu``, ``gpu-<anything>`` and, for its
+  processes, ``<that>.<anything>``. ``head`` and ``machine`` belong to the head's key, whatever it is registered as.
 """
 
 from __future__ import annotations
@@ -14,19 +16,27 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from configs.limits import Limits
 from transport.errors import HandshakeRefused, TransportError
+from transport.rarely import worth_a_line
 from transport.transport import Frame
 from transport.zmq.context import curve_keypair, curve_public, z85_encode
 from transport.zmq.options import Curve, SocketOptions
 from transport.zmq.socket import Context, Role, ZmqSocket
 
+log = structlog.get_logger("headrace.transport")
+
 ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,100}")
+_Z85: Final = re.compile(rb"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+_OF_THE_HEAD: Final = frozenset(["head", "machine"])
+"""Names of the head's own processes, up to the first dot."""
 
 
 class KeyFileError(TransportError):
@@ -40,6 +50,10 @@ class NodeKeys:
     public: bytes
     secret: bytes
     allowed: frozenset[bytes] = frozenset()
+    names: tuple[tuple[str, bytes], ...] = ()
+    """Names that the allowed keys are registered as, each with its key."""
+    head: bytes = b""
+    """Key of the head, which alone may bear its names besides our own; empty: our own is the head's."""
 
     def __repr__(self) -> str:
         return f"NodeKeys(public={self.public.decode()}, allowed={len(self.allowed)})"
@@ -52,6 +66,29 @@ class NodeKeys:
     def allows(self, public: bytes) -> bool:
         """Whether a node with this key may connect."""
         return public == self.public or public in self.allowed
+
+    def objection(self, name: str, public: bytes) -> str | None:
+        """Why whoever has proven to hold ``public`` may not be called ``name``; None if it may.
+
+        Our own key is this user's own: its processes may bear any name.
+        """
+        if public == self.public:
+            return None
+        node = name.partition(".")[0]
+        if node in _OF_THE_HEAD:
+            return None if public == self.head else f"{name} is a name of the head, and this key is not the head's"
+        if public == self.head:
+            return f"this key is the head's, and {name} is no name of the head"
+        fitting = [known for known, _ in self.names if node == known or node.startswith(f"{known}-")]
+        closest = max(fitting, key=len, default="")
+        if (closest, public) in self.names:
+            return None
+        own = " or ".join(known for known, key in self.names if key == public) or "nothing"
+        return f"this key is registered as {own}: start the node with --name {own}, or {own}- and more, not {name}"
+
+    def of_head(self, head_hex: str | None) -> NodeKeys:
+        """The same keys, for a process whose head has this public key; None: the head's own."""
+        return replace(self, head=bytes.fromhex(head_hex) if head_hex else b"")
 
     def for_listener(self) -> Curve:
         return Curve(self.public, self.secret, None)
@@ -120,22 +157,30 @@ def load_keys(directory: Path) -> NodeKeys:
     """
     path = directory / "node.secret"
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        secret = path.read_bytes().strip()
+        with path.open("rb") as file:
+            found, secret = os.fstat(file.fileno()), file.read(1 << 10).strip()
     except OSError as error:
         raise KeyFileError(f"{path}: {error.strerror}; make keys with `headrace keys`") from error
+    if found.st_uid not in (os.geteuid(), 0):
+        raise KeyFileError(
+            f"{path} belongs to user {found.st_uid}, who can read it; make your own with `headrace keys`"
+        )
+    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise KeyFileError(
             f"{path} has mode {mode:04o}: others can read it; run chmod 600 on it, or better make new keys"
         )
     _check(secret, path)
-    allowed = [_check(file.read_bytes().strip(), file) for file in sorted((directory / "allowed").glob("*.public"))]
-    return NodeKeys(curve_public(secret), secret, frozenset(allowed))
+    files = sorted((directory / "allowed").glob("*.public"))
+    names = tuple((file.stem, _check(file.read_bytes().strip(), file)) for file in files)
+    return NodeKeys(curve_public(secret), secret, frozenset(key for _, key in names), names)
 
 
 def _check(key: bytes, path: Path) -> bytes:
-    if len(key) != 40 or not key.isascii():
-        raise KeyFileError(f"{path}: expected a key of 40 characters, got {len(key)}")
+    if not _Z85.fullmatch(key):
+        raise KeyFileError(
+            f"{path}: expected a key, 40 characters of Z85 as headrace keys prints them, got {key!r:.60}"
+        )
     return key
 
 
@@ -144,6 +189,7 @@ class ZapAllowList:
 
     def __init__(self, context: Context[Any], keys: NodeKeys, limits: Limits) -> None:
         self._keys = keys
+        self.refused = 0
         options = SocketOptions(1024, 4096, limits.drain_max_messages, limits.drain_max_ms, limits.connect_timeout_s)
         self._socket = ZmqSocket(context, Role.LISTENER, options, self._answer)
         self._socket.bind(ZAP_ENDPOINT)
@@ -154,9 +200,17 @@ class ZapAllowList:
             return
         key = self._z85(bytes(frames[8])) if len(frames) == 9 and bytes(frames[7]) == b"CURVE" else b""
         allowed = self._keys.allows(key)
+        if not allowed:
+            self._log(bytes(frames[5]), key)
         status, text = (b"200", b"OK") if allowed else (b"400", b"this key is not on the allow-list")
         user = key if allowed else b""
         self._socket.try_send([frames[0], b"", b"1.0", frames[3], status, text, user, b""])
+
+    def _log(self, address: bytes, key: bytes) -> None:
+        self.refused += 1
+        if worth_a_line(self.refused):
+            log.warning("a key that is not allowed is refused", address=address.decode("ascii", "replace"),
+                        key=key.decode("ascii", "replace"), times=self.refused)  # fmt: skip
 
     @staticmethod
     def _z85(raw: bytes) -> bytes:

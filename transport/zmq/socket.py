@@ -21,6 +21,7 @@ import asyncio
 import enum
 import errno
 import functools
+import os
 import struct
 import time
 from collections.abc import Callable, Sequence
@@ -111,6 +112,8 @@ class ZmqSocket:
         self._at_turn_end: list[Callable[[], None]] = []
         self.empties = 0
         """Number of times that a drain has found nothing left; who sees it grow knows that everything has been read."""
+        self._first: zmq.Frame | None = None
+        """First frame of the message that was received last, which knows who has sent it."""
         self._socket = context.socket(role.value)
         # the backend's own: the wrapper around it, for what we do not use, costs as much as sending
         self._send = functools.partial(zmq.backend.Socket.send, self._socket)
@@ -187,11 +190,16 @@ class ZmqSocket:
         """
         if "[" in endpoint:
             self._socket.setsockopt(zmq.IPV6, 1)
+        # a Unix socket is ours alone from its first moment
+        mask = os.umask(0o077) if endpoint.startswith("ipc://") else None
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
             fix = "; does another process listen there? choose another" if error.errno == errno.EADDRINUSE else ""
             raise OSError(error.errno, f"cannot listen at {endpoint}: {error.strerror}{fix}") from error
+        finally:
+            if mask is not None:
+                os.umask(mask)
         bound = cast("bytes", self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
         if self._doorkeeper is not None:
             self._doorkeeper.port = int(bound.rpartition(":")[2])
@@ -314,13 +322,18 @@ class ZmqSocket:
             if options.with_user:
                 return _with_user(self._socket.recv_multipart(_FLAGS, copy=False))
             large = _COPY_THRESHOLD_BYTES if options.zero_copy_receive else _NEVER_BYTES
+            part = self._first = recv(_FLAGS, False)
             while True:  # a Frame knows whether another one follows; asking the socket costs as much as receiving
-                part = recv(_FLAGS, False)
                 frames.append(part.bytes if len(part) < large else part.buffer)
                 if not part.more:
                     return frames
+                part = recv(_FLAGS, False)
         except zmq.ZMQError:
             return None
+
+    def sender_key(self) -> bytes:
+        """The key, Z85, that the sender of the message in hand has proven to hold; empty without keys."""
+        return b"" if self._first is None else _user_of(self._first)
 
     def _drain_monitor(self) -> None:
         """Take as many events as messages in one turn: strangers can make them faster than we look at them."""
@@ -367,8 +380,11 @@ class ZmqSocket:
 
 
 def _with_user(parts: Sequence[zmq.Frame]) -> list[Frame]:
+    return [_user_of(parts[0]), *(part.bytes for part in parts)]
+
+
+def _user_of(part: zmq.Frame) -> bytes:
     try:
-        user = parts[0].get("User-Id")
+        return str(part.get("User-Id")).encode()
     except zmq.ZMQError:  # a connection without keys has no such property
-        user = ""
-    return [str(user).encode(), *(part.bytes for part in parts)]
+        return b""

@@ -30,9 +30,10 @@ import structlog
 
 from configs.limits import Limits
 from transport.address import PeerId
-from transport.endpoints import advertised, for_welcome, lane_binds, split_key
+from transport.endpoints import advertised, check_socket_is_ours, for_welcome, lane_binds, split_key
 from transport.errors import HandshakeRefused, LinkTimeout
 from transport.lives import Lives
+from transport.rarely import worth_a_line
 from transport.transport import DownReason, Frame, Lane, Receiver, SendOutcome, queue_bounds
 from transport.zmq.context import new_context, terminate
 from transport.zmq.dial import Dial, DialHost
@@ -62,7 +63,9 @@ class ZmqTransport:
         keys: NodeKeys | None = None,
         context: Context[Any] | None = None,
         role: str = "",
+        unguarded: bool = False,
     ) -> None:
+        """``unguarded``: listen at TCP on loopback without keys, for tests and measurements; see ``lane_binds``."""
         if keys is not None and context is not None:
             raise ValueError("keys need a context of their own: the allow-list is one per context; pass context=None")
         self.limits = limits
@@ -75,7 +78,7 @@ class ZmqTransport:
         self._owns_context = context is None
         self._context = context
         self._sockets = len(Lane) - 1 + limits.bulk_sockets
-        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets)
+        self._binds = lane_binds(listen, secure=keys is not None, sockets=self._sockets, unguarded=unguarded)
         self._bounds = queue_bounds(limits)
         self._lives = Lives(limits)
         self._links = Links(limits, self.counters, self._lives)
@@ -107,6 +110,8 @@ class ZmqTransport:
             assert self._keys is not None, "secure means that there are keys"
             self._zap = ZapAllowList(self._context, self._keys, self.limits)
         host = ListenHost(self.peer, self._cluster, self._welcome, self._links.is_taken, self._accept)
+        if self._secure and self._keys is not None:
+            host.name_objection = self._keys.objection
         self._listener = Listener(host, self._lives, self.counters, self.limits)
         self._probes = Probes(self._timers, self._listener.probe)
         try:
@@ -213,6 +218,7 @@ class ZmqTransport:
 
     def _dial_curve(self, dial: Dial) -> Curve | None:
         if dial.endpoint.startswith("ipc://"):
+            check_socket_is_ours(Path(dial.endpoint.removeprefix("ipc://")))
             return None
         if self._keys is not None:
             return self._keys.for_dialer(dial.server_key, dial.endpoint)
@@ -224,6 +230,9 @@ class ZmqTransport:
         if welcome.peer == self.peer:
             dial.refuse("this is the process itself; deliver locally instead")
             return None
+        if (why := self._name_objection(dial, welcome)) is not None:
+            dial.refuse(why)
+            return None
         if self._lives.is_fenced(welcome.peer):
             dial.refuse(f"{welcome.peer} has been replaced by a newer {welcome.name}")
             return None
@@ -234,6 +243,12 @@ class ZmqTransport:
         if any(other.confirmed and other.peer == welcome.peer for other in self._dials.values()):
             return None
         return Confirm(self._accepted.get(welcome.peer, 0), min(self._sockets, len(welcome.lanes)))
+
+    def _name_objection(self, dial: Dial, welcome: Welcome) -> str | None:
+        """Why the listener may not be called as it says; only one with keys has proven anything."""
+        if self._keys is None or dial.server_key is None or dial.endpoint.startswith("ipc://"):
+            return None
+        return self._keys.objection(welcome.name, bytes.fromhex(dial.server_key))
 
     def _on_ready(self, dial: Dial) -> Link:
         assert dial.welcome is not None, "READY is heard after WELCOME only"
@@ -279,6 +294,8 @@ class ZmqTransport:
             self._probes.after_disconnect(lane)
         elif event is not SocketEvent.CONNECT_FAILED:
             self.counters.refused += 1
+            if event is SocketEvent.HANDSHAKE_FAILED and worth_a_line(self.counters.refused):
+                log.warning("a connection without the right keys is refused", times=self.counters.refused)
 
     def _tick(self) -> None:
         self._listener.expire()

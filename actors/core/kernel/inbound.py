@@ -3,7 +3,8 @@
 Invariants
 - Nothing that arrives can raise out of here: what cannot be read is counted and refused, and a peer that sends
   ``limits.malformed_max`` such messages is cut off.
-- A message that will not be executed is refused before its body is decoded.
+- A message that will not be executed is refused before its body is decoded; one that its sender may not send
+  (``senders.py``), before anything else is said about its target.
 - Nothing is dropped without an answer, if the sender can be told: a refused tell comes back as REFUSED with id 0.
 """
 
@@ -23,11 +24,13 @@ from actors.core.kernel.port import Port
 from actors.core.kernel.stream_table import StreamTable
 from actors.core.kernel.streams import Stream
 from actors.core.message import class_of
+from actors.core.senders import Guard
 from actors.core.watch import Gone, gone_by_link
 from transport.address import ActorAddress, PeerId
 from transport.codec import decode_body
 from transport.envelope import ANY_INCARNATION, NO_DEADLINE, Envelope, Kind, decode_envelope
 from transport.errors import MalformedBody, MalformedEnvelope, MalformedInput
+from transport.rarely import worth_a_line
 from transport.transport import DownReason, Frame, Lane
 
 log = structlog.get_logger("headrace.actors")
@@ -38,12 +41,14 @@ _Receive = Callable[[PeerId, Lane, Envelope, list[Frame]], None]
 class Inbound:
     """What the transport calls with every message, and when a link comes or goes."""
 
-    def __init__(self, port: Port, deaths: DeathWatch, streams: StreamTable) -> None:
+    def __init__(self, port: Port, deaths: DeathWatch, streams: StreamTable, guard: Guard | None = None) -> None:
         self._port = port
         self._deaths = deaths
         self._streams = streams
         self._incarnation = port.own.incarnation
         self._strikes: Counter[PeerId] = Counter()
+        self._guard = guard
+        self._forbidden: Counter[PeerId] = Counter()
         self._by_kind: dict[Kind, _Receive] = {
             Kind.TELL: self._message,
             Kind.ASK: self._message,
@@ -78,6 +83,7 @@ class Inbound:
 
     def on_peer_down(self, peer: PeerId, reason: DownReason) -> None:
         self._strikes.pop(peer, None)
+        self._forbidden.pop(peer, None)
         self._port.links.on_peer_down(peer, reason)
         self._port.peer_gone(peer, f"the link to {peer} is down ({reason.value})", gone_by_link(reason))
 
@@ -108,6 +114,8 @@ class Inbound:
         kind = class_of(envelope.tag)
         if kind is None:
             return Refusal(reason=RefusalReason.UNKNOWN_TAG, detail=f"{envelope.tag!r} is not known here")
+        if self._guard is not None and (why := self._guard(peer, envelope.tag, envelope.target)) is not None:
+            return self._forbid(peer, why)
         stream = envelope.kind is Kind.STREAM_OPEN
         admitted = port.admit(envelope.target, kind, stream=stream)
         if isinstance(admitted, Refusal):
@@ -128,6 +136,15 @@ class Inbound:
         cell, handler = admitted
         cell.mailbox.put(Delivery(message, envelope.tag, handler, sender, caller, deadline_at, lane, window))
         return None
+
+    def _forbid(self, peer: PeerId, why: str) -> Refusal:
+        """Refuse what ``peer`` may not send; the log has its first, its tenth, its hundredth attempt."""
+        self._port.count("forbidden")
+        self._forbidden[peer] += 1
+        attempts = self._forbidden[peer]
+        if worth_a_line(attempts):
+            log.warning("a message that its sender may not send is refused", peer=str(peer), why=why, attempts=attempts)
+        return Refusal(reason=RefusalReason.NOT_ALLOWED, detail=why)
 
     def _window(self, envelope: Envelope) -> Window:
         timeout_s = self._port.limits.ask_timeout_s

@@ -19,6 +19,8 @@ class FakeBackend:
         self.events: asyncio.Queue[Plain | None] = asyncio.Queue()
         self.states = {"demo": "running"}
         self.hang = asyncio.Event()
+        self.slow: asyncio.Event | None = None
+        """What rows of metrics wait for, if anything."""
 
     def _job(self, job: str | None) -> str:
         name = job if job is not None else next(iter(self.states))
@@ -81,6 +83,8 @@ class FakeBackend:
         ]
 
     async def metrics(self, job: str | None, last: int) -> list[Plain]:
+        if self.slow is not None:
+            await self.slow.wait()
         return [{"step": step, "reward_mean": step / 10} for step in range(3 - min(last, 3), 3)]
 
     async def logs(self, job: str | None, actor: str | None, lines: int) -> list[str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from actors.control.socket import default_endpoint, open_control_socket, read_en
 from configs.limits import Limits
 from tests.actors.control.control_fakes import FakeBackend
 from transport.errors import InsecureBind
+from transport.zmq.own_keys import directory_or_own
 from transport.zmq.security import allow, generate_keys, write_keys
 
 LIMITS = Limits(control_event_queue=16, malformed_max=8)
@@ -229,6 +232,40 @@ async def test_one_request_too_many_is_told_busy(backend: FakeBackend, tmp_path:
         await server.stop()
 
 
+async def test_one_client_cannot_keep_all_others_waiting(backend: FakeBackend, tmp_path: Path) -> None:
+    """A client with keys is one client, however many connections it opens."""
+    directory = tmp_path / "control"
+    write_keys(generate_keys(), directory)
+    clients = {name: generate_keys() for name in ("greedy", "modest")}
+    for name, pair in clients.items():
+        allow_read_only(directory, name, pair.public) if name == "greedy" else allow(directory, name, pair.public)
+    limits = LIMITS.model_copy(update={"control_requests_of_client": 4, "control_watches_of_client": 3})
+    open_socket = open_control_socket("tcp://127.0.0.1:0", limits, keys=load_control_keys(directory))
+    server = ControlServer(backend, open_socket, limits=limits)
+    await server.start()
+    backend.slow = asyncio.Event()
+    connections = [ControlClient(server.endpoint, limits=limits, keys=clients["greedy"]) for _ in range(3)]
+    async with contextlib.AsyncExitStack() as stack:
+        for connection in connections:
+            await stack.enter_async_context(connection)
+        asked = [asyncio.create_task(one.call("metrics", {"last": 10_000})) for one in connections for _ in range(3)]
+        done, waiting = await asyncio.wait(asked, timeout=2.0)
+        assert (len(done), len(waiting)) == (5, 4)
+        assert all(isinstance(task.exception(), errors.Busy) for task in done)
+        async with ControlClient(server.endpoint, limits=limits, keys=clients["modest"]) as modest:
+            backend.slow.set()
+            assert await modest.call("metrics", {"last": 1})
+        await asyncio.wait(waiting, timeout=5.0)
+        watches = [asyncio.create_task(anext(one.watch())) for one in connections for _ in range(2)]
+        done, open_ = await asyncio.wait(watches, timeout=1.0)
+        assert (len(done), len(open_)) == (3, 3)
+        assert all(isinstance(task.exception(), errors.Busy) for task in done)
+        for task in open_:
+            task.cancel()
+        await asyncio.wait(open_, timeout=5.0)
+    await server.stop()
+
+
 async def test_watch_streams_events_and_ends_with_a_result(server: ControlServer, backend: FakeBackend) -> None:
     for step in range(40):  # far more than the window: the client grants credit as it goes
         backend.events.put_nowait({"kind": "step", "step": step})
@@ -327,18 +364,49 @@ async def test_a_network_endpoint_without_keys_is_refused_with_what_to_do(backen
         await server.start()
 
 
-async def test_a_loopback_port_is_resolved(backend: FakeBackend) -> None:
-    server = ControlServer(backend, open_control_socket("tcp://127.0.0.1:0", LIMITS), limits=LIMITS)
+async def test_on_loopback_this_users_own_keys_open_the_socket_without_being_named(
+    backend: FakeBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    directory = directory_or_own(None, "tcp://127.0.0.1:0", "control")
+    assert directory == tmp_path / "headrace" / "control"
+    keys = load_control_keys(directory)
+    server = ControlServer(backend, open_control_socket("tcp://127.0.0.1:0", LIMITS, keys=keys), limits=LIMITS)
     await server.start()
-    assert not server.endpoint.endswith(":0")
+    address = server.endpoint.partition("?")[0]
+    assert not address.endswith(":0")
+    for endpoint in (server.endpoint, address):
+        async with ControlClient(endpoint, limits=LIMITS) as client:
+            assert await client.call("jobs")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of_another_user"))
+    async with ControlClient(address, limits=LIMITS) as client:
+        with pytest.raises(errors.Unreachable, match="it has keys and this client none"):
+            await client.call("jobs", timeout_s=5)
     await server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make what belongs to another user")
+async def test_a_control_socket_is_not_put_where_another_user_or_everybody_can_change_it(
+    backend: FakeBackend, tmp_path: Path
+) -> None:
+    theirs, open_to_all, linked = tmp_path / "theirs", tmp_path / "all", tmp_path / "link"
+    theirs.mkdir(mode=0o700)
+    os.chown(theirs, 4711, 4711)
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    linked.symlink_to(tmp_path)
+    for directory in (theirs, open_to_all, linked):
+        server = ControlServer(backend, open_control_socket(f"ipc://{directory}/c.sock", LIMITS), limits=LIMITS)
+        with pytest.raises(InsecureBind, match="name another place"):
+            await server.start()
+        assert not (directory / "c.sock").exists()
 
 
 def test_a_run_directory_with_a_long_path_gets_a_short_socket(tmp_path: Path) -> None:
     deep = tmp_path / ("x" * 60) / ("y" * 60)
     deep.mkdir(parents=True)
     for run_dir in (tmp_path, deep):
-        endpoint = default_endpoint(run_dir)
+        endpoint = default_endpoint(run_dir, tmp_path)
         assert len(endpoint.removeprefix("ipc://")) <= 100
         store_endpoint(run_dir, endpoint)
         assert read_endpoint(str(run_dir)) == endpoint

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from actors.host.terminal_text import harmless
 from supervisors.cli.live_view import ProgressView, step_line
-from supervisors.cli.terminal_text import printable
 
 ROW: dict[str, Any] = {
     "step": 1, "reward_mean": 0.5, "samples": 12, "samples_dropped": 4, "seconds": 2.0, "tokens_generated": 9000,
@@ -43,9 +43,9 @@ def test_the_panel_has_a_column_of_drops_and_draws_no_reward_of_an_empty_step() 
 
 def test_a_message_cannot_steer_the_terminal() -> None:
     evil = "\x1b]0;owned\x07 \x9b2J \u202egnp\rforged"
-    assert printable(evil) == r"\x1b]0;owned\x07 \x9b2J \u202egnp\x0dforged"
+    assert harmless(evil) == r"\x1b]0;owned\x07 \x9b2J \u202egnp\x0dforged"
     assert r"\x1b]0;owned" in shown({"message": evil}, terminal=False)
-    assert printable("Grüße, 你好 🎉\tline\n") == "Grüße, 你好 🎉\tline\n"
+    assert harmless("Grüße, 你好 🎉\tline\n") == "Grüße, 你好 🎉\tline\n"
 
 
 @pytest.mark.parametrize("terminal", [False, True])

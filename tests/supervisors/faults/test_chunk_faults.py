@@ -22,7 +22,6 @@ CHUNK = 64
 @pytest.fixture
 def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(segments, "segment_directory", lambda: tmp_path)
-    monkeypatch.setattr("supervisors.faults.chunk_faults.segment_directory", lambda: tmp_path)
     return tmp_path / "run"
 
 

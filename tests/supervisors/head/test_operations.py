@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 
 from actors.control.errors import NotFound, NotNow
 from actors.protocol.jobs import JobState
+from configs.limits import DEFAULT_LIMITS
 from supervisors.head.head import Head
 from supervisors.head.operations import Operations
 from supervisors.jobs.job_tree import JobTree
@@ -22,7 +24,7 @@ from transport.address import ActorAddress, PeerId
 
 def operations(**head: Any) -> Operations:
     """On a head that has no more than is named."""
-    return Operations(cast(Head, SimpleNamespace(**head)))
+    return Operations(cast(Head, SimpleNamespace(**{"limits": DEFAULT_LIMITS, **head})))
 
 
 # ------------------------------------------------------------ files
@@ -59,6 +61,34 @@ async def test_logs_are_the_last_lines_whatever_their_length(tmp_path: Path) -> 
     (tmp_path / "logs" / "trainer.log").write_text("".join(f"{line} {'y' * 3000}\n" for line in range(100)))
     ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
     assert [line.split()[0] for line in await ops.logs("j", "trainer", 60)] == [str(n) for n in range(40, 100)]
+
+
+async def test_reading_much_does_not_keep_the_loop_from_its_work(tmp_path: Path) -> None:
+    """Sixty clients ask for ten thousand rows each: they are read one after the other, on a thread."""
+    (tmp_path / "metrics.jsonl").write_text("\n".join(row(step) for step in range(4000)) + "\n")
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)})
+    loop, worst_s, done = asyncio.get_running_loop(), 0.0, asyncio.Event()
+
+    async def beat() -> None:
+        nonlocal worst_s
+        while not done.is_set():
+            before_s = loop.time()
+            await asyncio.sleep(0.01)
+            worst_s = max(worst_s, loop.time() - before_s - 0.01)
+
+    beating = asyncio.create_task(beat())
+    found = await asyncio.gather(*(ops.metrics("j", 10_000) for _ in range(20)))
+    done.set()
+    await beating
+    assert {len(rows) for rows in found} == {4000}
+    assert worst_s < 0.5
+
+
+async def test_no_more_than_so_many_bytes_are_read_for_one_answer(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("\n".join(row(step) for step in range(200)) + "\n")
+    limits = DEFAULT_LIMITS.model_copy(update={"control_read_bytes": 10_000})
+    ops = operations(jobs={"j": SimpleNamespace(run_dir=tmp_path)}, limits=limits)
+    assert [found["step"] for found in await ops.metrics("j", 100)] == list(range(194, 200))
 
 
 # ------------------------------------------------------------ drain

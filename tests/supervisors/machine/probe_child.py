@@ -9,6 +9,8 @@ import sys
 
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.message import Message, message
+from actors.core.senders import SenderKind
+from actors.protocol.who_may_send import WHO_MAY_SEND
 from actors.roles import ROLES, RoleArgs
 from transport.errors import HeadraceError
 
@@ -113,6 +115,8 @@ if __name__ == "__main__":
     sys.modules["probe_child"] = sys.modules["__main__"]
     for role in ("probe", "never", "broken", "hopeless", "stubborn"):
         ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
+    for tag in ("probe.ping", "probe.crash", "probe.finish", "probe.hold_gil"):
+        WHO_MAY_SEND[tag] = frozenset([SenderKind.HEAD])
     from supervisors.machine.child import run_child
 
     run_child()

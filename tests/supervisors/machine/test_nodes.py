@@ -7,8 +7,10 @@ import asyncio
 import pytest
 
 from actors.core.actor import Actor
+from actors.core.errors import RemoteError
+from actors.core.message import Message
 from actors.core.system import ActorSystem
-from supervisors.machine.nodes import JoinCluster, Joined, Node, Nodes
+from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster, Node, Nodes
 from supervisors.tree.errors import NoNode
 from tests.broken_links import break_link
 from tests.simulated import run_simulated
@@ -17,7 +19,10 @@ from transport.memory_transport import MemoryNetwork, MemoryTransport
 
 
 class Agent(Actor):
-    """Only there to be watched."""
+    """There to be watched, and to speak for its machine."""
+
+    async def speak(self, nodes: ActorAddress, question: Message) -> None:
+        await self.ctx.ref(nodes).ask(question, Joined)
 
 
 class Cluster:
@@ -39,13 +44,16 @@ class Cluster:
         self.machine = ActorSystem(MemoryTransport(self.network, PeerId("n1", self._lives)))
         await self.machine.start()
         await self.machine.connect(self.head.endpoint)
-        self.agent: ActorAddress = (await self.machine.spawn("agent", Agent())).address
+        self.speaker = Agent()
+        self.agent: ActorAddress = (await self.machine.spawn("agent", self.speaker)).address
         await self.join()
 
     async def join(self) -> Node:
-        there = self.machine.ref(self.head.address("nodes"))
-        await there.ask(JoinCluster(node="n1", agent=self.agent, slots=1), Joined)
+        await self.speak(JoinCluster(node="n1", agent=self.agent, slots=1))
         return self.nodes.present[0]
+
+    async def speak(self, question: Message) -> None:
+        await self.speaker.speak(self.head.address("nodes"), question)
 
     async def cut(self) -> None:
         """Until the register has seen it."""
@@ -123,5 +131,25 @@ def test_a_new_life_of_a_machine_is_empty_and_open() -> None:
         await cluster.start_machine()
         (node,) = cluster.nodes.present
         assert (node.agent.peer.incarnation, node.placed, node.draining) == (2, set(), False)
+
+    run_simulated(scenario())
+
+
+def test_a_machine_joins_and_leaves_in_its_own_name_only() -> None:
+    """With a second machine's name it could have that one drained, or have its processes started elsewhere."""
+
+    async def scenario() -> None:
+        cluster = Cluster()
+        await cluster.start()
+        elsewhere = ActorAddress("agent", PeerId("n2", 7))
+        for question in (
+            JoinCluster(node="n2", agent=cluster.agent, slots=1),
+            JoinCluster(node="n1", agent=elsewhere, slots=1),
+            LeaveCluster(node="n2"),
+        ):
+            with pytest.raises(RemoteError, match="under its own name"):
+                await cluster.speak(question)
+        (node,) = cluster.nodes.present
+        assert (node.name, node.agent, node.draining) == ("n1", cluster.agent, False)
 
     run_simulated(scenario())

@@ -36,6 +36,7 @@ from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
 from transport.address import ActorAddress, PeerId
+from transport.zmq.security import generate_keys, load_keys, write_keys
 from transport.zmq.transport import ZmqTransport
 
 HERE = Path(__file__).parent
@@ -303,14 +304,17 @@ async def test_processes_whose_owner_is_gone_are_stopped_after_the_grace(head):
 
 async def test_an_agent_behind_a_tcp_link_serves_a_supervisor_and_its_processes_end_when_the_head_is_gone(tmp_path):
     command = [sys.executable, "-P", str(HERE / "probe_child.py")]
-    node = ActorSystem(
-        ZmqTransport(PeerId("n2", 21), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
-    )
+    write_keys(generate_keys(), tmp_path / "keys")
+    keys = load_keys(tmp_path / "keys")
+
+    def system(peer: PeerId) -> ActorSystem:
+        links = ZmqTransport(peer, listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS, keys=keys)
+        return ActorSystem(links, limits=LIMITS)
+
+    node, head = system(PeerId("n2", 21)), system(PeerId("head", 22))
     await node.start()
-    agent = await node.spawn("agent", NodeAgent("n2", NodeOptions(cluster="test", command=command)))
-    head = ActorSystem(
-        ZmqTransport(PeerId("head", 22), listen="tcp://127.0.0.1:*", cluster="test", limits=LIMITS), limits=LIMITS
-    )
+    options = NodeOptions(cluster="test", command=command, keys=str(tmp_path / "keys"))
+    agent = await node.spawn("agent", NodeAgent("n2", options))
     await head.start()
     events: asyncio.Queue[SupervisionEvent] = asyncio.Queue(maxsize=64)
     spec = process_child(role_args("p0", tmp_path), agent.address)

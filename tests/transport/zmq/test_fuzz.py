@@ -52,7 +52,8 @@ def nearly_right(rng: random.Random) -> list[bytes]:
 @pytest.fixture
 async def linked() -> AsyncIterator[tuple[ZmqTransport, Receiver, ZmqTransport, Receiver]]:
     one, other = (
-        ZmqTransport(new_peer(n), listen="tcp://127.0.0.1:*", cluster="t", limits=DEFAULT_LIMITS) for n in "ab"
+        ZmqTransport(new_peer(n), listen="tcp://127.0.0.1:*", unguarded=True, cluster="t", limits=DEFAULT_LIMITS)
+        for n in "ab"
     )
     seen_one, seen_other = Receiver(), Receiver()
     await one.start(seen_one)

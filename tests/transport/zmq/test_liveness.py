@@ -42,7 +42,7 @@ class Echo:
 
 async def main():
     global transport
-    transport = ZmqTransport(new_peer("child"), listen=sys.argv[1], cluster="t", limits=DEFAULT_LIMITS)
+    transport = ZmqTransport(new_peer("child"), listen=sys.argv[1], unguarded=True, cluster="t", limits=DEFAULT_LIMITS)
     await transport.start(Echo())
     print(transport.endpoint, flush=True)
     if len(sys.argv) > 2:
@@ -78,7 +78,9 @@ class Scene:
 
     async def __aenter__(self) -> Self:
         self.watcher = Watcher()
-        self.transport = ZmqTransport(new_peer("here"), listen=self._listen, cluster="t", limits=DEFAULT_LIMITS)
+        self.transport = ZmqTransport(
+            new_peer("here"), listen=self._listen, unguarded=True, cluster="t", limits=DEFAULT_LIMITS
+        )
         await self.transport.start(self.watcher)
         dial = [self.transport.endpoint] if self._child_dials else []
         self.process = subprocess.Popen(
@@ -152,7 +154,9 @@ class Nobody:
 async def test_many_that_hang_up_together_are_looked_for_together_and_also_after_the_last_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    transport = ZmqTransport(new_peer("here"), listen="tcp://127.0.0.1:*", cluster="t", limits=DEFAULT_LIMITS)
+    transport = ZmqTransport(
+        new_peer("here"), listen="tcp://127.0.0.1:*", unguarded=True, cluster="t", limits=DEFAULT_LIMITS
+    )
     looks: list[float] = []
     try:
         await transport.start(Nobody())

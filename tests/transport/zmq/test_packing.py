@@ -76,7 +76,8 @@ class Collector:
 
 async def test_small_and_large_messages_of_one_turn_arrive_in_order_and_as_they_were_when_they_were_sent() -> None:
     one, other = (
-        ZmqTransport(new_peer(name), listen="tcp://127.0.0.1:*", cluster="t", limits=DEFAULT_LIMITS) for name in "ab"
+        ZmqTransport(new_peer(name), listen="tcp://127.0.0.1:*", unguarded=True, cluster="t", limits=DEFAULT_LIMITS)
+        for name in "ab"
     )
     seen = Collector()
     await one.start(Collector())

@@ -1,0 +1,51 @@
+"""Which code a submitted job may name. Whoever may submit a job may run code as the head's user, unless this limits it.
+
+A job names code in ``reward.function``, and in ``rollout.engine_options`` for vLLM, whose arguments may name classes
+that it imports. Models bring no code: they are loaded without ``trust_remote_code``, from safetensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, cast
+
+from actors.control.errors import BadConfig
+
+_NAMES_CODE: Final = "function"
+"""Last word of the keys whose text names a function."""
+
+
+def check_allowed(job: Mapping[str, Any], prefixes: Sequence[str] | None) -> None:
+    """Refuse a job that names other code than ``prefixes`` allow; None allows all.
+
+    A prefix ends where a name does: ``my_rewards`` allows ``my_rewards:score`` and ``my_rewards.math:score``.
+
+    Raises:
+        BadConfig: says which key, and what is allowed.
+    """
+    if prefixes is None:
+        return
+    allowed = f"this head runs functions of {', '.join(prefixes)} only (--allow-functions)"
+    for where, name in _named(job, ""):
+        if not isinstance(name, str) or not any(_begins(name, prefix) for prefix in prefixes):
+            raise BadConfig(f"{where}: {name!r} is not allowed: {allowed}", "Use one of those, or ask whoever runs it")
+    rollout = job.get("rollout")
+    settings = cast("Mapping[str, Any]", rollout) if isinstance(rollout, Mapping) else {}
+    if settings.get("engine") == "vllm" and settings.get("engine_options"):
+        raise BadConfig(f"rollout.engine_options: an engine's arguments may name code, and {allowed}", "Leave them out")
+
+
+def _named(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
+    """Each key that names a function, at whatever depth, with what it says; there may be lists of sections or names."""
+    for key, value in section.items():
+        where = f"{path}{key}"
+        items = cast("list[object]", value) if isinstance(value, list) else [value]
+        for item in items:
+            if isinstance(item, Mapping):
+                yield from _named(cast("Mapping[str, Any]", item), f"{where}.")
+            elif item is not None and key.rstrip("s").endswith(_NAMES_CODE):
+                yield where, item
+
+
+def _begins(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith((f"{prefix}.", f"{prefix}:"))

@@ -1,0 +1,54 @@
+"""Text of others on a terminal: it says what it says, and commands nothing."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from actors.host.terminal_text import harmless
+from supervisors.cli.live_view import ProgressView
+from supervisors.cli.tables import line, print_result
+
+ATTACKS = ["\x1b]0;title\x07", "\x1b[2J", "\x9b31m", "\r", "\x08", "\u202etxt", "\x00", "\x7f"]
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_no_command_reaches_a_terminal(attack: str) -> None:
+    shown = harmless(f"before {attack} after")
+    assert not set(attack[:1]) & set(shown)
+    assert shown.startswith("before \\") and shown.endswith(" after")
+
+
+def test_what_is_no_command_stays_as_it_is() -> None:
+    for text in ("tab\tand\nline", "日本語 émoji 🙂", "[b]brackets[/]", "\\x1b as text"):
+        assert harmless(text) == text
+
+
+@pytest.mark.parametrize(
+    ("op", "result"),
+    [
+        ("logs", ["one \x1b[2Jline [b]x[/]"]),
+        ("jobs", [{"job": "a[/b]\x1b[2J", "state": "running"}]),
+        ("tree", [{"name": "[red]x\x1b]0;t\x07", "node": "a[/b]"}]),
+        ("cancel", {"job": "\x1b[2Ja[/b]"}),
+        ("scale", "\x1b[2J[b]"),
+        ("other", [{"key \x1b[2J [/b]": 1}]),
+    ],
+)
+def test_replies_are_shown_as_they_are_but_for_their_escapes(op: str, result: Any) -> None:
+    out = io.StringIO()
+    print_result(Console(file=out, width=300, color_system=None), op, result)
+    assert "\x1b" not in out.getvalue() and "\\x1b" in out.getvalue()
+    assert "[" in out.getvalue(), "what is in brackets is text"
+
+
+def test_events_and_the_live_view_are_shown_likewise() -> None:
+    assert line({"message": "\x1b[2Jx"}) == "message \\x1b[2Jx"
+    out = io.StringIO()
+    with ProgressView(Console(file=out, width=100, color_system=None)) as view:
+        view.update({"message": "a[/b] \x1b[2J", "waiting_for": "\x1b]0;t\x07 [/b]"})
+        Console(file=out, width=100, color_system=None).print(view.render())
+    assert "\x1b" not in out.getvalue() and "a[/b]" in out.getvalue()

@@ -1,0 +1,61 @@
+"""Whoever may submit may run code; the operator says which."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from actors.control.errors import BadConfig
+from supervisors.head.allowed_functions import check_allowed
+from supervisors.head.head import Head
+from supervisors.head.operations import Operations
+
+PREFIXES = ["my_rewards", "lab.scorers:exact"]
+
+
+def job(function: object, **sections: Any) -> dict[str, Any]:
+    return {"name": "j", "reward": {"kind": "function", "function": function}, **sections}
+
+
+@pytest.mark.parametrize("function", ["my_rewards:score", "my_rewards.math:score", "lab.scorers:exact", None])
+def test_what_begins_with_a_prefix_is_allowed(function: str | None) -> None:
+    check_allowed(job(function), PREFIXES)
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["os:execlp", "my_rewards_of_eve:score", "lab.scorers:exactly", "lab.scorers", "my_rewards", "", 7, ["os:system"]],
+)
+def test_other_code_is_refused_with_what_is_allowed(function: object) -> None:
+    if function == "my_rewards":
+        check_allowed(job(function), PREFIXES)  # it is no function, which the job file's own check says
+        return
+    with pytest.raises(
+        BadConfig, match=r"reward.function: .* this head runs functions of my_rewards, lab.scorers:exact"
+    ):
+        check_allowed(job(function), PREFIXES)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"rewards": [{"function": "my_rewards:a"}, {"function": "os:system"}]},
+        {"anything": {"deep": {"functions": ["my_rewards:a", "os:system"]}}},
+        {"data": {"filter_function": "os:system"}},
+        {"rollout": {"engine": "vllm", "engine_options": {"worker_cls": "os.system"}}},
+    ],
+)
+def test_code_is_found_wherever_a_job_names_it(sections: dict[str, Any]) -> None:
+    check_allowed(job("my_rewards:a", **sections), None)
+    with pytest.raises(BadConfig, match="--allow-functions"):
+        check_allowed(job("my_rewards:a", **sections), PREFIXES)
+
+
+async def test_a_job_that_is_refused_leaves_nothing_behind_and_is_not_even_looked_at(tmp_path: Path) -> None:
+    head = SimpleNamespace(allow_functions=("my_rewards",), run_root=tmp_path, jobs={})
+    with pytest.raises(BadConfig, match="'os:execlp' is not allowed"):
+        await Operations(cast(Head, head)).submit(job("os:execlp", nonsense=True))
+    assert list(tmp_path.iterdir()) == []
