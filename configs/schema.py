@@ -37,7 +37,7 @@ class ModelConfig(Section):
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
     """``tiny`` only."""
-    warm_start_steps: NonNegativeInt = 300
+    warm_start_steps: NonNegativeInt = 600
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
     """``tiny`` only: in the last fifth of the warm start, the part of prompts shown with another one's answer."""

@@ -1,8 +1,11 @@
-"""What every test starts from: offline, few threads, the same examples on each run."""
+"""What every test starts from: offline, few threads, the same examples on each run, a cache of its own."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,6 +19,9 @@ pytest_plugins = ["supervisors.testing.pytest_plugin"]
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "HEADRACE_CACHE" not in os.environ:  # the cache of whoever runs the tests is theirs
+    os.environ["HEADRACE_CACHE"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["HEADRACE_CACHE"], ignore_errors=True)
 
 # Time limits per example say more about the machine than about the code; pytest-timeout bounds the whole test.
 settings.register_profile("default", deadline=None, derandomize=True)

@@ -222,11 +222,20 @@ async def _ask(op: str, args: dict[str, Any]) -> Any:
 
 async def _watch(job: str | None, json_: bool) -> None:
     from actors.control.client import ControlClient
+    from supervisors.cli.outlook import PhaseProgress
     from supervisors.cli.tables import line
 
+    phase, loop = PhaseProgress(), asyncio.get_running_loop()
     async with ControlClient(_endpoint(), keys=_keys()) as client:
         async for event in client.watch({"job": job}):
-            print(json.dumps(event) if json_ else line(event), flush=True)
+            if json_:
+                print(json.dumps(event), flush=True)
+            elif event["kind"] == "phase":
+                phase.update(event, loop.time())
+                if (text := phase.line()) is not None:
+                    print(text, flush=True)
+            else:
+                print(line(event), flush=True)
 
 
 def _endpoint() -> str:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from actors.control.backend import Plain
 from actors.control.errors import BadArgs, NotFound, NotNow
@@ -220,9 +220,13 @@ class Operations:
         return found[-lines:]
 
 
+_KINDS: Final = {"reward_mean": "step", "state": "state", "phase": "phase"}
+"""Key of a progress map → kind of the event that watchers get."""
+
+
 def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
     def listen(progress: Mapping[str, Any]) -> None:
-        kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
+        kind = next((kind for key, kind in _KINDS.items() if key in progress), "message")
         _put(queue, {"kind": kind, "job": job, **progress})
 
     return listen
