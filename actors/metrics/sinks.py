@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import yaml
+
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
@@ -55,16 +57,31 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
+    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in.
 
-    def __init__(self, project: str, job: str, directory: Path) -> None:
+    The run's id there is kept in the run directory, so that a resumed run goes on in the same one.
+    """
+
+    def __init__(self, config: MetricsConfig, job: str, directory: Path) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports] - an optional extra
         except ImportError as error:
             raise SinkUnavailable(
                 "metrics.wandb_project is set, but wandb is not installed: pip install 'headrace[wandb]', or unset it"
             ) from error
-        self._run: Any = wandb.init(project=project, name=job, dir=str(directory), resume="allow")
+        stored = directory / "wandb_id"
+        if not stored.exists():
+            stored.write_text(wandb.util.generate_id())
+        self._run: Any = wandb.init(
+            project=config.wandb_project,
+            entity=config.wandb_entity,
+            name=config.wandb_name or job,
+            tags=config.wandb_tags,
+            config=_settings(directory),
+            dir=str(directory),
+            id=stored.read_text().strip(),
+            resume="allow",
+        )
 
     def write(self, step: int, row: Row) -> None:
         self._run.log(dict(row), step=step)
@@ -121,6 +138,12 @@ class PrometheusSink:
         self._thread.join(timeout=DEFAULT_LIMITS.close_timeout_s)
 
 
+def _settings(run_dir: Path) -> dict[str, Any]:
+    """The resolved job file of the run; empty if it has none, as in tests."""
+    file = run_dir / "job.yaml"
+    return yaml.safe_load(file.read_text("utf-8")) if file.exists() else {}
+
+
 def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
     """The sinks that the job asks for.
 
@@ -132,7 +155,7 @@ def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
         if config.tensorboard:
             sinks.append(TensorBoardSink(run_dir / "tensorboard"))
         if config.wandb_project is not None:
-            sinks.append(WandbSink(config.wandb_project, job, run_dir))
+            sinks.append(WandbSink(config, job, run_dir))
         if config.prometheus_port is not None:
             sinks.append(PrometheusSink(config.prometheus_port, job))
     except Exception:

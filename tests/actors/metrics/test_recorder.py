@@ -7,6 +7,7 @@ import json
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -131,6 +132,31 @@ async def test_a_sink_that_cannot_be_had_is_named_with_its_remedy(
         make_sinks(config, "j", tmp_path)
     with pytest.raises(StartFailed):
         await system.spawn("metrics", Metrics("j", tmp_path, config))
+
+
+def test_a_wandb_run_has_its_owner_name_tags_and_settings_and_a_resumed_one_goes_on_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    import types
+
+    begun: list[dict[str, Any]] = []
+    wandb = types.ModuleType("wandb")
+    wandb.util = types.SimpleNamespace(generate_id=lambda: f"id{len(begun)}")  # type: ignore[attr-defined]
+    wandb.init = lambda **settings: begun.append(settings)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "job.yaml").write_text("steps: 7\ntrainer: {lr: 0.1}\n")
+    config = MetricsConfig(tensorboard=False, wandb_project="p", wandb_entity="team", wandb_tags=["a", "b"])
+    for _ in range(2):
+        make_sinks(config, "j", tmp_path)
+    make_sinks(config.model_copy(update={"wandb_name": "n"}), "j", tmp_path)
+    first, resumed, named = begun
+    told = {key: first[key] for key in ("project", "entity", "name", "tags", "config", "id", "resume")}
+    assert told == {
+        "project": "p", "entity": "team", "name": "j", "tags": ["a", "b"],
+        "config": {"steps": 7, "trainer": {"lr": 0.1}}, "id": "id0", "resume": "allow",
+    }  # fmt: skip
+    assert (resumed["id"], named["name"]) == ("id0", "n")
 
 
 async def test_a_sink_that_fails_is_left_out_and_the_files_go_on(system: ActorSystem, tmp_path: Path) -> None:
