@@ -44,6 +44,8 @@ def test_the_command_line_is_frozen() -> None:
     assert _surface(typer.main.get_command(app)) == {
         "run": ["--control", "--control-keys", "--dir", "--faults", "--json", "--keys", "--resume", "--set", "job"],
         "check": ["--faults", "--json", "--set", "job"],
+        "new": ["--data", "--model", "--reward", "file"],
+        "schema": [],
         "head": ["--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--json", "--run"],

@@ -15,8 +15,10 @@ from supervisors.cli.check import check
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
 from supervisors.cli.keys import keys
+from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
 from supervisors.cli.run import run
+from supervisors.cli.schema import schema
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
 from supervisors.cli.version import version
@@ -40,7 +42,7 @@ def headrace(
 
 
 app.add_typer(ctl, name="ctl")
-for command in (run, check, head, node, doctor):
+for command in (run, new, check, schema, head, node, doctor):
     app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
