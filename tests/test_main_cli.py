@@ -46,6 +46,7 @@ def test_the_command_line_is_frozen() -> None:
         "check": ["--faults", "--json", "--set", "job"],
         "new": ["--data", "--model", "--reward", "file"],
         "schema": [],
+        "runs": ["--json", "root"],
         "head": ["--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--json", "--run"],

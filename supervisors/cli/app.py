@@ -18,6 +18,7 @@ from supervisors.cli.keys import keys
 from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
 from supervisors.cli.run import run
+from supervisors.cli.runs import runs
 from supervisors.cli.schema import schema
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
@@ -42,7 +43,7 @@ def headrace(
 
 
 app.add_typer(ctl, name="ctl")
-for command in (run, new, check, schema, head, node, doctor):
+for command in (run, new, check, schema, runs, head, node, doctor):
     app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
