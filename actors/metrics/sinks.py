@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from actors.metrics.groups import tag
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
@@ -31,19 +32,23 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows."""
+    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows: columns in groups, and the job as text."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, job_file: Path) -> None:
         from tensorboardX import FileWriter
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue] - generated
 
         self._summary: Any = Summary
         self._writer: Any = FileWriter(str(directory), flush_secs=5)
+        if job_file.exists():
+            from tensorboardX.summary import text
+
+            self._writer.add_summary(text("job", _indented(job_file.read_text("utf-8"))), 0)
 
     def write(self, step: int, row: Row) -> None:
         """One event holds the whole row: an event for each key costs the head more than a step's commit."""
         values = [
-            self._summary.Value(tag=name, simple_value=value)
+            self._summary.Value(tag=tag(name), simple_value=value)
             for name, value in row.items()
             if not isinstance(value, str) and name != "step"
         ]
@@ -138,6 +143,11 @@ class PrometheusSink:
         self._thread.join(timeout=DEFAULT_LIMITS.close_timeout_s)
 
 
+def _indented(text: str) -> str:
+    """As Markdown shows code."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
 def _settings(run_dir: Path) -> dict[str, Any]:
     """The resolved job file of the run; empty if it has none, as in tests."""
     file = run_dir / "job.yaml"
@@ -153,7 +163,7 @@ def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
     sinks: list[Sink] = []
     try:
         if config.tensorboard:
-            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+            sinks.append(TensorBoardSink(run_dir / "tensorboard", run_dir / "job.yaml"))
         if config.wandb_project is not None:
             sinks.append(WandbSink(config, job, run_dir))
         if config.prometheus_port is not None:

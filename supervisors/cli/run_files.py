@@ -45,7 +45,6 @@ class RunFiles:
         summary = Summary()
         for row in rows:
             summary.add(row)
-        model = _section(job, "model")
         began_s = (self.run_dir / JOB_FILE).stat().st_mtime
         return {
             "run": self.run_dir.name,
@@ -54,7 +53,7 @@ class RunFiles:
             "reward_first": summary.reward_first,
             "reward_last": summary.reward_last,
             "seconds": round(sum(float(row.get("seconds", 0.0)) for row in rows), 1),
-            "model": Path(str(model["path"])).name if model.get("path") else str(model.get("source", "")),
+            "model": model_name(_section(job, "model")),
             "mode": str(_section(job, "sync").get("mode", "sync")),
             "date": time.strftime("%Y-%m-%d %H:%M", time.localtime(began_s)),
         }
@@ -137,6 +136,13 @@ class RunFiles:
             except ValueError:
                 continue  # torn by a crash
         return found
+
+
+def model_name(model: Mapping[str, Any]) -> str:
+    """What people call the model of that section of a job file: the last part of its path, or ``tiny``."""
+    if model.get("source") == "tiny" or not model.get("path"):
+        return str(model.get("source", ""))
+    return Path(str(model["path"])).name
 
 
 def _section(job: Plain, name: str) -> Plain:

@@ -12,7 +12,7 @@ def schema() -> None:
 
 
 def job_schema() -> dict[str, Any]:
-    """Of all keys, with types, ranges, choices, defaults and what they mean."""
+    """All keys, with types, ranges, choices, defaults and what they mean."""
     from configs.schema import JobConfig
 
     found = JobConfig.model_json_schema()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
+from actors.metrics.groups import tag
 from actors.metrics.recorder import Metrics
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
 from actors.metrics.trace import TraceFile
@@ -79,12 +81,30 @@ async def test_a_cut_off_last_line_does_not_spoil_the_next(system: ActorSystem, 
 
 
 async def test_tensorboard_files_are_written(system: ActorSystem, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("data: {}\nmax_word_len: 5\n")
     ref = await system.spawn("metrics", Metrics("j", tmp_path, MetricsConfig()))
     ref.tell(StepRow(job="j", row={"step": 0, "reward_mean": 0.5}))
     await ref.ask(Flush(job="j"), Flushed)
     await system.stop_actor("metrics")
     files = list((tmp_path / "tensorboard").glob("events.out.tfevents*"))
-    assert files and b"reward_mean" in files[0].read_bytes()
+    assert files and b"learning/reward_mean" in files[0].read_bytes()
+    assert b"max_word_len: 5" in files[0].read_bytes()  # the job file, as text
+
+
+def test_every_column_of_the_reference_stands_in_a_group_of_its_section() -> None:
+    """What is about learning, time, weights, faults is found together; the sections are those of the reference."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
+    groups: dict[str, set[str]] = {}
+    for section in page.split("\n## ")[1:]:
+        title = section.partition("\n")[0].partition(",")[0]
+        for column in re.findall(r"^\| `(\w+)`", section, re.MULTILINE):
+            groups.setdefault(title, set()).add(tag(column).partition("/")[0])
+    assert groups["Learning"] == {"learning"}
+    assert groups["Weights"] == {"weights"}
+    assert groups["Where time goes"] == {"time"}
+    assert groups["Length ranking"] == {"length_ranking"}
+    assert "faults" in groups["Faults"]
+    assert groups["Progress"] == {"progress", "time", "learning"}  # its seconds and its reward
 
 
 def test_prometheus_serves_the_newest_step() -> None:
