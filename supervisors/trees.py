@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,13 @@ async def run_job(
 
 
 async def run_head(
-    *, listen: str, control: str | None, run_root: Path, keys: Path | None, control_keys: Path | None = None
+    *,
+    listen: str,
+    control: str | None,
+    run_root: Path,
+    keys: Path | None,
+    control_keys: Path | None = None,
+    on_progress: OnProgress,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
@@ -112,10 +118,6 @@ async def run_head(
     def on_ready(head: HeadReady) -> None:
         print(f"nodes join    headrace node --join {head.endpoint}", flush=True)
         print(f"control       {for_others(head.control)}", flush=True)
-
-    def on_progress(progress: Mapping[str, Any]) -> None:
-        if "message" in progress:
-            print(progress["message"], flush=True)
 
     machine = MachineProcess(
         listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys

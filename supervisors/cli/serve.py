@@ -19,9 +19,20 @@ def head(
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
     check_sockets(keys, control_keys, listen=listen, at=control)
+    from supervisors.cli.job_lines import JobLines
     from supervisors.trees import run_head
 
-    finish(lambda: run_head(listen=listen, control=control, run_root=dir_, keys=keys, control_keys=control_keys))
+    lines = JobLines(lambda line: print(line, flush=True))
+    finish(
+        lambda: run_head(
+            listen=listen,
+            control=control,
+            run_root=dir_,
+            keys=keys,
+            control_keys=control_keys,
+            on_progress=lines.update,
+        )
+    )
 
 
 def node(
