@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any
 
+from configs.limits import DEFAULT_LIMITS
 from supervisors.cli.live_view import step_line
 from supervisors.cli.outlook import PhaseProgress
-
-STEP_LINES_EVERY_S: Final = 1.0
-"""Several jobs share the terminal: steps that follow each other faster are passed over, but not the last one."""
 
 
 class JobLines:
@@ -45,7 +43,7 @@ class JobLines:
 
     def _step(self, job: str, before: str, row: Mapping[str, Any]) -> None:
         steps, now_s = self._steps.get(job), self._now()
-        if row["step"] != steps and now_s - self._said_s.get(job, float("-inf")) < STEP_LINES_EVERY_S:
+        if row["step"] != steps and now_s - self._said_s.get(job, float("-inf")) < DEFAULT_LIMITS.step_lines_s:
             return
         self._said_s[job] = now_s
         self._say(f"{before}{step_line(row, steps)}")
