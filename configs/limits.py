@@ -120,6 +120,17 @@ class Limits(BaseModel):
         default=3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer"
     )
     model_preparation_timeout_s: float = Field(default=1800.0, description="making and warm-starting a tiny model")
+    model_cache_entries: int = Field(
+        default=16, ge=1, description="tiny models that the user's cache keeps, some 1 to 20 MB each; the oldest go"
+    )
+    model_cache_s: float = Field(
+        default=30.0, description="one use of that cache; a home on a network may hang, and the run goes on without it"
+    )
+    step_lines_s: float = Field(
+        default=1.0,
+        description="a head's terminal shows a job's steps no more often, so that several can share it",
+    )
+    model_making_look_s: float = Field(default=0.5, description="how often the making of a tiny model is looked at")
     model_download_timeout_s: float = Field(
         default=14400.0, description="fetching a model by its hub name; 140 GB take this long at 10 MB/s"
     )

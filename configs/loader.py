@@ -19,6 +19,7 @@ import yaml
 from configs.checks.checks import check_job
 from configs.errors import ConfigError, Problem
 from configs.local_paths import found
+from configs.presets import file_or_preset
 from configs.schema import JobConfig
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
@@ -40,13 +41,16 @@ _RENAMED: Final[dict[tuple[str, str], str]] = {
 
 
 def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
-    """The job in the YAML file at ``path``, with ``overrides`` of the form ``a.b=value`` applied, ready to run here.
+    """The job in the YAML file at ``path``, or in the preset of that name, ready to run here.
+
+    ``overrides`` have the form ``a.b=value``.
 
     Raises:
         ConfigError: anything is wrong with it, from syntax to a missing data file.
     """
-    source = _Source(Path(path), overrides or [])
-    job = _resolve_paths(source.job(), Path(path).resolve().parent)
+    file = file_or_preset(path)
+    source = _Source(file, overrides or [])
+    job = _resolve_paths(source.job(), file.resolve().parent)
     problems = [Problem(source.where(field), field, wrong, fix) for field, wrong, fix in check_job(job)]
     if problems:
         raise ConfigError(problems)
@@ -55,7 +59,8 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
 
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """Read a job without the checks of this machine: for a job that another process will check and run."""
-    return _resolve_paths(_Source(Path(path), overrides or []).job(), Path(path).resolve().parent)
+    file = file_or_preset(path)
+    return _resolve_paths(_Source(file, overrides or []).job(), file.resolve().parent)
 
 
 def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig:

@@ -12,6 +12,7 @@ from configs.limits import Limits
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+LrSchedule = Literal["constant", "linear", "cosine"]
 SyncMode = Literal["sync", "minibatch", "dynamic", "one_step_barrier", "async"]
 
 
@@ -37,7 +38,7 @@ class ModelConfig(Section):
     """``tiny`` only: hidden size."""
     layers: PositiveInt = 3
     """``tiny`` only."""
-    warm_start_steps: NonNegativeInt = 300
+    warm_start_steps: NonNegativeInt = 600
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
     """``tiny`` only: in the last fifth of the warm start, the part of prompts shown with another one's answer."""
@@ -162,6 +163,9 @@ class TrainerConfig(Section):
     """Learning rate of AdamW after the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Steps of a linear rise of the learning rate."""
+    lr_schedule: LrSchedule = "constant"
+    """Learning rate after the warm-up: ``lr`` itself, or a fall towards 0 over the rest of ``steps``, in a line or
+    along half a cosine. A run that is resumed with more ``steps`` goes on along the longer schedule."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -295,6 +299,12 @@ class MetricsConfig(Section):
     """Write TensorBoard files into the run directory."""
     wandb_project: str | None = None
     """Also report to this Weights & Biases project."""
+    wandb_entity: str | None = None
+    """Team or user that the project belongs to; unset: your own."""
+    wandb_name: str | None = None
+    """Name of the run there; unset: the job's."""
+    wandb_tags: list[str] = []
+    """Tags of the run there."""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     """Also serve gauges at this port of the loopback interface; 0: any free port."""
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from configs.errors import ConfigError, Problem
+from configs.familiar_keys import key_by_meaning
 from configs.yaml_source import read_yaml
 
 Where = Callable[[str], str]
@@ -138,13 +139,15 @@ def _suggest_value(kind: str, value: object, at: _Place) -> str:
 def _suggest_key(root: type[BaseModel], at: _Place) -> str:
     known = list((at.section or root).model_fields)
     name = at.path[-1]
+    everywhere = dotted_keys(root)
+    if (ours := key_by_meaning(name, everywhere)) is not None:
+        return ours
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {'.'.join((*at.path[:-1], near[0]))!r}?"
     for path in _all_keys(root):
         if path[-1] == name:  # the right name in the wrong section
             return f"Did you mean {'.'.join(path)!r}?"
-    everywhere = dotted_keys(root)
     near = difflib.get_close_matches(at.field, everywhere, n=1, cutoff=0.75)
     if near:
         return f"Did you mean {near[0]!r}?"

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from configs.errors import ConfigError
+from configs.presets import preset_names
 
 Path_ = tuple[str, ...]
 """A field's path, one name per level; list items by index."""
@@ -54,7 +55,8 @@ def read_yaml(
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise _whole(path, "there is no such file", "Check the path; presets lie in configs/") from None
+        fix = f"Check the path, or name a preset: {', '.join(preset_names())}"
+        raise _whole(path, "there is no such file", fix) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _whole(path, f"cannot be read: {error}", "Name a UTF-8 text file that you may read") from error
     try:

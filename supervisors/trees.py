@@ -29,14 +29,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from actors.control.socket import default_endpoint, for_others
-from actors.host.terminal_text import harmless
 from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
@@ -111,6 +110,7 @@ async def run_head(
     run_root: Path,
     keys: Path | None,
     control_keys: Path | None = None,
+    on_progress: OnProgress,
     allow_functions: Sequence[str] | None = None,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
@@ -121,10 +121,6 @@ async def run_head(
     def on_ready(head: HeadReady) -> None:
         print(f"nodes join    headrace node --join {_shown(head.endpoint, keys)}", flush=True)
         print(f"control       {_shown(for_others(head.control), control_keys)}", flush=True)
-
-    def on_progress(progress: Mapping[str, Any]) -> None:
-        if "message" in progress:
-            print(harmless(str(progress["message"])), flush=True)
 
     machine = MachineProcess(
         listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys

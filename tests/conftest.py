@@ -1,4 +1,4 @@
-"""What every test starts from: offline, few threads, the same examples on each run."""
+"""What every test starts from: offline, few threads, the same examples on each run, a cache of its own."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+if "HEADRACE_CACHE" not in os.environ:  # the cache of whoever runs the tests is theirs
+    os.environ["HEADRACE_CACHE"] = tempfile.mkdtemp(prefix="headrace-test-cache-")
+    atexit.register(shutil.rmtree, os.environ["HEADRACE_CACHE"], ignore_errors=True)
 
 # Time limits per example say more about the machine than about the code; pytest-timeout bounds the whole test.
 settings.register_profile("default", deadline=None, derandomize=True)

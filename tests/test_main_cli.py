@@ -43,6 +43,10 @@ def test_the_command_line_is_frozen() -> None:
     """A new option is a decision: add it here and to the reference."""
     assert _surface(typer.main.get_command(app)) == {
         "run": ["--control", "--control-keys", "--dir", "--faults", "--json", "--keys", "--resume", "--set", "job"],
+        "check": ["--faults", "--json", "--set", "job"],
+        "new": ["--data", "--model", "--reward", "file"],
+        "schema": [],
+        "runs": ["--json", "root"],
         "head": ["--allow-functions", "--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--json", "--run"],

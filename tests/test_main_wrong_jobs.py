@@ -236,6 +236,21 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "Use one of: learned, estimated",
     ),
     "nowhere to place": ({"cluster.place_rollout": "remote"}, "cluster.place_rollout", "cluster.nodes"),
+    "a name of other trainers": ({"trainer.learning_rate": 1.0}, "trainer.learning_rate", "Here it is 'trainer.lr'"),
+    "another one, at the top": ({"num_generations": 8}, "num_generations", "Here it is 'algorithm.group_size'"),
+    "one that means something else": ({"trainer.epochs": 3}, "trainer.epochs", "'data.epochs': and steps, which ends"),
+    "a schedule that nobody knows": ({"trainer.lr_schedule": "cosin"}, "trainer.lr_schedule", "Did you mean 'cosine'?"),
+    "a warm-up that leaves nothing": (
+        {"trainer.lr_schedule": "linear", "trainer.warmup_steps": 150},
+        "trainer.warmup_steps",
+        "Lower it",
+    ),
+    "tags of no project": ({"metrics.wandb_tags": ["a"]}, "metrics.wandb_tags", "Set metrics.wandb_project"),
+    "a function in a folder that has our name": (
+        SCORED | {"data.path": "good.jsonl", "reward.function": "configs.mine:score"},
+        "reward.function",
+        "Give yours another name",
+    ),
     "no package": ({"metrics.wandb_project": "demo"}, "metrics.wandb_project", "pip install"),
 }
 

@@ -11,6 +11,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
+import yaml
+
+from actors.metrics.groups import tag
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
@@ -33,19 +36,23 @@ class Sink(Protocol):
 
 
 class TensorBoardSink:
-    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows."""
+    """It writes event files that ``tensorboard --logdir RUN_DIR`` shows: columns in groups, and the job as text."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, job_file: Path) -> None:
         from tensorboardX import FileWriter
         from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue] - generated
 
         self._summary: Any = Summary
         self._writer: Any = FileWriter(str(directory), flush_secs=5)
+        if job_file.exists():
+            from tensorboardX.summary import text
+
+            self._writer.add_summary(text("job", _indented(job_file.read_text("utf-8"))), 0)
 
     def write(self, step: int, row: Row) -> None:
         """One event holds the whole row: an event for each key costs the head more than a step's commit."""
         values = [
-            self._summary.Value(tag=name, simple_value=value)
+            self._summary.Value(tag=tag(name), simple_value=value)
             for name, value in row.items()
             if isinstance(value, int | float) and name != "step"
         ]
@@ -62,9 +69,12 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in."""
+    """It feeds a Weights & Biases run. Needs the optional extra ``wandb`` and the user's own log-in.
 
-    def __init__(self, project: str, job: str, directory: Path) -> None:
+    The run's id there is kept in the run directory, so that a resumed run goes on in the same one.
+    """
+
+    def __init__(self, config: MetricsConfig, job: str, directory: Path) -> None:
         try:
             import wandb  # pyright: ignore[reportMissingImports] - an optional extra
         except ImportError as error:
@@ -73,7 +83,19 @@ class WandbSink:
             ) from error
         self._wandb: Any = wandb
         self._next_table_s = 0.0
-        self._run: Any = wandb.init(project=project, name=job, dir=str(directory), resume="allow")
+        stored = directory / "wandb_id"
+        if not stored.exists():
+            stored.write_text(wandb.util.generate_id())
+        self._run: Any = wandb.init(
+            project=config.wandb_project,
+            entity=config.wandb_entity,
+            name=config.wandb_name or job,
+            tags=config.wandb_tags,
+            config=_settings(directory),
+            dir=str(directory),
+            id=stored.read_text().strip(),
+            resume="allow",
+        )
 
     def write(self, step: int, row: Row) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
@@ -142,6 +164,17 @@ class PrometheusSink:
         self._thread.join(timeout=DEFAULT_LIMITS.close_timeout_s)
 
 
+def _indented(text: str) -> str:
+    """As Markdown shows code."""
+    return "".join(f"    {line}\n" for line in text.splitlines())
+
+
+def _settings(run_dir: Path) -> dict[str, Any]:
+    """The resolved job file of the run; empty if it has none, as in tests."""
+    file = run_dir / "job.yaml"
+    return yaml.safe_load(file.read_text("utf-8")) if file.exists() else {}
+
+
 def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
     """The sinks that the job asks for.
 
@@ -151,9 +184,9 @@ def make_sinks(config: MetricsConfig, job: str, run_dir: Path) -> list[Sink]:
     sinks: list[Sink] = []
     try:
         if config.tensorboard:
-            sinks.append(TensorBoardSink(run_dir / "tensorboard"))
+            sinks.append(TensorBoardSink(run_dir / "tensorboard", run_dir / "job.yaml"))
         if config.wandb_project is not None:
-            sinks.append(WandbSink(config.wandb_project, job, run_dir))
+            sinks.append(WandbSink(config, job, run_dir))
         if config.prometheus_port is not None:
             sinks.append(PrometheusSink(config.prometheus_port, job))
     except Exception:

@@ -243,6 +243,7 @@ class Generation:
         async with asyncio.timeout(self._ctx.limits.pull_timeout_s):
             await self._engine.load_weights(pulled.tensors, pulled.dtypes, pulled.policy_version, in_flight=in_flight)
         self.policy_version = pulled.policy_version
+        self._activity.serve(pulled.policy_version)
         pulled.close()
         self._add_ahead()
         self._reports.version_loaded(pulled, self._ctx.now() - began_s)

@@ -15,6 +15,7 @@ class ActivityLog:
         self._clock = clock
         self._name = ""
         self._since = 0.0
+        self._version = -1
         self._spans: list[Span] = []
 
     def begin(self, name: str) -> None:
@@ -25,13 +26,22 @@ class ActivityLog:
 
     def _cut(self, now: float) -> None:
         if self._name and now > self._since:
-            self._spans.append(Span(name=self._name, start_s=self._since, end_s=now))
+            self._spans.append(self._span(self._name, self._since, now))
         self._since = now
+
+    def _span(self, name: str, start_s: float, end_s: float) -> Span:
+        args: dict[str, float | int | str] = {"version": self._version} if self._version >= 0 else {}
+        return Span(name=name, start_s=start_s, end_s=end_s, args=args)
+
+    def serve(self, version: int) -> None:
+        """From now on the engine has the weights of ``version``, those that step number ``version`` begins with."""
+        self._cut(self._clock())
+        self._version = version
 
     def add(self, name: str, seconds: float) -> None:
         """``name`` ran beside the activity and has ended now."""
         now = self._clock()
-        self._spans.append(Span(name=name, start_s=now - seconds, end_s=now))
+        self._spans.append(self._span(name, now - seconds, now))
 
     def take(self) -> list[Span]:
         """All spans until now; what goes on is cut in two."""

@@ -19,6 +19,8 @@ from typing import Protocol
 import numpy as np
 
 from actors.protocol.weights import Manifest
+from actors.trainer.learning_rate import learning_rate
+from configs.schema import LrSchedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,12 +90,25 @@ class BackendSpec:
     """Copies of the model, on the CPU, that share the weights and these threads between them."""
     learning_rate: float = 1e-6
     warmup_steps: int = 0
+    lr_schedule: LrSchedule = "constant"
+    total_steps: int = 1
+    """Steps of the whole run, over which the learning rate falls."""
     weight_decay: float = 0.0
     adam_betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float = 1.0
     seed: int = 0
     needs_reference: bool = False
     gradient_checkpointing: bool = False
+
+    def learning_rate_of(self, step: int) -> float:
+        """Rate of the optimizer step number ``step``, from 0."""
+        return learning_rate(
+            step,
+            peak=self.learning_rate,
+            schedule=self.lr_schedule,
+            warmup_steps=self.warmup_steps,
+            total_steps=self.total_steps,
+        )
 
 
 class TrainBackend(Protocol):

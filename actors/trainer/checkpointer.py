@@ -73,7 +73,7 @@ class Checkpointer:
         """Write the present weights, which are those of ``step``; they are stored beside the next step."""
         await self.settle()
         limit_s = self._ctx.limits.checkpoint_timeout_s
-        with self._spans.span("checkpoint", step=step):
+        with self._spans.span("checkpoint", step=step, version=step):
             partial = await self._ctx.run_blocking(checkpoint.begin, self._run_dir, step)
             async with asyncio.timeout(limit_s):
                 await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)

@@ -84,7 +84,7 @@ class Publisher:
         if version <= self.newest:
             return False
         limits, path = self._ctx.limits, segment_path(self._run_dir, version)
-        with self._spans.span("publish", version=version):
+        with self._spans.span("publish", step=version - 1, version=version):
             async with asyncio.timeout(limits.publish_timeout_s):
                 manifest = await self._backend.export_segment(
                     path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes

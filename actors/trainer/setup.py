@@ -47,6 +47,8 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         replicas=resolve_replicas(threads, Path(args.model_path)),
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps,
+        lr_schedule=trainer.lr_schedule,
+        total_steps=job.steps,
         weight_decay=trainer.weight_decay,
         adam_betas=trainer.betas,
         max_grad_norm=trainer.max_grad_norm,

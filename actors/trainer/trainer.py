@@ -219,7 +219,7 @@ class Trainer(RegisteredActor):
     async def _wait(self, inbox: Inbox, accounts: StepAccounts) -> None:
         """Wait until something comes. Silence, lost groups and a new scheduler open the step again."""
         began_s = self.ctx.now()
-        with self._spans.span("wait", step=inbox.step, missing=inbox.missing):
+        with self._spans.span("wait", step=inbox.step, version=inbox.step, missing=inbox.missing):
             await self._next_news(inbox)
         accounts.waited_s += self.ctx.now() - began_s
 
@@ -266,7 +266,7 @@ class Trainer(RegisteredActor):
         samples = [s for group in window for s in group_samples(group, self._algorithm, max_staleness=bound)]
         with_kl = self._loss.kl_coefficient > 0
         budget = self._job.trainer.micro_batch_tokens
-        with self._spans.span("train", step=self.step, samples=len(samples)):
+        with self._spans.span("train", step=self.step, version=self.step, samples=len(samples)):
             if with_kl:
                 samples = await self._reference.scored(samples)
             for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
@@ -278,7 +278,7 @@ class Trainer(RegisteredActor):
         """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
         if not self._reference.has_waiting:
             return False
-        with self._spans.span("score", step=inbox.step):
+        with self._spans.span("score", step=inbox.step, version=inbox.step):
             await self._reference.score_some()
         return True
 

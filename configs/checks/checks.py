@@ -73,6 +73,16 @@ def _check_consistency(job: JobConfig) -> list[Found]:
     if job.limits.bulk_chunk_bytes > job.limits.message_max_bytes:
         wrong = f"{job.limits.bulk_chunk_bytes} is more than limits.message_max_bytes ({job.limits.message_max_bytes})"
         found.append(("limits.bulk_chunk_bytes", wrong, "Lower it; 1 to 4 MiB is best"))
+    if job.trainer.lr_schedule != "constant" and job.trainer.warmup_steps >= job.steps:
+        wrong = (
+            f"{job.trainer.warmup_steps} leaves none of the {job.steps} steps to lr_schedule: {job.trainer.lr_schedule}"
+        )
+        found.append(("trainer.warmup_steps", wrong, "Lower it, or set trainer.lr_schedule to constant"))
+    if job.metrics.wandb_project is None:
+        for key in ("wandb_entity", "wandb_name", "wandb_tags"):
+            if getattr(job.metrics, key):
+                fix = "Set metrics.wandb_project, or remove it"
+                found.append((f"metrics.{key}", "is set, but metrics.wandb_project is not", fix))
     return [*found, *_check_mailbox(job)]
 
 

@@ -10,6 +10,7 @@ import re
 import sys
 from pathlib import Path
 
+_OUR_PACKAGES = ("actors", "configs", "main", "supervisors", "transport")
 _FORM = re.compile(r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$")
 
 
@@ -23,6 +24,9 @@ def find_function(name: str) -> tuple[str, str] | None:
     module, _, function = name.partition(":")
     spec = _find_module(module)
     if spec is None:
+        top = module.partition(".")[0]
+        if top in _OUR_PACKAGES:
+            return f"there is no module {module!r}: {top} is a package of Headrace", "Give yours another name"
         return f"there is no module {module!r}", "Install it, or start headrace in the directory that holds it"
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None  # compiled: only an import could tell

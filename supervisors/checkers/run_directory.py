@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, Final, cast
@@ -42,7 +42,7 @@ def read_history(run_dir: Path) -> History:
     alive = is_open(run_dir / JOURNAL)
     events = list(_lines(run_dir / "events.jsonl", notes))
     rows = list(_lines(run_dir / "metrics.jsonl", notes))
-    history = History(job=job, state=_state(events, alive=alive), events=events, rows=rows, notes=notes)
+    history = History(job=job, state=run_state(events, alive=alive), events=events, rows=rows, notes=notes)
     if empty := sum(row.get("samples") == 0 for row in rows):
         notes.append(f"{empty} of {len(rows)} steps trained on no sample; events.jsonl says why (samples_dropped)")
     if (run_dir / JOURNAL).exists():
@@ -64,7 +64,7 @@ def _check_directory(run_dir: Path) -> None:
         raise wrong(f"is no run directory: it has no {JOB_FILE}", fix)
 
 
-def _state(events: list[Row], *, alive: bool) -> RunState:
+def run_state(events: Sequence[Row], *, alive: bool) -> RunState:
     """What the job last said, unless its process goes on, or ended without a word."""
     said = [str(row.get("state")) for row in events if row.get("event") == "job_state"]
     over = said[-1] if said and said[-1] in ("finished", "interrupted", "failed") else None
@@ -73,7 +73,7 @@ def _state(events: list[Row], *, alive: bool) -> RunState:
     return RunState.RUNNING if alive else RunState.CRASHED
 
 
-def _opened_since(events: list[Row]) -> bool:
+def _opened_since(events: Sequence[Row]) -> bool:
     """Whether a scheduler has opened after the job last said how it is: a resumed run that has just begun."""
     for row in reversed(events):
         if row.get("event") == "scheduler_opened":

@@ -6,28 +6,45 @@ the command that needs it, so that ``--help`` is fast.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from supervisors.cli.bench import bench
+from supervisors.cli.check import check
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
 from supervisors.cli.keys import keys
+from supervisors.cli.new import new
 from supervisors.cli.plot.command import plot
 from supervisors.cli.run import run
+from supervisors.cli.runs import runs
 from supervisors.cli.samples import samples
+from supervisors.cli.schema import schema
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
+from supervisors.cli.version import version
 
-app = typer.Typer(name="headrace", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="headrace", no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"headrace {version()}")
+        raise typer.Exit
 
 
 @app.callback()
-def headrace() -> None:
+def headrace(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
     """Generate, score and train on LLM rollouts, on machines that come and go."""
 
 
 app.add_typer(ctl, name="ctl")
-for command in (run, head, node, doctor):
+for command in (run, new, check, schema, runs, head, node, doctor):
     app.command()(command)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},

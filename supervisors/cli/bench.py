@@ -16,7 +16,10 @@ import typer
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FINISHED, fail, wrong
 
 _FOLDER: Final = Path(__file__).resolve().parents[2] / "benchmarks"
-_NOT_HERE: Final = "benchmarks/ is not here: run it in a clone of the repository"
+_NOT_HERE: Final = (
+    "the benchmarks are not part of an installed package: clone the repository, and run headrace bench there "
+    "(make install, then .venv/bin/headrace bench)"
+)
 
 
 def bench(
@@ -26,13 +29,14 @@ def bench(
     ] = None,
 ) -> None:
     """Measure. Everything after NAME goes to the benchmark."""
+    if not _are_here():
+        fail(_NOT_HERE, EXIT_BAD_CONFIG)
     files = {file.stem: file for file in sorted(_FOLDER.glob("*.py")) if not file.stem.startswith("_")}
-    if name is None and files:
+    if name is None:
         lines = [f"  {stem:12} {_first_line(file)}" for stem, file in files.items()]
         fail("\n".join(["name a benchmark:", *lines]), EXIT_BAD_CONFIG)
     if name not in files:
-        have = f"there are: {', '.join(files)}" if files else _NOT_HERE
-        fail(f"there is no benchmark {name!r}; {have}", EXIT_BAD_CONFIG)
+        fail(f"there is no benchmark {name!r}; there are: {', '.join(files)}", EXIT_BAD_CONFIG)
     raise typer.Exit(int(_module(name).main(context.args) or EXIT_FINISHED))
 
 
@@ -42,11 +46,16 @@ def papers(needed_by: str) -> Any:
     Raises:
         ConfigError: ``needed_by`` asks for one, and benchmarks/ is not here.
     """
-    if not (_FOLDER / "papers" / "command.py").exists():
+    if not _are_here():
         raise wrong(
             needed_by, "is a study of a paper, and benchmarks/ is not here", "Run it in a clone of the repository"
         )
     return _module("papers.command")
+
+
+def _are_here() -> bool:
+    """Whether the folder is ours: beside installed packages there may be another one of that name."""
+    return (_FOLDER / "papers" / "command.py").exists()
 
 
 def _module(name: str) -> Any:

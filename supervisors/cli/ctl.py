@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 
 from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
+from supervisors.cli.command import RUN_ROOT
 from transport.errors import HeadraceError
 
 EXIT_REFUSED = 1
 EXIT_BAD_REQUEST = 2
+_KEPT = ("jobs", "metrics", "logs")
+"""Verbs that a run's files answer when nobody else does."""
 
 ctl = typer.Typer(no_args_is_help=True, help="Look at and steer a run through its control socket.")
 
@@ -217,13 +219,31 @@ def inject(
 
 
 def _call(op: str, args: dict[str, Any], json_: bool) -> None:
-    result = _run(_ask(op, args))
+    result = _from_files(op, args) if op in _KEPT else None
+    if result is None:
+        result = _run(_ask(op, args))
     if json_ or _options.json:
         print(json.dumps(result), flush=True)
     else:
-        from supervisors.cli.tables import print_result
+        from supervisors.cli.tables import console, print_result
 
-        print_result(Console(highlight=False), op, result)
+        print_result(console(), op, result)
+
+
+def _from_files(op: str, args: dict[str, Any]) -> Any:
+    """What the files of a run say that is over or whose head is gone; None if there is a head to ask, or no run."""
+    from supervisors.cli.run_files import RunFiles, runs_in
+
+    where = _options.control
+    if where is not None and "://" in where:
+        return None
+    found = [RunFiles(Path(where))] if where is not None else runs_in(RUN_ROOT)[:1]
+    if not found or not found[0].is_run or found[0].goes_on:
+        return None
+    try:
+        return found[0].answer(op, args)
+    except FileNotFoundError as error:
+        _fail(str(error), EXIT_BAD_REQUEST)
 
 
 async def _ask(op: str, args: dict[str, Any]) -> Any:
@@ -235,11 +255,20 @@ async def _ask(op: str, args: dict[str, Any]) -> Any:
 
 async def _watch(job: str | None, json_: bool) -> None:
     from actors.control.client import ControlClient
+    from supervisors.cli.outlook import PhaseProgress
     from supervisors.cli.tables import line
 
+    phase, loop = PhaseProgress(), asyncio.get_running_loop()
     async with ControlClient(_endpoint(), keys=_keys()) as client:
         async for event in client.watch({"job": job}):
-            print(json.dumps(event) if json_ else line(event), flush=True)
+            if json_:
+                print(json.dumps(event), flush=True)
+            elif event["kind"] == "phase":
+                phase.update(event, loop.time())
+                if (text := phase.line()) is not None:
+                    print(text, flush=True)
+            else:
+                print(line(event), flush=True)
 
 
 def _endpoint() -> str:

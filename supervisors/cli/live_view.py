@@ -4,11 +4,13 @@
 
 ``on_progress`` is called with a map; each call tells what is new, and the view keeps the rest. Keys that it shows:
 ``state``, ``steps``, ``workers``, ``waiting_for`` (who waits for whom, as a phrase), ``message`` (something to be told
-once, such as a restart), and with ``step`` the columns of ``metrics.jsonl``.
+once, such as a restart), ``phase`` with ``phase_done``, ``phase_total`` and ``phase_unit`` (work before the first
+step), and with ``step`` the columns of ``metrics.jsonl``.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from types import TracebackType
@@ -21,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.host.terminal_text import harmless
+from supervisors.cli.outlook import PhaseProgress, duration, seconds_left, trend
 
 RECENT_STEPS: Final = 8
 REWARDS_SHOWN: Final = 60
@@ -35,6 +38,7 @@ class ProgressView:
         self._now: dict[str, Any] = {}
         self._rows: deque[dict[str, Any]] = deque(maxlen=RECENT_STEPS)
         self._rewards: deque[float] = deque(maxlen=REWARDS_SHOWN)
+        self._phase = PhaseProgress()
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -57,6 +61,10 @@ class ProgressView:
         self._now.update(progress)
         if "message" in progress:
             self._say(str(progress["message"]))
+        if "phase" in progress:
+            self._phase.update(progress, time.monotonic())
+            if self._live is None and (line := self._phase.line()) is not None:
+                self._say(line)
         if "step" in progress and "reward_mean" in progress:
             self._rows.append(dict(progress))
             if progress["reward_mean"] is not None:
@@ -80,15 +88,20 @@ class ProgressView:
         now = self._now
         step, steps = int(now.get("step", 0)), int(now.get("steps", 0))
         head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(f"step {step}/{steps or '?'}", style="bold"),
-            ProgressBar(total=max(steps, 1), completed=step, width=30),
-            Text(str(now.get("state", ""))),
-            Text(f"workers {now.get('workers', '?')}"),
-        )
+        if self._phase.name:
+            bar = ProgressBar(total=max(self._phase.total, 1), completed=self._phase.done, width=30)
+            head.add_row(Text(self._phase.name, style="bold"), bar, self._phase.amount(), self._phase.left())
+        else:
+            bar = ProgressBar(total=max(steps, 1), completed=step, width=30)
+            left_s = seconds_left([float(row.get("seconds", 0)) for row in self._rows], step, steps)
+            cells = [Text(f"step {step}/{steps}" if steps else "", style="bold"), bar, Text(str(now.get("state", "")))]
+            cells += [Text(f"{duration(left_s)} left")] if left_s else []
+            cells += [Text(f"workers {now['workers']}")] if "workers" in now else []
+            head.add_row(*cells)
         parts: list[RenderableType] = [head]
         if self._rows:
-            curve = f"reward {sparkline(list(self._rewards))} {_figure(self._rows[-1], 'reward_mean', '.3f')}"
+            rewards = list(self._rewards)
+            curve = f"reward {sparkline(rewards)} {_figure(self._rows[-1], 'reward_mean', '.3f')}  {trend(rewards)}"
             parts.append(Text(curve, style="green"))
             parts.append(self._table())
         if now.get("waiting_for"):

@@ -42,7 +42,7 @@ Overrides = Annotated[
 def run(
     job: Annotated[
         Path | None,
-        typer.Argument(metavar="JOB.yaml", help="The job file; presets lie in configs/."),
+        typer.Argument(metavar="JOB.yaml", help="The job file, or the name of a preset: quickstart, …"),
     ] = None,
     set_: Overrides = None,
     dir_: Annotated[Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME.")] = None,
@@ -69,11 +69,15 @@ def run(
             run_dir, loaded = resume, load_job(resume / "job.yaml", overrides)
             check_run(resume, loaded)
         elif job is None:
-            raise wrong("headrace run", "no job file was named", "Write headrace run configs/quickstart.yaml")
+            raise wrong(
+                "headrace run",
+                "no job file was named",
+                "Write headrace run quickstart, or headrace new for a job of your own",
+            )
         else:
             loaded = load_job(job, overrides)
             run_dir = _new_run_directory(dir_, loaded.name)
-        plan = _load_faults(faults, loaded)
+        plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         news = _write_job(run_dir, loaded, begins=resume is None)
     except ConfigError as error:
@@ -106,7 +110,7 @@ def run(
     raise typer.Exit(_EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
 
 
-def _load_faults(path: Path | None, job: Any) -> Any:
+def load_faults(path: Path | None, job: Any) -> Any:
     """The plan at ``path``, as far as it can be checked before the run; None without one."""
     if path is None:
         return None

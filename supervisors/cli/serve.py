@@ -27,8 +27,10 @@ def head(
 ) -> None:
     """Serve jobs that come over the control socket, on nodes that join, until stopped."""
     check_sockets(keys, control_keys, listen=listen, at=control)
+    from supervisors.cli.job_lines import JobLines
     from supervisors.trees import run_head
 
+    lines = JobLines(lambda line: print(line, flush=True))
     finish(
         lambda: run_head(
             listen=listen,
@@ -37,6 +39,7 @@ def head(
             keys=keys,
             control_keys=control_keys,
             allow_functions=allow_functions,
+            on_progress=lines.update,
         )
     )
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from configs.errors import ConfigError
+from configs.presets import file_or_preset
 from supervisors.cli.bench import papers
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, EXIT_FINISHED, Json, fail, wrong
 from transport.errors import HeadraceError
@@ -40,6 +41,7 @@ def simulate(
 
     Of a published result (configs/papers): simulate it, print each claim beside our number; exit code 0.
     """
+    scenario = file_or_preset(scenario)
     try:
         if _is_study(scenario):
             if seeds is not None or log or processes > 1:

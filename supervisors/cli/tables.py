@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, cast
 
 from rich.console import Console
@@ -12,7 +13,8 @@ from rich.text import Text
 from actors.host.terminal_text import harmless
 
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
-    "jobs": ("job", "state", "step", "steps", "run_dir"),
+    "jobs": ("job", "state", "step", "steps", "workers", "reward_last", "error", "run_dir"),
+    "runs": ("run", "state", "steps", "reward_first", "reward_last", "seconds", "model", "mode", "date"),
     "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
     "stalls": ("since_s", "process", "waiter", "waits_for", "kind", "what"),
     "dead_letters": ("ago_s", "process", "reason", "tag", "source", "target"),
@@ -27,6 +29,16 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {
     ),
 }
 """The columns that a verb's table shows, in order; other keys are for programs."""
+
+_PIPE_COLUMNS: Final = 200
+_ABSENT: Final[dict[str, object]] = {"pid": 0, "error": ""}
+"""What stands for nothing in a column: an actor of the head has no process of its own."""
+
+
+def console() -> Console:
+    """Stdout; a file or a pipe is wide enough for any row."""
+    shown = Console(highlight=False)
+    return shown if shown.is_terminal else Console(highlight=False, width=_PIPE_COLUMNS)
 
 
 def print_result(console: Console, op: str, result: Any) -> None:
@@ -65,12 +77,12 @@ def _print_dead_letters(console: Console, result: dict[str, list[dict[str, Any]]
 def table(rows: list[dict[str, Any]], columns: Iterable[str] | None) -> Table:
     """Rows as a table; without ``columns`` all keys, in order of appearance."""
     names = list(columns or dict.fromkeys(key for row in rows for key in row))
-    view = Table(box=None, padding=(0, 2), header_style="bold")
+    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")  # what is left to the columns is two thirds more
     for name in names:
         numbers = all(isinstance(row.get(name), int | float) for row in rows)
-        view.add_column(Text(harmless(name)), justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        view.add_row(*(Text(_cell(row.get(name))) for name in names))  # Text: what stands in brackets is no markup
+        view.add_column(Text(harmless(name.replace("_", " "))), justify="right" if numbers else "left", overflow="fold")
+    for row in rows:  # as Text: what stands in brackets is no markup
+        view.add_row(*(Text(_cell(row.get(name)) if row.get(name) != _ABSENT.get(name) else "-") for name in names))
     return view
 
 
@@ -82,4 +94,7 @@ def line(values: Mapping[str, Any]) -> str:
 def _cell(value: object) -> str:
     if value is None:
         return "-"
-    return f"{value:.4g}" if isinstance(value, float) else harmless(str(value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = harmless(str(value))
+    return text.removeprefix(f"{Path.cwd()}/") if text.startswith("/") else text

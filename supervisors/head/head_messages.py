@@ -84,7 +84,7 @@ class HeadBeacon(Message):
 
 @message("head.progress")
 class HeadProgress(Message):
-    """Told: one map for the terminal, as ``live_view.py`` takes it."""
+    """Told: one map for the terminal, as ``live_view.py`` takes it; with ``of_job``, as ``job_lines.py`` does."""
 
     life: int
     fields: dict[str, Plain]

@@ -36,7 +36,7 @@ from configs.loader import load_job
 from configs.schema import JobConfig
 from supervisors.head.head import Head
 from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
-from supervisors.jobs.job_run import FormerLife
+from supervisors.jobs.job_run import FormerLife, JobRun
 from supervisors.machine import exit_note
 from supervisors.machine.logs import log_to_file, new_loop
 from supervisors.machine.machine import JOURNAL
@@ -106,6 +106,7 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
         if order.job:
             summary = await _run(head, order, interrupted, reporter)
         else:
+            head.subscribe(reporter.follow)
             _launch_again(head, order)
             await interrupted.wait()
             await head.interrupt_jobs()
@@ -161,6 +162,11 @@ class Reporter:
 
     def ready(self, control: str) -> None:
         self._keeper.tell(HeadReady(life=self._life, endpoint=self._endpoint, control=control))
+
+    def follow(self, run: JobRun) -> None:
+        """Tell what becomes of one of the head's jobs, under its name."""
+        job = run.job.name
+        run.subscribe(lambda fields: self.progress({"of_job": job, **fields}))
 
     def progress(self, fields: Mapping[str, Any]) -> None:
         self._keeper.tell(HeadProgress(life=self._life, fields=_plain(fields)))

@@ -112,11 +112,12 @@ class HeadKeeper(Actor):
     async def head_progress(self, news: HeadProgress) -> None:
         if news.life != self.life:
             return
-        for name in ("step", "restarts", "workers"):
-            value = news.fields.get(name)
-            if isinstance(value, int):
-                setattr(self, name, value)
-        self.begun = self.begun or news.fields.get("core") == "ready"
+        if "of_job" not in news.fields:  # else it is one of many, of which the head keeps a register itself
+            for name in ("step", "restarts", "workers"):
+                value = news.fields.get(name)
+                if isinstance(value, int):
+                    setattr(self, name, value)
+            self.begun = self.begun or news.fields.get("core") == "ready"
         self._on_progress(news.fields)
 
     @handles(HeadEnded)

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from actors.control.backend import Plain
 from actors.control.errors import BadArgs, NotFound, NotNow
@@ -278,9 +278,13 @@ def _log_lines(directory: Path, actor: str | None, lines: int, max_bytes: int) -
     return [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines, share)][-lines:]
 
 
+_KINDS: Final = {"reward_mean": "step", "state": "state", "phase": "phase"}
+"""Key of a progress map → kind of the event that watchers get."""
+
+
 def _listener(job: str, queue: asyncio.Queue[Plain]) -> Any:
     def listen(progress: Mapping[str, Any]) -> None:
-        kind = "step" if "reward_mean" in progress else "state" if "state" in progress else "message"
+        kind = next((kind for key, kind in _KINDS.items() if key in progress), "message")
         _put(queue, {"kind": kind, "job": job, **progress})
 
     return listen

@@ -27,7 +27,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.cost_meter import CostMeter
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
-from supervisors.jobs.model_preparation import Preparation
+from supervisors.jobs.model_preparation import Phase, Preparation
 from supervisors.jobs.model_text import look_at_text
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
 from supervisors.jobs.worker_room import Room
@@ -74,7 +74,7 @@ class JobRun:
             system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None
         )
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
-        self._preparation = Preparation(job, run_dir, lambda message: self._news.say(message=message))
+        self._preparation = Preparation(job, run_dir, self.say, self._show)
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
         self._state = JobState.SUBMITTED
@@ -106,6 +106,7 @@ class JobRun:
             self._news.say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
         # the model is there when there was a head before, and an interrupted run is to take its checkpoint
         model_path = await self._preparation.run(interrupted if self._former is None else asyncio.Event())
+        self._news.say(phase="")  # it is over
         if model_path is None:
             self._news.say(state=str(self.state), message="interrupted before it began")
             return False
@@ -284,6 +285,9 @@ class JobRun:
     def subscribe(self, listener: OnProgress) -> Callable[[], None]:
         """Hear of every progress map from now on; returns how to stop."""
         return self._news.subscribe(listener)
+
+    def _show(self, phase: Phase) -> None:
+        self._news.say(phase=phase.name, phase_done=phase.done, phase_total=phase.total, phase_unit=phase.unit)
 
     def say(self, message: str) -> None:
         """Tell whoever listens, for people."""

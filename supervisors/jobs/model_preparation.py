@@ -1,6 +1,6 @@
 """The policy's files, before any process needs them: where the job says, fetched from a hub, or made on the spot.
 
-    source: tiny ─────────▶ supervisors.jobs.tiny_model ─▶ RUN_DIR/model        (or model.path)
+    source: tiny ─────────▶ the user's cache, else supervisors.jobs.tiny_model ─▶ RUN_DIR/model        (or model.path)
     path is a directory ──▶ itself
     path is a hub name ───▶ supervisors.jobs.hub_download ──▶ Hugging Face cache; its commit ──▶ RUN_DIR/model.json
 
@@ -15,7 +15,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,7 @@ from configs.checks.model_checks import is_hub_name
 from configs.checks.model_files import problem_of
 from configs.schema import JobConfig
 from supervisors.jobs.hub_download import Order, Report, read_report
+from supervisors.jobs.model_cache import ModelCache, cache_key
 from supervisors.machine.process import ChildProcess, Launch, ProcessExit, launch
 from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ModelNotFetched, ModelNotMade
@@ -30,11 +31,29 @@ from supervisors.tree.errors import ModelNotFetched, ModelNotMade
 RECORD: Final = "model.json"
 """File of the run directory that says which commit of which hub name the run uses."""
 
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A phase is work that takes long before the first step, and how much of it is done."""
+
+    name: str
+    done: int
+    total: int
+    unit: str
+    """What is counted: ``steps`` or ``bytes``."""
+
+
+def _to_nobody(_: object) -> None:
+    """Tell nobody."""
+
+
 Say = Callable[[str], None]
-"""Callback that tells a person how far it is."""
+"""Callback that tells a person something once."""
+Show = Callable[[Phase], None]
+"""Callback that shows how far it is."""
 
 
-async def prepare_model(job: JobConfig, run_dir: Path, say: Say | None = None) -> Path:
+async def prepare_model(job: JobConfig, run_dir: Path, say: Say = _to_nobody, show: Show = _to_nobody) -> Path:
     """Have the job's model on disk; returns its directory.
 
     Raises:
@@ -42,24 +61,26 @@ async def prepare_model(job: JobConfig, run_dir: Path, say: Say | None = None) -
         ModelNotFetched: a hub name led to no model; the message names ``model.path``, what was tried and what to do.
     """
     if job.model.source == "tiny":
-        return await _make_tiny(job, run_dir)
+        return await _make_tiny(job, run_dir, say, show)
     path = Path(str(job.model.path)).expanduser()
     if path.exists() or not is_hub_name(str(job.model.path)):
         return path  # the job file's check has looked at it, and whoever reads it says what is wrong with it
-    return await _fetch(job, run_dir, say or (lambda _: None))
+    return await _fetch(job, run_dir, say, show)
 
 
 class Preparation:
     """``prepare_model`` for a run whose operator need not wait for it: a download may take hours."""
 
-    def __init__(self, job: JobConfig, run_dir: Path, say: Say) -> None:
-        self._job, self._run_dir, self._say = job, run_dir, say
+    def __init__(self, job: JobConfig, run_dir: Path, say: Say, show: Show = _to_nobody) -> None:
+        self._job, self._run_dir, self._say, self._show = job, run_dir, say, show
         self._task: asyncio.Task[Path] | None = None
         self.abandoned = False
 
     async def run(self, interrupted: asyncio.Event) -> Path | None:
         """The model's directory; None if it was abandoned, by ``interrupted`` or by ``abandon``. Raises as it does."""
-        self._task = asyncio.create_task(prepare_model(self._job, self._run_dir, self._say), name="prepare model")
+        self._task = asyncio.create_task(
+            prepare_model(self._job, self._run_dir, self._say, self._show), name="prepare model"
+        )
         watcher = asyncio.create_task(self._abandon_when(interrupted), name="interrupted")
         try:
             return await self._task
@@ -82,26 +103,52 @@ class Preparation:
         return True
 
 
-async def _make_tiny(job: JobConfig, run_dir: Path) -> Path:
+async def _make_tiny(job: JobConfig, run_dir: Path, say: Say, show: Show) -> Path:
     directory = Path(job.model.path) if job.model.path is not None else run_dir.resolve() / "model"
     if (directory / "config.json").exists():
         return directory
     partial = directory.with_name(directory.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    order = run_dir / "model_order.json"
-    order.write_text(job.model_dump_json())
-    log = run_dir / "logs" / "model.log"
-    maker = launch(Launch([sys.executable, "-m", "supervisors.jobs.tiny_model", str(order), str(partial)], log))
-    limits = job.limits
+    cache, wait_s = ModelCache.of_user(), job.limits.model_cache_s
+    if await _in_time(wait_s, lambda: cache.take(cache_key(job), partial)):
+        say("the model is one that was made before, from the cache")
+    else:
+        shutil.rmtree(partial, ignore_errors=True)
+        await _run_maker(job, run_dir, partial, show)
+        await _in_time(wait_s, lambda: cache.keep(cache_key(job), partial))
+    partial.rename(directory)  # a directory of that name is whole
+    return directory
+
+
+async def _in_time(wait_s: float, use_cache: Callable[[], bool]) -> bool:
+    """What ``use_cache`` returns; False if a home that hangs does not answer: the run goes on without it."""
     try:
-        end = await child_ended(maker, limits.model_preparation_timeout_s)
+        async with asyncio.timeout(wait_s):
+            return await asyncio.to_thread(use_cache)
+    except TimeoutError:
+        return False
+
+
+async def _run_maker(job: JobConfig, run_dir: Path, directory: Path, show: Show) -> None:
+    order, report, log = run_dir / "model_order.json", run_dir / "model_making.json", run_dir / "logs" / "model.log"
+    order.write_text(job.model_dump_json())
+    report.unlink(missing_ok=True)
+    words = [str(order), str(directory), str(report)]
+    maker = launch(Launch([sys.executable, "-P", "-m", "supervisors.jobs.tiny_model", *words], log))
+    limits = job.limits
+
+    def look() -> None:
+        if report.exists() and (done := int(json.loads(report.read_text("utf-8"))["done"])):
+            show(Phase("making the model", done, job.model.warm_start_steps, "steps"))
+
+    try:
+        end = await child_ended(maker, limits.model_preparation_timeout_s, look, limits.model_making_look_s)
     except TimeoutError as error:
         raise ModelNotMade(f"the tiny model was not made within {limits.model_preparation_timeout_s:g} s") from error
     if end.code != 0:
         tail = "\n".join(last_lines(log, limits.exit_log_lines))
         raise ModelNotMade(f"the tiny model could not be made ({end}); last lines of {log}:\n{tail}")
-    partial.rename(directory)  # a directory of that name is whole
-    return directory
+    report.unlink(missing_ok=True)
 
 
 async def child_ended(
@@ -132,7 +179,7 @@ async def child_ended(
 # ------------------------------------------------------------ hub names
 
 
-async def _fetch(job: JobConfig, run_dir: Path, say: Say) -> Path:
+async def _fetch(job: JobConfig, run_dir: Path, say: Say, show: Show) -> Path:
     name, limits = str(job.model.path), job.limits
     record, report_file, log = run_dir / RECORD, run_dir / "model_download.json", run_dir / "logs" / "model.log"
     revision = _recorded_commit(record, name) or job.model.revision
@@ -141,7 +188,7 @@ async def _fetch(job: JobConfig, run_dir: Path, say: Say) -> Path:
     order = Order(name=name, revision=revision, report=str(report_file))
     command = [sys.executable, "-P", "-m", "supervisors.jobs.hub_download"]
     fetcher = launch(Launch(command, log, stdin=json.dumps(asdict(order)).encode()))
-    watch = _Progress(name, report_file, say, limits.model_download_stall_s)
+    watch = _Progress(name, report_file, show, limits.model_download_stall_s)
     try:
         end = await child_ended(fetcher, limits.model_download_timeout_s, watch.look, limits.model_progress_s)
     except TimeoutError as error:
@@ -171,10 +218,10 @@ def _not_fetched(name: str, wrong: str, fix: str) -> ModelNotFetched:
 
 
 class _Progress:
-    """Says how far a download is, when that has changed, and ends one that does not move."""
+    """Shows how far a download is, when that has changed, and ends one that does not move."""
 
-    def __init__(self, name: str, report_file: Path, say: Say, stall_s: float) -> None:
-        self._name, self._file, self._say, self._stall_s = name, report_file, say, stall_s
+    def __init__(self, name: str, report_file: Path, show: Show, stall_s: float) -> None:
+        self._name, self._file, self._show, self._stall_s = name, report_file, show, stall_s
         self._loop = asyncio.get_running_loop()
         self._last: Report | None = None
         self._moved_s = self._loop.time()
@@ -189,14 +236,10 @@ class _Progress:
         if now != self._last:
             self._last, self._moved_s = now, self._loop.time()
             if now is not None and now.stage == "downloading":
-                self._say(f"downloading {self._name}: {_size(now.bytes_done)} of {_size(now.bytes_total)}")
+                self._show(Phase(f"downloading {self._name}", now.bytes_done, now.bytes_total, "bytes"))
         elif self._loop.time() - self._moved_s > self._stall_s:
             wrong = f"did not get on: nothing has come for limits.model_download_stall_s ({self._stall_s:g} s)"
             raise _not_fetched(self._name, wrong, "Look at the network, and start again: what has been fetched is kept")
-
-
-def _size(count_bytes: int) -> str:
-    return f"{count_bytes / 1e9:.2f} GB" if count_bytes >= 1e9 else f"{count_bytes / 1e6:.1f} MB"
 
 
 def _recorded_commit(record: Path, name: str) -> str | None:

@@ -32,6 +32,7 @@ import structlog
 
 from actors.core.reason import Reason
 from actors.host.parent_death import PARENT_PID_VARIABLE
+from actors.host.python_path import python_path
 from configs.limits import DEFAULT_LIMITS
 from supervisors.machine import exit_note
 from supervisors.machine.process_log import open_log
@@ -51,8 +52,6 @@ OWN_FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
 )
 """Signals that a process brings upon itself; by any other one somebody else has ended it."""
-
-_ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 def role_command() -> list[str]:
@@ -264,9 +263,8 @@ def is_stopped_by_signal(pid: int) -> bool:
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:
     """Ours, plus the way to our own code first and the working directory last (a job may name functions there)."""
-    path = [str(_ROOT), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), str(Path.cwd())]
     own = {
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(path)),
+        "PYTHONPATH": python_path(),
         "PYTHONUNBUFFERED": "1",
         PARENT_PID_VARIABLE: str(os.getpid()),
     }

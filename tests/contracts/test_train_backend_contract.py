@@ -127,11 +127,11 @@ async def test_step_divides_by_the_weight_and_clears_the_sums(start: Start) -> N
 
 async def test_save_then_load_restores_everything_bit_for_bit(start: Start, tmp_path: Path) -> None:
     """After loading, further steps give the same weights as without the interruption."""
-    one = await start(warmup_steps=5)
+    one = await start(warmup_steps=1, lr_schedule="cosine", total_steps=9)
     await train(one, whole(samples(seed=1)))
     await one.save(tmp_path / "saved")
     await train(one, whole(samples(seed=2)))
-    two = await start(warmup_steps=5)
+    two = await start(warmup_steps=1, lr_schedule="cosine", total_steps=9)
     await two.load(tmp_path / "saved")
     await train(two, whole(samples(seed=2)))
     np.testing.assert_array_equal(await weights_of(one, tmp_path), await weights_of(two, tmp_path))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ import msgpack
 from actors.environments.errors import RewardRefused, ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.environments.scoring.scorer_process import frame
 from actors.environments.scoring.trial import CALLED
+from actors.host.python_path import python_path
 from configs.schema import JobConfig
 
 _T = TypeVar("_T")
@@ -204,10 +206,11 @@ class _ScorerProcess:
     async def _exec(self) -> None:
         errors = self._open_log()
         try:
-            command = (sys.executable, "-m", "actors.environments.scoring.scorer_process")
+            command = (sys.executable, "-P", "-m", "actors.environments.scoring.scorer_process")
             pipe = asyncio.subprocess.PIPE
+            env = {**os.environ, "PYTHONPATH": python_path()}
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True
+                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=env
             )
         finally:
             if errors is not None:

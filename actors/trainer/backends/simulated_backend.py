@@ -97,7 +97,7 @@ class SimulatedBackend:
         await asyncio.sleep(self._cost.step_s)
         gradient = (self._sums / weight).astype(np.float32)
         norm = float(np.linalg.norm(gradient))
-        rate = spec.learning_rate * min(1.0, (self._steps + 1) / max(1, spec.warmup_steps))
+        rate = spec.learning_rate_of(self._steps)
         skipped = not math.isfinite(norm)
         if not skipped:
             self._momentum = spec.adam_betas[0] * self._momentum + gradient * np.float32(

@@ -3,6 +3,7 @@
 occupancy     how busy each process was over the run, and a close look at some steps: bubbles are the pale gaps
 lengths       how long responses are, early and late, and how the tail moves
 reward        reward by step; with length ranking, how much of the tail it found
+learning      loss, entropy, KL, gradient norm, staleness, spread of rewards
 throughput    samples and tokens a second, and the idle shares
 """
 
@@ -28,6 +29,8 @@ _BUSY: Final = LinearSegmentedColormap.from_list("busy", [_COLOURS["idle"], "#9d
 INK: Final = "#333333"
 WIDTH: Final = 11.0
 _BINS: Final = 160
+_ACROSS: Final = 3
+"""Diagrams of one row."""
 _CLOSE_STEPS: Final = 6
 """Steps of the close look."""
 
@@ -44,7 +47,7 @@ def occupancy(data: RunData) -> Figure | None:
     seen = dict.fromkeys(bar.name for bars in data.lanes.values() for bar in bars)
     shown = [name for name in seen if name not in BUBBLES]
     patches = [Patch(color=_COLOURS.get(name, _OTHER), label=name) for name in shown]
-    patches.append(Patch(facecolor=_COLOURS["idle"], edgecolor="#cccccc", label="bubble"))
+    patches.append(Patch(facecolor=_COLOURS["idle"], edgecolor="#cccccc", label="bubble: there, with nothing to do"))
     figure.legend(handles=patches, loc="outside lower center", ncols=len(patches), frameon=False, fontsize=9)
     return figure
 
@@ -62,7 +65,7 @@ def _shares(axes: Axes, data: RunData) -> None:
     axes.set_yticks(range(len(data.lanes)), [_share_label(data, lane) for lane in data.lanes])
     axes.set_xlabel("seconds since the start", color=INK)
     axes.tick_params(axis="y", length=0)
-    axes.set_title("Busy share of each process, whole run", loc="left", fontsize=11, color=INK)
+    axes.set_title("Busy share of each process, of all the time that it was there", loc="left", fontsize=11, color=INK)
     axes.spines[:].set_visible(False)
 
 
@@ -167,6 +170,33 @@ def reward(data: RunData) -> Figure | None:
     return figure
 
 
+_LEARNING: Final = (
+    ("loss", "loss", "Loss"), ("entropy", "nats", "Entropy of the policy"), ("kl", "nats", "KL to the reference"),
+    ("grad_norm", "before clipping", "Gradient norm"), ("staleness_max", "versions", "Staleness, greatest"),
+    ("reward_std", "standard deviation", "Spread of the rewards"),
+)  # fmt: skip
+"""Column, unit, title."""
+
+
+def learning(data: RunData) -> Figure | None:
+    """How training goes; a column that no row has, and a KL term that there is none of, is left out."""
+    shown = [(name, unit, title, data.column(name)) for name, unit, title in _LEARNING]
+    shown = [part for part in shown if np.isfinite(part[3]).any() and (part[0] != "kl" or np.nanmax(part[3]) > 0)]
+    if not shown:
+        return None
+    rows = -(-len(shown) // _ACROSS)
+    figure = _figure(2.6 * rows)
+    grid = figure.subplots(rows, _ACROSS, squeeze=False).flatten()
+    steps = data.column("step")
+    for axes, (_, unit, title, values) in zip(grid, shown, strict=False):
+        axes.plot(steps, values, color="#3f74b5", alpha=0.35, linewidth=1.0)
+        axes.plot(steps, _smooth(values), color="#3f74b5", linewidth=1.8)
+        dress(axes, title, "step", unit)
+    for axes in grid[len(shown) :]:
+        axes.set_visible(False)
+    return figure
+
+
 def throughput(data: RunData) -> Figure | None:
     """Samples and tokens a second by step, and how much of the time trainer and workers were idle."""
     seconds = data.column("seconds")
@@ -191,7 +221,7 @@ def throughput(data: RunData) -> Figure | None:
         ("trainer_idle_fraction", "trainer", "#e08a2e"),
     ):
         right.plot(steps, _smooth(100 * data.column(name)), color=colour, label=label)
-    dress(right, "Bubbles", "step", "% of the time idle")
+    dress(right, "Idle, within a step", "step", "% of the time (see below)")
     right.set_ylim(0, 100)
     right.legend(frameon=False, fontsize=9)
     return figure
@@ -222,5 +252,11 @@ def dress(axes: Axes, title: str, x: str, y: str) -> None:
     axes.set_axisbelow(True)
 
 
-FIGURES: Final = {"occupancy": occupancy, "lengths": lengths, "reward": reward, "throughput": throughput}
+FIGURES: Final = {
+    "occupancy": occupancy,
+    "lengths": lengths,
+    "reward": reward,
+    "learning": learning,
+    "throughput": throughput,
+}
 """File name → what draws it, in the order of the page."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import time
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,7 @@ import numpy as np
 
 from supervisors.cli.plot.figures import FIGURES
 from supervisors.cli.plot.run_data import RunData
+from supervisors.cli.run_files import model_name
 
 
 def draw(data: RunData, folder: Path) -> list[Path]:
@@ -22,17 +24,48 @@ def draw(data: RunData, folder: Path) -> list[Path]:
             path = folder / f"{name}.png"
             figure.savefig(path)
             pictures.append(path)
-    (folder / "index.html").write_text(_page(data.name, _facts(data), pictures), encoding="utf-8")
+    (folder / "index.html").write_text(_page(data.name, _facts(data), pictures, data.settings), encoding="utf-8")
     return pictures
 
 
+_CAPTIONS: Final = {
+    "occupancy": "Above: how busy each process was; the percentage beside its name is the share of all the time it "
+    "was there, start-up, commits and loading of weights included. Below: some steps of it. A bubble, pale, is time in "
+    "which a process was there and had nothing to do: a worker without samples or a trainer that waits for them.",
+    "lengths": "Response tokens of the samples that were trained. Right: of each step's samples, by percentile.",
+    "reward": "Pale: each step. Strong: the running mean over a twentieth of the steps.",
+    "learning": "Pale: each step. Strong: the running mean over a twentieth of the steps.",
+    "throughput": "Pale: each step. Strong: the running mean over a twentieth of the steps. Idle shares are those of "
+    "metrics.jsonl: the workers' is a share of the engines' time from one commit until the step's last sample was "
+    "granted, the trainer's a share of its step from opening it to before the commit. The percentages of the first "
+    "picture are shares of the whole run, so the two need not add up to 100 %.",
+}
+"""What a picture shows, and of what its shares are shares."""
+
+
 def _facts(data: RunData) -> list[tuple[str, str]]:
-    facts = [("steps", f"{len(data.rows)}")]
+    job = data.job
+    parts = {
+        name: job[name] if isinstance(job.get(name), dict) else {} for name in ("model", "algorithm", "sync", "data")
+    }
+    facts = [("steps", f"{len(data.rows)} of {job['steps']}" if "steps" in job else f"{len(data.rows)}")]
+    if model := model_name(parts["model"]):
+        facts.insert(0, ("model", model))
+    if data.began_s:
+        facts.insert(0, ("begun", time.strftime("%Y-%m-%d %H:%M", time.localtime(data.began_s))))
+    facts += [
+        (label, str(parts[section][key]))
+        for section, key, label in (("data", "source", "data"), ("algorithm", "name", "rule"), ("sync", "mode", "mode"))
+        if key in parts[section]
+    ]
     if data.rows:
         rewards, seconds, samples = (data.column(name) for name in ("reward_mean", "seconds", "samples"))
         facts.append(("reward", f"{_mean(rewards[:5])} → {_mean(rewards[-5:])}"))
         facts.append(("samples / s", f"{np.nansum(samples) / max(np.nansum(seconds), 1e-9):.1f}"))
-        for name, label in (("rollout_idle_fraction", "rollout idle"), ("trainer_idle_fraction", "trainer idle")):
+        for name, label in (
+            ("rollout_idle_fraction", "rollout idle, until a step's last sample"),
+            ("trainer_idle_fraction", "trainer idle, of its step"),
+        ):
             facts.append((label, f"{np.nanmean(data.column(name)):.0%}"))
     if data.lengths:
         every = np.concatenate(list(data.lengths.values()))
@@ -51,20 +84,23 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #333; margin: 2rem auto; max
 h1 { font-weight: 600; font-size: 1.5rem; margin-bottom: 0.5rem; }
 dl { display: flex; flex-wrap: wrap; gap: 0.5rem 2.5rem; margin: 0 0 1.5rem; }
 dt { color: #777; font-size: 0.8rem; } dd { margin: 0; font-size: 1.15rem; font-variant-numeric: tabular-nums; }
-img { width: 100%; height: auto; margin: 0.75rem 0; }
+figure { margin: 0.75rem 0 1.5rem; } figcaption { color: #666; font-size: 0.85rem; max-width: 60rem; }
+img { width: 100%; height: auto; } pre { font-size: 0.8rem; background: #f6f5f2; padding: 1rem; overflow-x: auto; }
 """
 
 
-def _page(name: str, facts: list[tuple[str, str]], pictures: list[Path]) -> str:
+def _page(name: str, facts: list[tuple[str, str]], pictures: list[Path], settings: str = "") -> str:
     """One file that stands alone: the pictures are inside."""
     items = "".join(f"<div><dt>{html.escape(k)}</dt><dd>{html.escape(v)}</dd></div>" for k, v in facts)
     images = "\n".join(
-        f'<img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+        f'<figure><img alt="{path.stem}" src="data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}">'
+        f"<figcaption>{html.escape(_CAPTIONS.get(path.stem, ''))}</figcaption></figure>"
         for path in pictures
     )
+    whole = f"<details><summary>Settings: job.yaml</summary><pre>{html.escape(settings)}</pre></details>"
     title = html.escape(name)
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
     return (
         f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n"
-        f"<body><h1>{title}</h1><dl>{items}</dl>\n{images}\n</body></html>\n"
+        f"<body><h1>{title}</h1><dl>{items}</dl>\n{images}\n{whole if settings else ''}\n</body></html>\n"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import yaml
 
 from actors.jobs.summary import Row, read_rows
 from actors.ledger.journal import committed_samples
@@ -41,10 +42,23 @@ class RunData:
     rows: list[Row] = field(default_factory=list[Row])
     lengths: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
     """Step → response tokens of its samples, int32[n]."""
+    settings: str = ""
+    """Text of the job file."""
+    began_s: float = 0.0
+    """Time of day at which the job file was written; 0: unknown."""
 
     @property
     def end_s(self) -> float:
         return max((bar.end_s for bars in self.lanes.values() for bar in bars), default=0.0)
+
+    @property
+    def job(self) -> dict[str, Any]:
+        """The job file, as far as it can be read."""
+        try:
+            found = yaml.safe_load(self.settings)
+        except yaml.YAMLError:
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def column(self, name: str) -> np.ndarray:
         """float64[rows], NaN where a row has no such number."""
@@ -97,6 +111,8 @@ def read_run(run_dir: Path) -> RunData:
         lanes=lanes,
         rows=rows,
         lengths={step: np.array(lengths[step], np.int32) for step in sorted(lengths)},
+        settings=(run_dir / "job.yaml").read_text("utf-8", errors="replace"),
+        began_s=(run_dir / "job.yaml").stat().st_mtime,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 import types
 import urllib.request
@@ -15,6 +16,7 @@ import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
+from actors.metrics.groups import tag
 from actors.metrics.recorder import Metrics
 from actors.metrics.samples import read_samples
 from actors.metrics.sinks import PrometheusSink, SinkUnavailable, make_sinks
@@ -82,12 +84,30 @@ async def test_a_cut_off_last_line_does_not_spoil_the_next(system: ActorSystem, 
 
 
 async def test_tensorboard_files_are_written(system: ActorSystem, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("data: {}\nmax_word_len: 5\n")
     ref = await system.spawn("metrics", Metrics("j", tmp_path, MetricsConfig()))
     ref.tell(StepRow(job="j", row={"step": 0, "reward_mean": 0.5}))
     await ref.ask(Flush(job="j"), Flushed)
     await system.stop_actor("metrics")
     files = list((tmp_path / "tensorboard").glob("events.out.tfevents*"))
-    assert files and b"reward_mean" in files[0].read_bytes()
+    assert files and b"learning/reward_mean" in files[0].read_bytes()
+    assert b"max_word_len: 5" in files[0].read_bytes()  # the job file, as text
+
+
+def test_every_column_of_the_reference_stands_in_a_group_of_its_section() -> None:
+    """What is about learning, time, weights, faults is found together; the sections are those of the reference."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "metrics.md").read_text()
+    groups: dict[str, set[str]] = {}
+    for section in page.split("\n## ")[1:]:
+        title = section.partition("\n")[0].partition(",")[0]
+        for column in re.findall(r"^\| `(\w+)`", section, re.MULTILINE):
+            groups.setdefault(title, set()).add(tag(column).partition("/")[0])
+    assert groups["Learning"] == {"learning"}
+    assert groups["Weights"] == {"weights"}
+    assert groups["Where time goes"] == {"time"}
+    assert groups["Length ranking"] == {"length_ranking"}
+    assert "faults" in groups["Faults"]
+    assert groups["Progress"] == {"progress", "time", "learning"}  # its seconds and its reward
 
 
 def test_prometheus_serves_the_newest_step() -> None:
@@ -135,6 +155,31 @@ async def test_a_sink_that_cannot_be_had_is_named_with_its_remedy(
         make_sinks(config, "j", tmp_path)
     with pytest.raises(StartFailed):
         await system.spawn("metrics", Metrics("j", tmp_path, config))
+
+
+def test_a_wandb_run_has_its_owner_name_tags_and_settings_and_a_resumed_one_goes_on_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    import types
+
+    begun: list[dict[str, Any]] = []
+    wandb = types.ModuleType("wandb")
+    wandb.util = types.SimpleNamespace(generate_id=lambda: f"id{len(begun)}")  # type: ignore[attr-defined]
+    wandb.init = lambda **settings: begun.append(settings)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (tmp_path / "job.yaml").write_text("steps: 7\ntrainer: {lr: 0.1}\n")
+    config = MetricsConfig(tensorboard=False, wandb_project="p", wandb_entity="team", wandb_tags=["a", "b"])
+    for _ in range(2):
+        make_sinks(config, "j", tmp_path)
+    make_sinks(config.model_copy(update={"wandb_name": "n"}), "j", tmp_path)
+    first, resumed, named = begun
+    told = {key: first[key] for key in ("project", "entity", "name", "tags", "config", "id", "resume")}
+    assert told == {
+        "project": "p", "entity": "team", "name": "j", "tags": ["a", "b"],
+        "config": {"steps": 7, "trainer": {"lr": 0.1}}, "id": "id0", "resume": "allow",
+    }  # fmt: skip
+    assert (resumed["id"], named["name"]) == ("id0", "n")
 
 
 async def test_a_sink_that_fails_is_left_out_and_the_files_go_on(system: ActorSystem, tmp_path: Path) -> None:

@@ -146,15 +146,15 @@ def test_a_run_whose_journal_is_open_is_running_and_can_be_read_meanwhile(tmp_pa
 
 
 def test_a_resumed_run_that_has_just_begun_is_running_although_it_was_interrupted(tmp_path: Path) -> None:
-    from supervisors.checkers.run_directory import _state
+    from supervisors.checkers.run_directory import run_state
 
     ended = {"event": "job_state", "state": "interrupted"}
     opened = {"event": "scheduler_opened", "term": 2}
-    assert _state([ended], alive=False) is RunState.INTERRUPTED
-    assert _state([ended], alive=True) is RunState.INTERRUPTED
-    assert _state([ended, opened], alive=True) is RunState.RUNNING
-    assert _state([ended, opened], alive=False) is RunState.CRASHED
-    assert _state([ended, opened, {"event": "job_state", "state": "running"}], alive=False) is RunState.CRASHED
+    assert run_state([ended], alive=False) is RunState.INTERRUPTED
+    assert run_state([ended], alive=True) is RunState.INTERRUPTED
+    assert run_state([ended, opened], alive=True) is RunState.RUNNING
+    assert run_state([ended, opened], alive=False) is RunState.CRASHED
+    assert run_state([ended, opened, {"event": "job_state", "state": "running"}], alive=False) is RunState.CRASHED
 
 
 def test_a_torn_tail_of_the_journal_is_noted_and_a_damaged_middle_refused(run_dir: Path) -> None:

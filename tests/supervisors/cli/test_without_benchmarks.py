@@ -29,7 +29,11 @@ def test_a_study_is_refused_and_its_result_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_a_benchmark_is_refused_and_a_scenario_runs(tmp_path: Path) -> None:
-    assert "benchmarks/ is not here" in CliRunner().invoke(app, ["bench", "loop"]).stderr
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "loop.py").write_text("raise SystemExit('of somebody else')")
+    for arguments in (["bench", "loop"], ["bench"]):
+        result = CliRunner().invoke(app, arguments)
+        assert (result.exit_code, "clone the repository" in result.stderr) == (2, True)
     scenario = tmp_path / "scenario.yaml"
     scenario.write_text("name: s\njobs: [{name: j, mode: sync, steps: 1}]\n")
     result = CliRunner().invoke(app, ["simulate", str(scenario)])

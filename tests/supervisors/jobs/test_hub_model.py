@@ -19,7 +19,7 @@ import pytest
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
-from supervisors.jobs.model_preparation import Preparation, prepare_model
+from supervisors.jobs.model_preparation import Phase, Preparation, prepare_model
 from supervisors.tree.errors import ModelNotFetched
 from tests.smallest_job import smallest_job
 from tests.supervisors.jobs.hub_server import HubServer, Repository
@@ -90,15 +90,16 @@ async def test_a_download_says_how_far_it_is(hub: HubServer, tmp_path: Path) -> 
     repository = hub.repositories[NAME] = Repository()
     repository.commit(MODEL | {"model.safetensors": bytes(30_000_000)})
     hub.flow.clear()
-    said: list[str] = []
+    shown: list[Phase] = []
 
-    def say(message: str) -> None:
-        said.append(message)
-        if message.startswith("downloading") and "0.0 MB of" not in message:
+    def show(phase: Phase) -> None:
+        shown.append(phase)
+        if phase.done:
             hub.flow.set()
 
-    await prepare_model(a_job(), a_run_dir(tmp_path, "run"), say)
-    assert f"downloading {NAME}: 10.5 MB of 30.0 MB" in said
+    await prepare_model(a_job(), a_run_dir(tmp_path, "run"), show=show)
+    assert any(0 < phase.done < phase.total for phase in shown)
+    assert {(phase.name, phase.unit) for phase in shown} == {(f"downloading {NAME}", "bytes")}
 
 
 async def test_a_resumed_run_keeps_its_commit_and_a_new_one_takes_the_newest(hub: HubServer, tmp_path: Path) -> None:
@@ -263,11 +264,11 @@ async def test_an_operator_need_not_wait_for_a_download_and_what_has_come_is_kep
     hub.flow.clear()
     run_dir, interrupted = a_run_dir(tmp_path, "run"), asyncio.Event()
 
-    def when_bytes_come(message: str) -> None:
-        if message.startswith("downloading") and ": 0.0 MB" not in message:
+    def when_bytes_come(phase: Phase) -> None:
+        if phase.done:
             interrupted.set()
 
-    preparation = Preparation(a_job(), run_dir, when_bytes_come)
+    preparation = Preparation(a_job(), run_dir, lambda _: None, when_bytes_come)
     async with asyncio.timeout(60):
         assert await preparation.run(interrupted) is None
     assert preparation.abandoned

@@ -184,7 +184,7 @@ class _Core:
         flat, spec = self._parameters, self._spec
         flat.gather_gradients()
         norm = float(torch.linalg.vector_norm(flat.grad)) / weight
-        rate = spec.learning_rate * min(1.0, (self._steps + 1) / max(1, spec.warmup_steps))
+        rate = spec.learning_rate_of(self._steps)
         skipped = not math.isfinite(norm)
         if not skipped:
             flat.grad.mul_(min(1.0, spec.max_grad_norm / (norm + 1e-6)) / weight)

@@ -14,7 +14,7 @@ from actors.ledger.journal import SqliteJournal
 from actors.metrics.trace import TraceFile
 from actors.protocol.metrics import Span
 from supervisors.cli.app import app
-from supervisors.cli.plot.figures import FIGURES, lengths, occupancy, reward, throughput
+from supervisors.cli.plot.figures import FIGURES, learning, lengths, occupancy, reward, throughput
 from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
 
 
@@ -25,7 +25,8 @@ def spans(*bars: tuple[str, float, float]) -> list[Span]:
 def row(step: int, **more: float) -> dict[str, float]:
     return {
         "step": step, "seconds": 2.0, "reward_mean": step / 10, "samples": 64, "tokens_generated": 640,
-        "rollout_idle_fraction": 0.25, "trainer_idle_fraction": 0.5,
+        "rollout_idle_fraction": 0.25, "trainer_idle_fraction": 0.5, "loss": 0.1, "entropy": 1.5, "kl": 0.0,
+        "grad_norm": 0.7, "staleness_max": 1, "reward_std": 0.25,
     } | more  # fmt: skip
 
 
@@ -33,7 +34,9 @@ def row(step: int, **more: float) -> dict[str, float]:
 def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "demo"
     folder.mkdir()
-    (folder / "job.yaml").write_text("name: demo\n")
+    (folder / "job.yaml").write_text(
+        "name: demo\nsteps: 20\nmodel: {path: /models/qwen}\nsync: {mode: async}\ntrainer: {lr: 0.001}\n"
+    )
     lines = [json.dumps(row(step, length_recall_20=0.5)) for step in range(6)]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     trace = TraceFile(folder / "trace.json", "demo")
@@ -90,13 +93,18 @@ def test_the_pictures_show_what_was_measured(run_dir: Path) -> None:
     assert [text.get_text() for text in histogram.get_legend().get_texts()] == ["steps 0 to 1", "steps 4 to 5"]
     assert tail.get_lines()[0].get_ydata().tolist() == [10.0] * 6
     assert len(reward(data).axes) == 2, "with a ranking, its recall beside"
+    shown = {axes.get_title(loc="left"): axes for axes in learning(data).axes if axes.get_visible()}
+    assert list(shown) == [
+        "Loss", "Entropy of the policy", "Gradient norm", "Staleness, greatest", "Spread of the rewards"
+    ]  # no KL term, no picture of it  # fmt: skip
+    assert shown["Spread of the rewards"].get_lines()[0].get_ydata().tolist() == [0.25] * 6
     samples = throughput(data).axes[0].get_lines()[0].get_ydata()
     assert samples.tolist() == [32.0] * 6
 
 
 def test_what_is_not_there_is_not_drawn() -> None:
     empty = RunData(name="x", rows=[{"step": 0}])
-    assert [make(empty) for make in FIGURES.values()] == [None] * 4
+    assert [make(empty) for make in FIGURES.values()] == [None] * 5
     only_rows = RunData(name="x", rows=[{"step": 0, "reward_mean": 0.5, "seconds": 1.0, "samples": 4}])
     assert reward(only_rows) is not None
     assert len(reward(only_rows).axes) == 1
@@ -121,12 +129,16 @@ def test_the_command_writes_pictures_and_a_page_that_stands_alone(run_dir: Path)
     assert [Path(path).name for path in said["pictures"]] == [f"{name}.png" for name in FIGURES]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in said["pictures"])
     page = Path(said["page"]).read_text()
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == 5
     assert 'src="http' not in page
     assert "<dd>0.200 → 0.300</dd>" in page
+    for fact in ("<dd>qwen</dd>", "<dd>6 of 20</dd>", "<dd>async</dd>", "<dt>begun</dt>", "trainer: {lr: 0.001}"):
+        assert fact in page
+    for word in ("A bubble, pale, is time", "need not add up to 100 %", "Strong: the running mean"):
+        assert word in page
     other = invoke(str(run_dir), "--out", str(run_dir / "elsewhere"))
     assert (run_dir / "elsewhere" / "index.html").exists()
-    assert "4 pictures" in other.stdout
+    assert "5 pictures" in other.stdout
 
 
 def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:

@@ -1,0 +1,72 @@
+"""``headrace check``: everything that ``headrace run`` checks before it starts, and what it would then run.
+
+JOB.yaml ─▶ load_job, fault plan ─▶ a few lines, or JSON ─▶ exit code 0, or 2 with what to mend
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from configs.errors import ConfigError
+from configs.schema import JobConfig
+from supervisors.cli.command import EXIT_BAD_CONFIG, RUN_ROOT, Json, fail
+from supervisors.cli.run import Overrides, load_faults
+
+
+def check(
+    job: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="The job file, or the name of a preset.")],
+    set_: Overrides = None,
+    faults: Annotated[
+        Path | None, typer.Option(metavar="PLAN.yaml", help="Check this fault plan for the job, too.")
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Check a job file without running it, and say what would run; exit code 2 if something is wrong."""
+    from configs.loader import load_job
+
+    try:
+        loaded = load_job(job, set_ or [])
+        plan = load_faults(faults, loaded)
+    except ConfigError as error:
+        fail(str(error), EXIT_BAD_CONFIG)
+    if json_:
+        print(json.dumps(loaded.model_dump(mode="json")), flush=True)
+        return
+    for name, text in what_would_run(loaded).items():
+        print(f"{name:9} {text}")
+    if plan is not None:
+        print(f"{'faults':9} {len(plan.faults)} of {faults}")
+    print("Nothing wrong was found. What needs the model, the tokenizer or your code is checked when the run starts.")
+
+
+def what_would_run(job: JobConfig) -> dict[str, str]:
+    """A line for each part of the job."""
+    from configs.schema import run_directory
+
+    algorithm, rollout, trainer = job.algorithm, job.rollout, job.trainer
+    model = job.model.path if job.model.source == "hf" else f"made on the spot: {job.model.layers} layers"
+    data: Any = {"reasoning_gym": job.data.task}.get(job.data.source, job.data.path)
+    schedule = trainer.lr_schedule + (f" after {trainer.warmup_steps} steps" if trainer.warmup_steps else "")
+    kl = f", KL term {algorithm.kl_coefficient:g}" if algorithm.kl_coefficient else ""
+    prompts, group = algorithm.prompts_per_step, algorithm.group_size
+    where = f", {job.cluster.nodes} nodes are waited for" if job.cluster.nodes else ""
+    lines = {
+        "job": f"{job.name}: {job.steps} steps, seed {job.seed}",
+        "model": f"{model}, {job.model.dtype}",
+        "data": f"{job.data.source} {data}, column {job.data.prompt_key}",
+        "reward": f"{job.reward.kind} {job.reward.function or ''}".rstrip(),
+        "learning": f"{algorithm.name}, {prompts} prompts x {group} samples = {prompts * group} a step{kl}",
+        "rollout": f"{rollout.workers} {rollout.engine} workers, at most {rollout.max_tokens} tokens a sample{where}",
+        "trainer": f"{trainer.backend}, learning rate {trainer.lr:g}, {schedule}",
+        "sync": job.sync.mode + (f", at most {job.staleness} versions behind" if job.staleness else ""),
+        "saved": f"every {job.checkpoint.every} steps" if job.checkpoint.every else "at the end",
+        "directory": str(run_directory(RUN_ROOT, job.name)),
+    }
+    if job.metrics.wandb_project:
+        owner = f"{job.metrics.wandb_entity}/" if job.metrics.wandb_entity else ""
+        lines["W&B"] = f"{owner}{job.metrics.wandb_project}, run {job.metrics.wandb_name or job.name}"
+    return lines

@@ -1,0 +1,28 @@
+"""``headrace runs``: what runs there are, how each ended, and how they compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from supervisors.cli.command import EXIT_BAD_CONFIG, RUN_ROOT, Json, fail
+
+
+def runs(
+    root: Annotated[Path, typer.Argument(metavar="ROOT", help="Where run directories lie.")] = RUN_ROOT,
+    json_: Json = False,
+) -> None:
+    """List the runs in a directory, the newest first: state, steps, reward first and last, time, model, date."""
+    from supervisors.cli.run_files import runs_in
+    from supervisors.cli.tables import console, print_result
+
+    if not root.is_dir():
+        fail(f"there is no directory {root}: name the one that holds run directories", EXIT_BAD_CONFIG)
+    rows = [run.facts() for run in runs_in(root)]
+    if json_:
+        print(json.dumps(rows), flush=True)
+    else:
+        print_result(console(), "runs", rows)

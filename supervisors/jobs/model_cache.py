@@ -1,0 +1,148 @@
+"""Tiny models that were made before, in the user's cache: making one takes long, and equal orders give equal models.
+
+    key ─▶ CACHE/headrace/models/KEY/ ── copied ──▶ the run's own directory
+              ▲ renamed, once whole
+    a model that was just made
+
+Invariants
+- The key is a hash of all that determines a model: the job's model and data sections and its seed, the data's files by
+  size and time, the source code of the maker, and the versions of the libraries that it computes with.
+- An entry is whole: it is copied under another name and then renamed.
+- Directories belong to this user and are open to nobody else; one that is not ours is left alone, and so is a cache
+  that cannot be read or written. The cache saves time, and no run fails for want of it.
+- There are at most ``model_cache_entries`` entries; those that were used longest ago go first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from configs.limits import DEFAULT_LIMITS
+from configs.schema import JobConfig
+
+_LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors", "reasoning-gym", "datasets")
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts/sources.py")
+"""Files whose code decides what a model is."""
+_NOT_THE_MODEL: Final = frozenset({"path", "revision", "source", "dtype"})
+"""Keys of the model section that say where it lies and how it is used."""
+
+log = structlog.get_logger("headrace.job")
+
+
+def cache_key(job: JobConfig) -> str:
+    """Hash of everything that determines the tiny model of ``job``."""
+    ingredients: dict[str, Any] = {
+        "seed": job.seed,
+        "model": job.model.model_dump(mode="json", exclude=set(_NOT_THE_MODEL)),
+        "data": job.data.model_dump(mode="json"),
+        "files": list(_stamps(job.data.path)),
+        "makers": [hashlib.sha256((_ROOT / name).read_bytes()).hexdigest() for name in _MAKERS],
+        "libraries": {name: _version(name) for name in _LIBRARIES},
+    }
+    return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _stamps(path: str | None) -> Iterable[tuple[str, int, int]]:
+    """Name, size and time of each file of the data."""
+    if path is None:
+        return
+    top = Path(path).resolve()
+    for file in sorted(top.rglob("*")) if top.is_dir() else [top]:
+        found = file.stat()
+        yield str(file), found.st_size, found.st_mtime_ns
+
+
+def _version(library: str) -> str:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+class ModelCache:
+    """A model cache is a directory of made models. It blocks: small files on a local disk."""
+
+    def __init__(self, directory: Path | None, entries_max: int = DEFAULT_LIMITS.model_cache_entries) -> None:
+        self._directory = directory
+        self._entries_max = entries_max
+
+    @classmethod
+    def of_user(cls) -> ModelCache:
+        """``models`` in ``$HEADRACE_CACHE``, else in ``headrace`` of ``$XDG_CACHE_HOME``, else of ``~/.cache``.
+
+        A cache without a place keeps nothing.
+        """
+        if own := os.environ.get("HEADRACE_CACHE"):
+            return cls(Path(own) / "models")
+        base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        try:
+            if not base.is_absolute():  # the XDG specification: a relative path is to be ignored
+                base = Path.home() / ".cache"
+        except RuntimeError:  # no HOME, and no entry for this user
+            return cls(None)
+        return cls(base / "headrace" / "models")
+
+    def take(self, key: str, directory: Path) -> bool:
+        """Copy the entry to ``directory``, which does not exist; False if there is none that can be used."""
+        if self._directory is None:
+            return False
+        entry = self._directory / key
+        try:
+            if not (_is_ours(self._directory) and _is_ours(entry) and (entry / "config.json").is_file()):
+                return False
+            shutil.copytree(entry, directory, copy_function=shutil.copyfile)
+            os.utime(entry)
+        except OSError as error:
+            log.info("a model is not taken from the cache", entry=str(entry), error=repr(error))
+            shutil.rmtree(directory, ignore_errors=True)
+            return False
+        return True
+
+    def keep(self, key: str, directory: Path) -> bool:
+        """Add what lies in ``directory``; False where that cannot be done."""
+        if self._directory is None:
+            return False
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_ours(self._directory):
+                return False
+            partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=self._directory))  # mkdtemp: for this user only
+            try:
+                shutil.copytree(directory, partial, copy_function=shutil.copyfile, dirs_exist_ok=True)
+                partial.chmod(stat.S_IRWXU)  # copytree has given it the modes of what it copied
+                partial.rename(self._directory / key)  # fails where another run was first, with an equal model
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+            self._forget_oldest()
+        except OSError as error:
+            log.info("a model is not kept in the cache", directory=str(self._directory), error=repr(error))
+            return False
+        return True
+
+    def _forget_oldest(self) -> None:
+        assert self._directory is not None
+        entries = [entry for entry in self._directory.iterdir() if not entry.name.startswith(".")]
+        entries.sort(key=lambda entry: entry.stat().st_mtime, reverse=True)
+        for entry in entries[self._entries_max :]:
+            shutil.rmtree(entry, ignore_errors=True)
+
+
+def _is_ours(directory: Path) -> bool:
+    """Whether it is a directory, no link, of this user, which nobody else can write."""
+    try:
+        found = directory.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
