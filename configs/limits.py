@@ -153,7 +153,23 @@ class Limits(BaseModel):
     process_log_max_bytes: int = Field(
         default=16 << 20, description="stdout and stderr of one process; the older half goes"
     )
+    events_max_bytes: int = Field(
+        default=256 << 20, description="events.jsonl and the part before it; 64 workers write 4 KiB/s, so most of a day"
+    )
+    trace_max_bytes: int = Field(
+        default=256 << 20, description="trace.json and the part before it; 64 workers write 14 KiB/s: five hours"
+    )
     log_trim_s: float = Field(default=5.0, description="how often the length of the processes' logs is looked at")
+    open_files_max: int = Field(
+        default=1 << 16,
+        description="the soft limit of descriptors is raised to the hard one, and no further than this: some libraries "
+        "go through all possible numbers when they start a process",
+    )
+    birth_clock_s: float = Field(
+        default=5.0,
+        description="by this much the system's word on when a process began may change, as its clock is set; numbers "
+        "of processes return later",
+    )
     early_exits: int = Field(
         default=64, description="ends of processes that came before the answer to their start; the oldest go"
     )
@@ -216,6 +232,9 @@ class Limits(BaseModel):
     journal_flush_s: float = Field(default=0.05, description="group commit of the journal's write-behind lane")
     journal_queue_bytes: int = Field(
         default=64 << 20, description="events that wait for the disk before the scheduler waits too; 25 bytes a token"
+    )
+    disk_reserve_bytes: int = Field(
+        default=8 << 20, description="a disk with less free is full: the journal's next transactions need some of it"
     )
     journal_stall_s: float = Field(default=30.0, description="a disk that confirms nothing for this long has failed")
     next_batch_s: float = Field(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -343,11 +342,3 @@ class JobConfig(Section):
         """Reference log-probabilities are computed as samples arrive, in modes that repeat up to rounding only."""
         with_kl = self.algorithm.kl_coefficient > 0
         return self.trainer.score_early and with_kl and self.sync.mode in ("dynamic", "async")
-
-
-def run_directory(root: Path, name: str) -> Path:
-    """The directory of a new run: ``root/name``, or ``root/name-2`` and so on if that is taken."""
-    candidate, n = root / name, 2
-    while candidate.exists():
-        candidate, n = root / f"{name}-{n}", n + 1
-    return candidate

@@ -49,7 +49,7 @@ def test_the_command_line_is_frozen() -> None:
         "runs": ["--json", "root"],
         "head": ["--allow-functions", "--control", "--control-keys", "--dir", "--keys", "--listen"],
         "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
-        "doctor": ["--json", "--run"],
+        "doctor": ["--back-to", "--json", "--run"],
         "bench": ["name"],
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "plot": ["--json", "--out", "run_dir"],

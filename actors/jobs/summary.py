@@ -53,9 +53,9 @@ def number(row: Row, name: str) -> float:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of an earlier part of this run, one a step, the last one wins; a torn last line is passed over."""
+    """The rows of an earlier part of this run, one a step, the last one wins; a torn or damaged line is passed over."""
     rows: dict[int, Row] = {}
-    for line in path.read_text("utf-8").splitlines() if path.exists() else ():
+    for line in path.read_bytes().split(b"\n") if path.exists() else ():
         try:
             row: Row = json.loads(line)
             rows[int(row["step"] or 0)] = row

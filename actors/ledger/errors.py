@@ -4,7 +4,9 @@ HeadraceError
 └── SchedulerError
     ├── IllegalTransition   our bug, or the sender's: the event was refused and nothing changed; do not retry
     ├── JournalFailed       infrastructure: the disk refused; what was not yet durable may be lost
-    └── JournalUnreadable   configuration: not a journal, or one of another version; do not retry
+    │   └── JournalFull     infrastructure: the disk is full; resume when there is room
+    └── JournalUnreadable   configuration: no journal, a damaged one, or one of another version; do not retry
+        └── JournalDamaged  what was written is not there, or not as it was written
 
 ReplyError
 └── NotAccepted             the asker's fault: what it says contradicts the ledger, the text says how; do not retry
@@ -28,8 +30,20 @@ class JournalFailed(SchedulerError):
     """The journal could not be written."""
 
 
+class JournalFull(JournalFailed):
+    """The journal's disk has no room. The run ends with what is durable, and goes on once there is some."""
+
+    permanent = True
+
+
 class JournalUnreadable(SchedulerError):
     """The file is no journal, or was written by another version; the message says which."""
+
+    permanent = True
+
+
+class JournalDamaged(JournalUnreadable):
+    """Events are missing or were altered: what is left would be another run's past. The message names the first."""
 
 
 class NotAccepted(ReplyError):

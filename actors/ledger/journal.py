@@ -8,6 +8,8 @@ Invariants
   until there is space.
 - A failed write is final: every later call raises JournalFailed, since the file no longer follows the ledger. The
   writer knows it before anybody is told, and writes nothing behind it, so that there is no hole.
+- What is read is what was written: each event has a hash, and each transaction notes the sum of all of them, so that
+  an event that was altered, removed or added is found (``seals.py``). Events of journals of 0.1 have none.
 
     append ──▶ waiting ──flush timer, durable()──▶ writer thread ──one transaction──▶ journal.db
 """
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +26,24 @@ from typing import Protocol
 
 import msgspec
 
+from actors.host.room import is_short, no_space, require_room
 from actors.ledger import events as ev
+from actors.ledger import seals
 from actors.ledger.batch import StepBatch
 from actors.ledger.committed import CommittedSample, committed_rows
-from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.errors import JournalDamaged, JournalFailed, JournalFull, JournalUnreadable
 from configs.limits import DEFAULT_LIMITS, Limits
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+_WITHOUT_HASHES = 3
+"""Version whose events have no hash yet; it is made ours when it is opened."""
 _PAGE_BYTES = 16384
 """Page size. Token events weigh tens of KiB: pages of 4 KiB would cost twice the CPU per byte."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS events (
-    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, job TEXT NOT NULL, step INTEGER NOT NULL, body BLOB NOT NULL);
+    seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, job TEXT NOT NULL, step INTEGER NOT NULL, body BLOB NOT NULL,
+    hash BLOB);
 CREATE TABLE IF NOT EXISTS samples (
     job TEXT NOT NULL, step INTEGER NOT NULL, prompt INTEGER NOT NULL, sibling INTEGER NOT NULL, state TEXT NOT NULL,
     tokens_hash TEXT NOT NULL, n_tokens INTEGER NOT NULL, reward REAL, finish TEXT NOT NULL,
@@ -94,6 +101,7 @@ class SqliteJournal:
     """It writes ``journal.db`` in WAL mode. Construct and ``read`` before the loop depends on it; both do disk work."""
 
     def __init__(self, path: Path, job: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._path = path
         self._job = job
         self._limits = limits
         self._newest_step = -1
@@ -107,11 +115,28 @@ class SqliteJournal:
         self._broken: JournalFailed | None = None
         """Failure as the writer knows it: nothing is written behind what could not be."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        require_room(path, limits.disk_reserve_bytes, "the journal")
         self._db = _open(path, job)
         self._seq: int = self._db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchone()[0]
+        self._seal = seals.stored(self._db)
+
+    @staticmethod
+    def make(path: Path, job: str) -> None:
+        """Make an empty journal."""
+        _open(path, job).close()
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        return _pruned_below(self._db), list(_events(self._db))
+        """Raises:
+        JournalDamaged: it is not what was written.
+        """
+        rows = seals.checked(self._db, self._path)
+        events = _events(self._db, rows)
+        newest = rows[len(events) - 1].seq if events else 0
+        if newest < self._seq:  # what is torn is not there, and the next event takes its number
+            self._db.execute("DELETE FROM events WHERE seq > ?", (newest,))
+            self._seq, self._seal = newest, seals.total((row.hash,) for row in rows[: len(events)])
+            seals.store(self._db, self._seal)
+        return _pruned_below(self._db), events
 
     def append(self, event: ev.Event) -> None:
         self._put(event)
@@ -194,7 +219,8 @@ class SqliteJournal:
         try:
             self._transact(items, sync)
         except Exception as error:
-            self._broken = JournalFailed(f"the journal could not be written: {error}")
+            kind = JournalFull if is_short(self._path) else JournalFailed
+            self._broken = kind(f"the journal could not be written to {self._path}: {error}")
             raise self._broken from error
 
     def _transact(self, items: Iterable[ev.Event | StepBatch | _Prune], sync: bool) -> None:
@@ -203,25 +229,28 @@ class SqliteJournal:
         # as a whole, so one FULL commit also makes durable what was written before it.
         db.execute(f"PRAGMA synchronous={'FULL' if sync else 'NORMAL'}")
         db.execute("BEGIN IMMEDIATE")
-        rows: list[tuple[int, str, str, int, bytes]] = []
+        rows: list[seals.EventRow] = []
         for item in items:
             if isinstance(item, StepBatch):
                 db.executemany(_INSERT_SAMPLE, [msgspec.structs.astuple(s) for s in committed_rows(self._job, item)])
             elif isinstance(item, _Prune):
                 _insert(db, rows)
-                _prune(db, item.below)
+                self._seal ^= _prune(db, item.below)
             else:
-                rows.append(self._row(item))
+                row = self._row(item)
+                self._seal ^= int.from_bytes(row.hash)
+                rows.append(row)
         _insert(db, rows)
+        seals.store(db, self._seal)
         if sync:
             db.execute("INSERT OR REPLACE INTO meta VALUES ('durable_seq', ?)", (str(self._seq),))
         db.execute("COMMIT")
 
-    def _row(self, event: ev.Event) -> tuple[int, str, str, int, bytes]:
+    def _row(self, event: ev.Event) -> seals.EventRow:
         self._seq += 1
         step = prune_step(event, self._newest_step)
         self._newest_step = max(self._newest_step, step)
-        return self._seq, ev.kind_of(event), self._job, step, ev.encode_event(event)
+        return seals.sealed(self._seq, ev.kind_of(event), self._job, step, ev.encode_event(event))
 
 
 def _weight(item: ev.Event | StepBatch | _Prune) -> int:
@@ -235,15 +264,18 @@ _STRUCT_BYTES = 256
 _INSERT_SAMPLE = "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-def _insert(db: sqlite3.Connection, rows: list[tuple[int, str, str, int, bytes]]) -> None:
-    db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+def _insert(db: sqlite3.Connection, rows: list[seals.EventRow]) -> None:
+    db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", rows)
     rows.clear()
 
 
-def _prune(db: sqlite3.Connection, below: int) -> None:
-    kept = ", ".join("?" * len(KEPT_KINDS))
-    db.execute(f"DELETE FROM events WHERE step < ? AND kind NOT IN ({kept})", (below, *KEPT_KINDS))  # noqa: S608
+def _prune(db: sqlite3.Connection, below: int) -> int:
+    """Delete them; returns the sum of their hashes."""
+    which = f"WHERE step < ? AND kind NOT IN ({', '.join('?' * len(KEPT_KINDS))})"
+    gone = seals.total(db.execute(f"SELECT hash FROM events {which}", (below, *KEPT_KINDS)))  # noqa: S608
+    db.execute(f"DELETE FROM events {which}", (below, *KEPT_KINDS))  # noqa: S608
     db.execute("INSERT OR REPLACE INTO meta VALUES ('pruned_below', ?)", (str(below),))
+    return gone
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *args: object) -> None:
@@ -260,16 +292,21 @@ def _open(path: Path, job: str) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode=WAL")
         db.executescript(_SCHEMA)
         found = dict(db.execute("SELECT name, value FROM meta").fetchall())
-        if int(found.setdefault("schema_version", str(SCHEMA_VERSION))) != SCHEMA_VERSION:
-            version = found["schema_version"]
-            raise JournalUnreadable(f"{path.name} has schema {version}, not {SCHEMA_VERSION}: start a new run")
+        version = int(found.setdefault("schema_version", str(SCHEMA_VERSION)))
+        if version not in (SCHEMA_VERSION, _WITHOUT_HASHES):
+            raise JournalUnreadable(f"{path} has schema {version}, not {SCHEMA_VERSION}: start a new run")
         if found.setdefault("job", job) != job:
-            raise JournalUnreadable(
-                f"{path.name} belongs to job {found['job']!r}, not {job!r}: use another run directory"
-            )
+            raise JournalUnreadable(f"{path} belongs to job {found['job']!r}, not {job!r}: use another run directory")
+        db.execute("BEGIN IMMEDIATE")
+        if version == _WITHOUT_HASHES:
+            db.execute("ALTER TABLE events ADD COLUMN hash BLOB")
+            found["schema_version"] = str(SCHEMA_VERSION)
         db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", found.items())
-    except sqlite3.DatabaseError as error:
-        raise JournalUnreadable(f"{path.name} is no journal: {error}") from error
+        db.execute("COMMIT")
+    except (sqlite3.DatabaseError, ValueError) as error:
+        if (full := no_space(error, path, "the journal")) is not None:
+            raise full from error
+        raise JournalDamaged(f"{path} is no journal, or is damaged: {error}; {seals.REMEDY}") from error
     return db
 
 
@@ -278,23 +315,19 @@ def _pruned_below(db: sqlite3.Connection) -> int:
     return int(found[0]) if found else 0
 
 
-def _events(db: sqlite3.Connection) -> Iterator[ev.Event]:
+def _events(db: sqlite3.Connection, rows: list[seals.EventRow]) -> list[ev.Event]:
     """Events up to the first one that cannot be read: a torn tail ends the journal, it does not end the run."""
-    for seq, body in db.execute("SELECT seq, body FROM events ORDER BY seq"):
+    events: list[ev.Event] = []
+    for row in rows:
         try:
-            yield ev.decode_event(body)
+            events.append(ev.decode_event(row.body))
         except (msgspec.DecodeError, ValueError):
-            if seq <= _durable_seq(db):
-                raise JournalUnreadable(
-                    f"event {seq} cannot be read, and it was durable: the file is damaged"
+            if row.seq <= seals.durable_seq(db):
+                raise JournalDamaged(
+                    f"event {row.seq} cannot be read, and it was durable: the file is damaged; {seals.REMEDY}"
                 ) from None
-            db.execute("DELETE FROM events WHERE seq >= ?", (seq,))
-            return
-
-
-def _durable_seq(db: sqlite3.Connection) -> int:
-    found = db.execute("SELECT value FROM meta WHERE name = 'durable_seq'").fetchone()
-    return int(found[0]) if found else 0
+            break
+    return events
 
 
 def committed_samples(path: Path) -> list[CommittedSample]:

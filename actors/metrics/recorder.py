@@ -8,6 +8,8 @@
 Invariants
 - Nobody waits for metrics: everything comes by tell, and a sink that fails is reported once and left out.
 - Lines are whole: each is written with its newline in one call. A resumed run appends.
+- metrics.jsonl has a row of every step, and is never cut: a row that finds no room ends the run, which writes it when
+  it goes on. Events and trace are bounded, and what finds no room of them is left out.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from actors.core.actor import Actor, handles
 from actors.core.look import Look
+from actors.host.bounded_file import BoundedFile
 from actors.host.clock import time_of_day_s
 from actors.metrics.ask_watch import AskWatch
+from actors.metrics.row_file import RowFile, end_last_line
 from actors.metrics.samples import SamplesFile
 from actors.metrics.sinks import Sink, make_sinks
 from actors.metrics.trace import TraceFile
@@ -40,12 +44,13 @@ class Metrics(Actor):
     async def on_start(self) -> None:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         self._sinks = await self.ctx.run_blocking(make_sinks, self._config, self._job, self._run_dir)
-        self._rows = _lines(self._run_dir / "metrics.jsonl")
-        self._events = _lines(self._run_dir / "events.jsonl")
-        self._samples: SamplesFile | None = SamplesFile(
-            self._run_dir / "samples.jsonl", self.ctx.limits.samples_file_bytes
-        )
-        self._trace = TraceFile(self._run_dir / "trace.json", self._job)
+        limits = self.ctx.limits
+        for name in ("metrics.jsonl", "events.jsonl"):
+            end_last_line(self._run_dir / name)
+        self._rows = RowFile(self._run_dir / "metrics.jsonl")
+        self._events = BoundedFile(self._run_dir / "events.jsonl", limits.events_max_bytes)
+        self._samples: SamplesFile | None = SamplesFile(self._run_dir / "samples.jsonl", limits.samples_file_bytes)
+        self._trace = TraceFile(self._run_dir / "trace.json", self._job, limits.trace_max_bytes)
         self._asks = AskWatch(self.ctx)
         self.ctx.start_task(self._watch_asks(), "watch asks")
 
@@ -126,14 +131,6 @@ class Metrics(Actor):
     async def flush(self, _: Flush) -> Flushed:
         """The mailbox is in order and files are line-buffered, so whoever gets the answer is behind all it has told."""
         return Flushed()
-
-
-def _lines(path: Path) -> TextIO:
-    """Open for appending, behind a newline if the last line was cut off."""
-    file = path.open("a", encoding="utf-8", buffering=1)
-    if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-        file.write("\n")
-    return file
 
 
 def _line(row: dict[str, Any]) -> str:

@@ -25,6 +25,8 @@ Row = Mapping[str, float | int | str | None]
 class SinkUnavailable(HeadraceError):
     """A sink that the job asks for cannot be had (configuration); the text says why and what to do."""
 
+    permanent = True
+
 
 class Sink(Protocol):
     """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""

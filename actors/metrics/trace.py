@@ -3,6 +3,7 @@
 Invariants
 - The file is whole, valid JSON after every write: the closing bracket is overwritten and written again.
 - Times are wall-clock microseconds; a resumed run adds to the file of the run that it resumes.
+- The file is bounded: at half its limit it becomes ``trace.1.json``, and another one begins.
 
 Format: "Trace Event Format", complete events (``ph: X``) and thread metadata (``ph: M``).
 """
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from actors.protocol.metrics import Span
+from configs.limits import DEFAULT_LIMITS
 
 _END: Final = b"\n]\n"
+_HEAD_BYTES: Final = 16
+_NAMES_A_TRACK: Final = b'{"ph":"M","name":"thread_name"'
 _PID: Final = 1
 _COLOURS: Final = {
     "generate": "thread_state_running", "train": "rail_response", "pull": "rail_load", "publish": "rail_animation",
@@ -28,41 +32,71 @@ _COLOURS: Final = {
 class TraceFile:
     """It appends spans. A track's number is its order of appearance, after the trainer, which comes first."""
 
-    def __init__(self, path: Path, job: str) -> None:
+    def __init__(self, path: Path, job: str, max_bytes: int = DEFAULT_LIMITS.trace_max_bytes) -> None:
+        self._path = path
+        self._job = job
+        self._max_bytes = max_bytes
         self._tracks = _known_tracks(path)
-        self._file = path.open("r+b" if path.exists() else "w+b")
-        self._file.seek(0, os.SEEK_END)
-        if self._file.tell() == 0:
-            self._file.write(b"[")
-            self._append(
-                [{"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": job}}], first=True
-            )
+        self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size = os.fstat(self._file).st_size
+        if self._size == 0:
+            head = {"ph": "M", "name": "process_name", "pid": _PID, "tid": 0, "args": {"name": self._job}}
+            self._write(b"[\n" + _encoded([head]))
 
     def add(self, track: str, spans: Sequence[Span]) -> None:
         """Write these spans of one track."""
+        if self._size > self._max_bytes // 2:
+            self._begin_anew()
         events: list[dict[str, Any]] = []
         number = self._tracks.get(track)
         if number is None:
             number = self._tracks[track] = len(self._tracks) + 1
-            order = 0 if track == "trainer" else number
-            events.append({"ph": "M", "name": "thread_name", "pid": _PID, "tid": number, "args": {"name": track}})
-            events.append(
-                {"ph": "M", "name": "thread_sort_index", "pid": _PID, "tid": number, "args": {"sort_index": order}}
-            )
+            events += _names_of(track, number)
         events.extend(_complete_event(span, number) for span in spans)
-        self._append(events)
+        if events:
+            self._write(b",\n" + _encoded(events))
 
-    def _append(self, events: list[dict[str, Any]], *, first: bool = False) -> None:
-        if not events:
-            return
-        if not first:
-            self._file.seek(-len(_END), os.SEEK_END)
-        body = ",\n".join(json.dumps(e, separators=(",", ":")) for e in events).encode()
-        self._file.write((b"\n" if first else b",\n") + body + _END)
-        self._file.flush()
+    def _begin_anew(self) -> None:
+        """The file becomes the part before this one; what was that is over."""
+        os.close(self._file)
+        self._path.replace(self._path.with_suffix(".1.json"))
+        self._open()
+        named = [event for track, number in self._tracks.items() for event in _names_of(track, number)]
+        self._write(b",\n" + _encoded(named))
+
+    def _write(self, body: bytes) -> None:
+        """Overwrite the end and write it again; where there is no room for that the file stays as it is."""
+        at = max(0, self._size - len(_END))
+        try:
+            written = os.pwrite(self._file, body + _END, at)
+        except OSError:
+            written = 0
+        if written == len(body) + len(_END):
+            self._size = at + written
+        elif self._size:
+            os.ftruncate(self._file, self._size)
+            os.pwrite(self._file, _END, at)
 
     def close(self) -> None:
-        self._file.close()
+        """Idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _encoded(events: list[dict[str, Any]]) -> bytes:
+    return ",\n".join(json.dumps(event, separators=(",", ":")) for event in events).encode()
+
+
+def _names_of(track: str, number: int) -> list[dict[str, Any]]:
+    order = 0 if track == "trainer" else number
+    return [
+        {"ph": "M", "name": "thread_name", "pid": _PID, "tid": number, "args": {"name": track}},
+        {"ph": "M", "name": "thread_sort_index", "pid": _PID, "tid": number, "args": {"sort_index": order}},
+    ]
 
 
 def _complete_event(span: Span, track: int) -> dict[str, Any]:
@@ -78,12 +112,25 @@ def _complete_event(span: Span, track: int) -> dict[str, Any]:
 
 
 def _known_tracks(path: Path) -> dict[str, int]:
-    """Tracks of an earlier part of the run; a file that cannot be read is put aside, a trace is not worth a run."""
-    if not path.exists():
-        return {}
+    """Tracks of an earlier part of the run; a file that cannot be read is put aside, a trace is not worth a run.
+
+    It may be large: it is read line by line, and only lines that name a track are looked into.
+    """
+    tracks: dict[str, int] = {}
     try:
-        events = json.loads(path.read_bytes())
-        return {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
-    except (ValueError, KeyError, TypeError):
+        with path.open("rb") as lines:
+            if lines.readline(_HEAD_BYTES) != b"[\n":
+                raise ValueError("it does not begin as ours do")
+            for line in lines:
+                if line.startswith(_NAMES_A_TRACK):
+                    event = json.loads(line.rstrip().removesuffix(b","))
+                    tracks[event["args"]["name"]] = event["tid"]
+            lines.seek(-len(_END), os.SEEK_END)
+            if lines.read() != _END:
+                raise ValueError("its end is missing")
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError):
         path.replace(path.with_suffix(".damaged.json"))
         return {}
+    return tracks

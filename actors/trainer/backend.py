@@ -111,10 +111,23 @@ class BackendSpec:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredBytes:
+    """Sizes of what a backend writes, so that room is looked for before it is needed."""
+
+    segment: int
+    checkpoint: int
+    """Weights, optimizer and the exported model together; what is small beside them is left out."""
+
+
 class TrainBackend(Protocol):
     kind: str
 
     async def start(self, spec: BackendSpec) -> None: ...
+
+    def stored_bytes(self) -> StoredBytes:
+        """After ``start``."""
+        ...
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         """Log-probabilities float32[B, T] of the tokens of ``batch`` under the current or the reference model."""

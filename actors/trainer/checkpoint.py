@@ -43,6 +43,8 @@ class CheckpointState(msgspec.Struct, frozen=True, kw_only=True):
     job: str
     step: int
     files: dict[str, StoredFile] = {}
+    xxh3: str = ""
+    """Hash of everything above, as it stands in the file without this; empty in checkpoints of 0.1."""
 
 
 def checkpoints_directory(run_dir: Path) -> Path:
@@ -75,10 +77,17 @@ def begin(run_dir: Path, step: int) -> Path:
     return partial
 
 
+def abandon(partial: Path) -> None:
+    """Remove what could not be written to its end."""
+    shutil.rmtree(partial, ignore_errors=True)
+
+
 def commit(partial: Path, state: CheckpointState) -> Path:
     """Write ``state.json`` with the hash of every file, flush all of it, and give it its final name."""
     files = {str(file.relative_to(partial)): _describe(file) for file in _files(partial)}
-    encoded = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(state, files=files)), indent=2)
+    state = msgspec.structs.replace(state, files=files)
+    state = msgspec.structs.replace(state, xxh3=_state_hash(state))
+    encoded = msgspec.json.format(msgspec.json.encode(state), indent=2)
     (partial / STATE_FILE).write_bytes(encoded + b"\n")
     for path in [*_files(partial), *sorted(p for p in partial.rglob("*") if p.is_dir()), partial]:
         _flush(path)
@@ -91,8 +100,9 @@ def commit(partial: Path, state: CheckpointState) -> Path:
     return final
 
 
-def read(path: Path) -> CheckpointState:
-    """The state of the checkpoint at ``path``, after all of its files were verified.
+def read(path: Path, *, hashes: bool = True) -> CheckpointState:
+    """The state of the checkpoint at ``path``, after all of its files were verified; of the large ones their sizes
+    alone without ``hashes``.
 
     Raises CheckpointCorrupt, naming the first file that is missing, cut short or altered.
     """
@@ -101,6 +111,8 @@ def read(path: Path) -> CheckpointState:
         state = msgspec.json.decode(state_file.read_bytes(), type=CheckpointState)
     except (OSError, msgspec.DecodeError, ValueError, RecursionError) as error:  # text that is no UTF-8; deep nesting
         raise _corrupt(state_file, str(error)) from error
+    if state.xxh3 and state.xxh3 != _state_hash(state):
+        raise _corrupt(state_file, "its content was altered (hash differs)")
     for name, expected in state.files.items():
         file = path / name
         if not file.is_file():
@@ -108,7 +120,7 @@ def read(path: Path) -> CheckpointState:
         size = file.stat().st_size
         if size != expected.bytes:
             raise _corrupt(file, f"{size} bytes, expected {expected.bytes}")
-        if _hash(file) != expected.xxh3:
+        if hashes and _hash(file) != expected.xxh3:
             raise _corrupt(file, "its content was altered (hash differs)")
     return state
 
@@ -131,7 +143,13 @@ def _hide(path: Path) -> Path:
 
 
 def _corrupt(file: Path, what: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(f"checkpoint file {file}: {what}; resume from another checkpoint, or remove this one")
+    return CheckpointCorrupt(
+        f"checkpoint file {file}: {what}; headrace doctor --run names another one, and goes back to it with --back-to"
+    )
+
+
+def _state_hash(state: CheckpointState) -> str:
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(msgspec.structs.replace(state, xxh3="")))
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -5,22 +5,26 @@
 
 Invariants
 - At most one is being stored; the next ``write`` waits for it.
+- Room for a checkpoint is looked at before it is written; of one that could not be, nothing is left.
 - The scheduler is told of a checkpoint once it is durable. How it lies on the disk: ``checkpoint.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 from actors.core.context import Context
+from actors.host.room import require_room
 from actors.protocol.failures import Acknowledged
 from actors.protocol.steps import CheckpointTaken
 from actors.trainer import checkpoint
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import CheckpointCorrupt
+from actors.trainer.room import telling_of_room
 from actors.trainer.spans import SpanRecorder
 from configs.schema import JobConfig
 
@@ -75,10 +79,12 @@ class Checkpointer:
         limit_s = self._ctx.limits.checkpoint_timeout_s
         with self._spans.span("checkpoint", step=step, version=step):
             partial = await self._ctx.run_blocking(checkpoint.begin, self._run_dir, step)
-            async with asyncio.timeout(limit_s):
-                await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
-            async with asyncio.timeout(limit_s):
-                await self._export(partial)
+            async with self._writing(partial, step) as needed_bytes:
+                await self._ctx.run_blocking(require_room, partial, needed_bytes, f"the checkpoint of step {step}")
+                async with asyncio.timeout(limit_s):
+                    await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
+                async with asyncio.timeout(limit_s):
+                    await self._export(partial)
         self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
 
     async def _export(self, partial: Path) -> None:
@@ -91,9 +97,21 @@ class Checkpointer:
             note = f"{why}\nTraining goes on from this checkpoint; no other program can load it.\n"
             await self._ctx.run_blocking((partial / EXPORT_NOTE).write_text, note)
 
+    @asynccontextmanager
+    async def _writing(self, partial: Path, step: int) -> AsyncIterator[int]:
+        """The block writes ``partial``: what it cannot write to its end it does not leave. Yields how much that is."""
+        size = self._backend.stored_bytes().checkpoint
+        try:
+            with telling_of_room(partial, f"the checkpoint of step {step}", size):
+                yield size
+        except Exception:
+            await self._ctx.run_blocking(checkpoint.abandon, partial)
+            raise
+
     async def _store(self, partial: Path, step: int, *, final: bool) -> None:
         state = checkpoint.CheckpointState(job=self._job.name, step=step)
-        path = await self._ctx.run_blocking(checkpoint.commit, partial, state)
+        async with self._writing(partial, step):
+            path = await self._ctx.run_blocking(checkpoint.commit, partial, state)
         await self._ctx.run_blocking(checkpoint.prune, self._run_dir, self._job.checkpoint.keep)
         await self._ask(CheckpointTaken(job=self._job.name, step=step, path=str(path), final=final), Acknowledged)
 

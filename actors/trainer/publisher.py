@@ -24,6 +24,7 @@ from actors.core.patience import ask_patiently
 from actors.protocol.services import LookupService, ServiceFound
 from actors.protocol.weights import Manifest, Publish, Published, QueryVersions, Versions
 from actors.trainer.backend import TrainBackend
+from actors.trainer.room import telling_of_room
 from actors.trainer.spans import SpanRecorder
 from actors.weights.segments import host_id, segment_path
 from transport.address import ActorAddress
@@ -85,10 +86,12 @@ class Publisher:
             return False
         limits, path = self._ctx.limits, segment_path(self._run_dir, version)
         with self._spans.span("publish", step=version - 1, version=version):
-            async with asyncio.timeout(limits.publish_timeout_s):
-                manifest = await self._backend.export_segment(
-                    path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes
-                )
+            size = self._backend.stored_bytes().segment
+            with telling_of_room(path, f"version {version} of the weights", size):
+                async with asyncio.timeout(limits.publish_timeout_s):
+                    manifest = await self._backend.export_segment(
+                        path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes
+                    )
         self._under_way = self._ctx.start_task(self._offer(manifest, path), f"publish version {version}")
         return True
 

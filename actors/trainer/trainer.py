@@ -57,6 +57,7 @@ from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
+from actors.trainer.room import require_room_for_run
 from actors.trainer.setup import backend_spec, loss_spec, make_backend
 from actors.trainer.spans import SpanRecorder
 
@@ -99,6 +100,8 @@ class Trainer(RegisteredActor):
         )
         self._checkpointer = Checkpointer(ctx, self._backend, self._spans, self._job, self._run_dir, self._ask)
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
+        sizes = self._backend.stored_bytes()
+        await ctx.run_blocking(require_room_for_run, self._job, self._run_dir, sizes)
         self.step = self._resumed_step = await self._checkpointer.resume(args.resume_from)
         ctx.start_task(self._run(), "train")
 

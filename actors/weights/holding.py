@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from actors.host.room import require_size
 from actors.protocol.weights import Chunk, Manifest
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta, NoRoom
@@ -156,7 +157,8 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     ``first``: of this life, so what earlier ones have left of other versions is of no use to anybody.
 
     Raises:
-        NoRoom: there is none.
+        NoRoom: there is none now.
+        NoSpaceLeft: this machine's shared memory is smaller than a version.
     """
     if first:
         _remove_others(path)
@@ -166,6 +168,7 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     try:
         memory, resumed = writer.begin(path, manifest.total_bytes)
     except OSError as error:
+        require_size(path, manifest.total_bytes, f"version {manifest.policy_version} of the weights")
         raise NoRoom(f"version {manifest.policy_version} of {manifest.total_bytes} bytes at {path}: {error}") from error
     view = memoryview(memory)
     missing = damaged_chunks(manifest, view) if resumed else range(len(manifest.chunk_hashes))

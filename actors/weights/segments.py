@@ -202,6 +202,15 @@ def remove_segment(segment: Path) -> None:
     manifest_path(segment).unlink(missing_ok=True)
 
 
+def bytes_in_memory(run_dir: Path) -> int:
+    """Size of what this run has in shared memory, on this machine."""
+    total = 0
+    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
+        with contextlib.suppress(FileNotFoundError):  # retired meanwhile
+            total += path.stat().st_size
+    return total
+
+
 def remove_segments(run_dir: Path) -> int:
     """Remove everything that this run left in shared memory; returns how many files."""
     removed = 0

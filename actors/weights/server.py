@@ -27,6 +27,7 @@ import numpy as np
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import AskError, ReplyError
 from actors.core.registered import RegisteredActor
+from actors.host.room import no_space
 from actors.protocol.failures import Acknowledged
 from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.protocol.weights import (
@@ -109,7 +110,10 @@ class WeightServer(RegisteredActor):
             raise RefusedPublish(f"version {manifest.policy_version} at {segment.name}: {error}") from error
         if found.st_size != manifest.total_bytes:
             raise RefusedPublish(f"{segment.name} has {found.st_size} bytes, its manifest says {manifest.total_bytes}")
-        write_manifest(segment, manifest)
+        try:
+            write_manifest(segment, manifest)
+        except OSError as error:
+            raise no_space(error, segment, f"the manifest of version {manifest.policy_version}") or error from error
         newest_before = self.newest
         self._held[manifest.policy_version] = (segment, manifest)
         self._mapped.adopt(manifest.policy_version, found.st_ino)

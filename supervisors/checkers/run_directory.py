@@ -18,6 +18,7 @@ from typing import Any, Final, cast
 import msgspec
 import psutil
 
+from actors.host.bounded_file import former
 from actors.ledger import events as ev
 from actors.ledger.committed import CommittedSample
 from actors.ledger.errors import JournalUnreadable
@@ -36,11 +37,13 @@ def read_history(run_dir: Path) -> History:
         ConfigError: it is no run directory; the message says what is missing.
         JournalUnreadable: the journal is damaged or of another version.
     """
-    _check_directory(run_dir)
+    check_directory(run_dir)
     job = read_job(run_dir / JOB_FILE)
     notes: list[str] = []
     alive = is_open(run_dir / JOURNAL)
-    events = list(_lines(run_dir / "events.jsonl", notes))
+    events = [*_lines(former(run_dir / "events.jsonl"), notes), *_lines(run_dir / "events.jsonl", notes)]
+    if former(run_dir / "events.jsonl").exists():
+        notes.append("events.jsonl has reached its bound (limits.events_max_bytes): events before that may be gone")
     rows = list(_lines(run_dir / "metrics.jsonl", notes))
     history = History(job=job, state=run_state(events, alive=alive), events=events, rows=rows, notes=notes)
     if empty := sum(row.get("samples") == 0 for row in rows):
@@ -52,7 +55,9 @@ def read_history(run_dir: Path) -> History:
     return history
 
 
-def _check_directory(run_dir: Path) -> None:
+def check_directory(run_dir: Path) -> None:
+    """Raises ConfigError: it is no run directory; says what is missing."""
+
     def wrong(what: str, fix: str) -> ConfigError:
         return ConfigError([Problem(f"--run {run_dir}", "", what, fix)])
 

@@ -45,8 +45,6 @@ def check(
 
 def what_would_run(job: JobConfig) -> dict[str, str]:
     """A line for each part of the job."""
-    from configs.schema import run_directory
-
     algorithm, rollout, trainer = job.algorithm, job.rollout, job.trainer
     model = job.model.path if job.model.source == "hf" else f"made on the spot: {job.model.layers} layers"
     data: Any = {"reasoning_gym": job.data.task}.get(job.data.source, job.data.path)
@@ -64,7 +62,7 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
         "trainer": f"{trainer.backend}, learning rate {trainer.lr:g}, {schedule}",
         "sync": job.sync.mode + (f", at most {job.staleness} versions behind" if job.staleness else ""),
         "saved": f"every {job.checkpoint.every} steps" if job.checkpoint.every else "at the end",
-        "directory": str(run_directory(RUN_ROOT, job.name)),
+        "directory": f"{RUN_ROOT / job.name}, or the next number if that is there",
     }
     if job.metrics.wandb_project:
         owner = f"{job.metrics.wandb_entity}/" if job.metrics.wandb_entity else ""

@@ -17,19 +17,22 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
+_LONG_LIVED: Final = ("run", "head", "node", "actor", "lead")
+"""Commands that have more to do than to print: they go on when nobody reads it."""
 _OURS: Final = ("main", "actors", "configs", "transport", "supervisors")
 
 
 def main() -> None:
     """Console script ``headrace``."""
-    os.umask(0o077)  # what a run writes is its owner's alone
     if not all(_is_ours(name) for name in _OURS):
         sys.path.insert(0, str(_ROOT))
-    if sys.argv[1:2] == ["actor"]:
+    command = sys.argv[1:2]
+    _prepare_process(long_lived=bool(command) and command[0] in _LONG_LIVED)
+    if command == ["actor"]:
         from supervisors.machine.child import run_child
 
         run_child()
-    elif sys.argv[1:2] == ["lead"]:
+    elif command == ["lead"]:
         from supervisors.head.head_process import run_head_process
 
         run_head_process()
@@ -37,6 +40,15 @@ def main() -> None:
         from supervisors.cli.app import app
 
         app(prog_name="headrace")
+
+
+def _prepare_process(*, long_lived: bool) -> None:
+    from actors.host.open_files import raise_soft_limit
+    from actors.host.standard_streams import open_standard_streams
+
+    os.umask(0o077)  # what a run writes is its owner's alone
+    open_standard_streams(unbreakable=long_lived)
+    raise_soft_limit()
 
 
 def _is_ours(name: str) -> bool:

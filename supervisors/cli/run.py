@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 from rich.console import Console
 
+from actors.host.open_files import TooFewDescriptors, check_enough_for
+from actors.host.room import NoSpaceLeft, no_space, require_room
 from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from supervisors.cli.command import (
@@ -30,6 +32,11 @@ from supervisors.cli.command import (
     wrong,
 )
 from supervisors.cli.resume import check_options, check_run
+
+if TYPE_CHECKING:
+    from configs.fault_plan import FaultPlan
+    from configs.schema import JobConfig
+    from supervisors.machine.run_directory import RunLock
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
 
@@ -61,12 +68,13 @@ def run(
 ) -> None:
     """Run one job on this machine, and wait for its end."""
     from configs.loader import load_job
+    from supervisors.tree.errors import DirectoryInUse
 
     overrides = set_ or []
     try:
         if resume is not None:
             check_options(job, dir_, resume, overrides)
-            run_dir, loaded = resume, load_job(resume / "job.yaml", overrides)
+            loaded = load_job(resume / "job.yaml", overrides)
             check_run(resume, loaded)
         elif job is None:
             raise wrong(
@@ -76,27 +84,45 @@ def run(
             )
         else:
             loaded = load_job(job, overrides)
-            run_dir = _new_run_directory(dir_, loaded.name)
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
-        news = _write_job(run_dir, loaded, begins=resume is None)
-    except ConfigError as error:
+        check_enough_for(loaded.rollout.workers)
+        lock, news = _own_run_directory(resume, dir_, loaded)
+    except (ConfigError, DirectoryInUse) as error:
         fail(str(error), EXIT_BAD_CONFIG)
+    except (NoSpaceLeft, TooFewDescriptors) as error:
+        fail(str(error), EXIT_FAILED)
+    with lock:
+        if news:
+            Console(stderr=json_, highlight=False).print(harmless(news), soft_wrap=True, markup=False)
+        _run_in(lock.run_dir, loaded, resume=resume is not None, plan=plan, control=control, keys=keys,
+                control_keys=control_keys, json_=json_)  # fmt: skip
 
+
+def _run_in(
+    run_dir: Path,
+    loaded: JobConfig,
+    *,
+    resume: bool,
+    plan: FaultPlan | None,
+    control: str | None,
+    keys: Path | None,
+    control_keys: Path | None,
+    json_: bool,
+) -> NoReturn:
+    """Run the job in a directory that is ours, to the command's end."""
     from supervisors.cli.live_view import ProgressView
     from supervisors.trees import run_job
 
     console = Console(stderr=json_, highlight=False)
     about = f"{loaded.name}: {loaded.steps} steps, run directory {run_dir}"
     console.print(harmless(about), soft_wrap=True, markup=False)
-    if news:
-        console.print(harmless(news), soft_wrap=True, markup=False)
     with ProgressView(console) as view:
         summary = finish(
             lambda: run_job(
                 loaded,
                 run_dir,
-                resume=resume is not None,
+                resume=resume,
                 control=control,
                 on_progress=view.update,
                 keys=keys,
@@ -122,31 +148,56 @@ def load_faults(path: Path | None, job: Any) -> Any:
     return plan
 
 
-def _new_run_directory(chosen: Path | None, name: str) -> Path:
-    from configs.schema import run_directory
+def _own_run_directory(resume: Path | None, chosen: Path | None, job: JobConfig) -> tuple[RunLock, str]:
+    """The run's directory with its job in it, which nobody else may use until the lock is released.
 
-    run_dir = chosen or run_directory(RUN_ROOT, name)
-    if (run_dir / "journal.db").exists() or (run_dir / "job.yaml").exists():
-        fix = f"Go on with headrace run --resume {run_dir}, or choose another directory"
-        raise wrong(f"--dir {run_dir}", "holds a run already", fix)
-    return run_dir
+    And what there is to say of a run that is gone on with.
 
-
-def _write_job(run_dir: Path, job: Any, *, begins: bool) -> str:
-    """The run's job file, and what it begins with; returns what there is to say of a run that is gone on with."""
-    from configs.loader import dump_job
+    Raises:
+        ConfigError: it cannot be written, holds a run that should not be begun anew, or one that cannot go on.
+        DirectoryInUse: a run lives in it.
+        NoSpaceLeft: there is no room for a run.
+    """
+    from supervisors.checkers.condition import check_can_go_on
     from supervisors.jobs.run_record import data_news, model_news, write_record
+    from supervisors.machine.run_directory import RunLock, make_run_directory
 
+    where = f"--resume {resume}" if resume is not None else f"--dir {chosen or RUN_ROOT}"
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-        (run_dir / "job.yaml").write_text(dump_job(job), encoding="utf-8")
-        if begins:
-            write_record(run_dir, job)
-            return ""
-        return "\n".join(filter(None, (model_news(run_dir, job), data_news(run_dir, job))))
+        run_dir = resume or chosen or make_run_directory(RUN_ROOT, job.name)
+        lock = RunLock.take(run_dir)
     except OSError as error:
         fix = "Choose a directory that you may write"
-        raise wrong(f"--dir {run_dir}", f"cannot be written: {error}", fix) from error
+        raise wrong(where, f"cannot be written: {error}", fix) from error
+    try:
+        require_room(run_dir, job.limits.disk_reserve_bytes, "a run")
+        if resume is not None:
+            check_can_go_on(run_dir)
+        elif (run_dir / "journal.db").exists() or (run_dir / "job.yaml").exists():
+            fix = f"Go on with headrace run --resume {run_dir}, or choose another directory"
+            raise wrong(where, "holds a run already", fix)
+        _write_job(run_dir, job, where)
+        if resume is None:
+            write_record(run_dir, job)
+        news = [] if resume is None else [model_news(run_dir, job), data_news(run_dir, job)]
+    except BaseException:
+        lock.release()
+        raise
+    return lock, "\n".join(filter(None, news))
+
+
+def _write_job(run_dir: Path, job: JobConfig, where: str) -> None:
+    """All of it or nothing: what a resume cannot write must not cost it the file that it has."""
+    from configs.loader import dump_job
+
+    partial = run_dir / ".job.yaml.partial"
+    try:
+        partial.write_text(dump_job(job), encoding="utf-8")
+        partial.replace(run_dir / "job.yaml")
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        fix = "Choose a directory that you may write"
+        raise no_space(error, run_dir, "job.yaml") or wrong(where, f"cannot be written: {error}", fix) from error
 
 
 def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
@@ -165,7 +216,7 @@ def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
     ]
     for name, path in rows:
         console.print(harmless(f"  {name:<10} {path or 'none'}"), soft_wrap=True, markup=False)
-    if summary.get("state") == "interrupted":
+    if summary.get("state") == "interrupted" or (summary.get("error") and (run_dir / "journal.db").exists()):
         console.print(harmless(f"  go on with  headrace run --resume {run_dir}"), soft_wrap=True, markup=False)
     if summary.get("error"):
         console.print(harmless(f"  error      {summary['error']}"), soft_wrap=True, markup=False)

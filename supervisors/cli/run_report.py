@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
 from actors.host.terminal_text import harmless
+from actors.ledger.errors import JournalUnreadable
 from supervisors.checkers.checks import PROMISES, Report, check
+from supervisors.checkers.condition import Condition, look
 from supervisors.checkers.history import RunState
-from supervisors.checkers.run_directory import read_history
+from supervisors.checkers.run_directory import JOURNAL, check_directory, is_open, read_history
 
 EXIT_CLEAN: Final = 0
 EXIT_VIOLATED: Final = 1
@@ -35,14 +37,46 @@ def doctor_run(run_dir: Path, *, as_json: bool) -> int:
 
     Raises:
         ConfigError: it is no run directory.
-        JournalUnreadable: its journal is damaged.
+        JournalUnreadable: its journal is damaged; the message says what to do.
     """
-    report = check(read_history(run_dir))
+    check_directory(run_dir)
+    condition = None if is_open(run_dir / JOURNAL) else look(run_dir)  # of a run that lives, files come and go
+    problem = condition.problem() if condition is not None else ""
+    try:
+        report = check(read_history(run_dir))
+    except JournalUnreadable as error:
+        if condition is None:
+            raise
+        raise JournalUnreadable(f"{problem or error}; {condition.remedy()}") from error
     if as_json:
-        print(json.dumps({"run_dir": str(run_dir), "clean": report.clean, **report.as_map()}), flush=True)
+        told = {"clean": report.clean and not problem, "problem": problem, **_stored(condition), **report.as_map()}
+        print(json.dumps({"run_dir": str(run_dir), **told}), flush=True)
     else:
-        _print(Console(highlight=False), run_dir, report)
-    return EXIT_CLEAN if report.clean else EXIT_VIOLATED
+        console = Console(highlight=False)
+        _print(console, run_dir, report)
+        if condition is not None:
+            _print_condition(console, condition, problem)
+    return EXIT_CLEAN if report.clean and not problem else EXIT_VIOLATED
+
+
+def _stored(condition: Condition | None) -> dict[str, Any]:
+    if condition is None:
+        return {}
+    return {
+        "back_to": condition.back_to,
+        "checkpoints": [{"step": c.step, "path": str(c.path), "problem": c.problem} for c in condition.checkpoints],
+    }
+
+
+def _print_condition(console: Console, condition: Condition, problem: str) -> None:
+    whole = [str(c.step) for c in condition.checkpoints if not c.problem]
+    console.print(f"checkpoints that are whole: {', '.join(whole) or 'none'}", markup=False, soft_wrap=True)
+    for damaged in condition.checkpoints:
+        if damaged.problem and damaged.problem != problem:
+            console.print(damaged.problem, style="red", markup=False, soft_wrap=True)
+    if problem:
+        console.print(f"it cannot go on as it is: {problem}", style="red", markup=False, soft_wrap=True)
+        console.print(condition.remedy(), markup=False, soft_wrap=True)
 
 
 def _print(console: Console, run_dir: Path, report: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +35,7 @@ from supervisors.jobs.job_run import FormerLife, JobRun
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
+from supervisors.machine.run_directory import RunLock
 from supervisors.nemesis.fault_schedule import FaultSchedule
 from supervisors.nemesis.nemesis import Nemesis
 from transport.address import ActorAddress
@@ -139,18 +141,24 @@ class Head:
         return await self._follow(run, interrupted, faults)
 
     def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
-        """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head."""
+        """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head.
+
+        Raises:
+            DirectoryInUse: another run lives in that directory.
+        """
+        lock = RunLock.take(run_dir, os.getpid() if self._agent is None else os.getppid())
         run = self._begin(job, run_dir, former)
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
-        task.add_done_callback(lambda _: self._forget(job.name, run_dir, task))
+        task.add_done_callback(lambda _: self._forget(job.name, lock, task))
 
-    def _forget(self, job: str, run_dir: Path, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _forget(self, job: str, lock: RunLock, task: asyncio.Task[dict[str, Any]]) -> None:
         """A launched job has ended, and its tree is down unless taking it down has failed."""
+        lock.release()
         if self._followers.get(job) is task:
             del self._followers[job]
-        self.register.remove(run_dir)
+        self.register.remove(lock.run_dir)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a job was not taken down in good order", job=job, exc_info=error)
 

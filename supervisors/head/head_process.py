@@ -195,18 +195,26 @@ def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def interruptible() -> AsyncIterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second one cancels the running task."""
+    """An event that the first SIGINT, SIGTERM or SIGHUP sets; a second SIGINT or SIGTERM cancels the running task.
+
+    A closed terminal sends SIGHUP more than once (the kernel, and the shell), so that no number of them ends a run at
+    once. Under nohup it is ignored, and stays so.
+    """
     loop, task, event = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    numbers = [signal.SIGINT, signal.SIGTERM]
 
     def interrupt() -> None:
         if event.is_set() and task is not None:
             task.cancel()
         event.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         loop.add_signal_handler(number, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+        loop.add_signal_handler(signal.SIGHUP, event.set)
     try:
         yield event
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)

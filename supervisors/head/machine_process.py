@@ -31,6 +31,7 @@ import structlog
 from actors.core.actor import Actor, handles
 from actors.core.context import named_rng
 from actors.core.system import ActorSystem
+from actors.host.bounded_file import trim
 from actors.protocol.who_may_send import guard_for
 from configs.limits import Limits
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
@@ -51,7 +52,7 @@ from supervisors.machine.failure_detector import DetectorLimits, FailureDetector
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.process import EXIT_START_FAILED, Child, Launch, ProcessExit, head_command
-from supervisors.machine.process_log import last_lines, trim
+from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import HeadGaveUp
 from supervisors.tree.judgement import Judge
 from supervisors.tree.restart_budget import Backoff, BackoffPolicy, ExitCause, RestartBudget

@@ -20,7 +20,6 @@ from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, Job
 from configs.errors import ConfigError
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
-from configs.schema import run_directory
 from supervisors.head.allowed_functions import check_allowed
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
@@ -28,6 +27,7 @@ from supervisors.jobs.job_run import JobRun
 from supervisors.jobs.run_record import write_record
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.file_end import whole_lines
+from supervisors.machine.run_directory import make_run_directory
 from supervisors.tree.child_record import ChildInfo
 from supervisors.tree.errors import FaultNotPossible
 
@@ -61,10 +61,14 @@ class Operations:
         check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
         await self._free(config.name)
-        run_dir = run_directory(self._head.run_root, config.name)
-        run_dir.mkdir(parents=True)
-        (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
-        write_record(run_dir, config)
+        try:
+            run_dir = make_run_directory(self._head.run_root, config.name)
+            (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
+            write_record(run_dir, config)
+        except OSError as error:
+            raise NotNow(
+                f"no run directory can be made in {self._head.run_root}: {error}", "make room there"
+            ) from error
         self._head.launch(config, run_dir)
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 

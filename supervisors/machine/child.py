@@ -51,7 +51,8 @@ LastWords = Callable[[BaseException], None]
 def run_child() -> None:
     """Be a role process; what ``main.py actor`` calls. Does not return."""
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's business
+        signal.signal(number, signal.SIG_IGN)
     note = exit_note.take_pipe()
     code = EXIT_START_FAILED
     try:

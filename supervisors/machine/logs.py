@@ -11,6 +11,9 @@ from typing import Any
 
 import structlog
 
+from actors.host.bounded_file import BoundedFile
+from configs.limits import DEFAULT_LIMITS
+
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """uvloop's where it is installed."""
@@ -22,13 +25,13 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def log_to_file(path: Path) -> None:
-    """Append to ``path``, so that the terminal stays free for progress."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _configure(structlog.WriteLoggerFactory(file=path.open("a", encoding="utf-8", buffering=1)), cache=False)
+    """Append to ``path``, so that the terminal stays free for progress; no log call fails for want of room there."""
+    file: Any = BoundedFile(path, DEFAULT_LIMITS.process_log_max_bytes)
+    _configure(structlog.WriteLoggerFactory(file=file), cache=False)
 
 
 def log_to_stderr(process: str) -> None:
-    """Each event with the process's name; whoever started it keeps the file."""
+    """Each event with the process's name; whoever started it keeps the file (and stderr drops what has no room)."""
     _configure(structlog.PrintLoggerFactory(sys.stderr), cache=True)
     structlog.contextvars.bind_contextvars(process=process, pid=os.getpid())
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)

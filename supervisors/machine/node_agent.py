@@ -25,13 +25,14 @@ import msgspec
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.look import Look, Sight
 from actors.core.watch import Down, Gone
+from actors.host.bounded_file import trim
 from actors.weights.segments import keep_run_id
 from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.leftover_files import Left, LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
 from supervisors.machine.process import Launch, ProcessExit
-from supervisors.machine.process_log import last_lines, trim
+from supervisors.machine.process_log import last_lines
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import (
     AdoptProcesses,

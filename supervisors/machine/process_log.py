@@ -1,8 +1,8 @@
 """A child's stdout and stderr in a file of bounded size.
 
 The child writes straight to the file (append mode), so its last words are there whatever happens to us, and it never
-blocks on a pipe that nobody drains. Whoever owns the process calls ``trim`` now and then: the newest half moves to
-``<name>.log.1`` and the file starts anew. Lines written during the move may be lost; the process is not disturbed.
+blocks on a pipe that nobody drains. Whoever owns the process calls ``trim`` of ``actors/host/bounded_file.py`` now and
+then.
 """
 
 from __future__ import annotations
@@ -18,21 +18,6 @@ def open_log(path: Path) -> int:
     """A file descriptor for appending; makes the directory. The caller closes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def trim(path: Path, max_bytes: int) -> bool:
-    """Keep the newest half of ``max_bytes`` in ``<path>.1`` when the file has outgrown it; True when it had."""
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return False
-    if size <= max_bytes:
-        return False
-    with path.open("rb") as source:
-        source.seek(size - max_bytes // 2)
-        Path(f"{path}.1").write_bytes(source.read(max_bytes))
-    os.truncate(path, 0)
-    return True
 
 
 def last_lines(path: Path, count: int) -> tuple[str, ...]:

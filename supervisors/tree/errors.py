@@ -6,6 +6,7 @@ HeadraceError
     ├── SupervisorGaveUp     a child is in a crash loop, or met a permanent error; do not retry before that is mended
     ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
+    ├── DirectoryInUse       another run lives in that run directory; choose another one, or end that run
     ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
@@ -73,6 +74,12 @@ class HeadGaveUp(SupervisionError):
 
 class NoNode(SupervisionError):
     """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class DirectoryInUse(SupervisionError):
+    """A run directory belongs to a run that lives. The message has its process; nothing of it was touched."""
+
+    permanent = True
 
 
 class ProviderError(SupervisionError):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from configs.loader import dump_job, job_from_mapping, load_job, read_job, schema_keys
 from configs.scenario import Scenario, load_scenario
-from configs.schema import JobConfig, run_directory
+from configs.schema import JobConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
@@ -163,12 +163,6 @@ def test_a_job_over_the_socket_is_checked_in_the_same_way() -> None:
     assert job_from_mapping(values).name == "quickstart"
     with pytest.raises(ConfigError, match=r"request: rollout\.wokers: .*rollout\.workers"):
         job_from_mapping(values | {"rollout": {"wokers": 1}}, "request")
-
-
-def test_run_directories_do_not_collide(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a-2").mkdir()
-    assert run_directory(tmp_path, "a") == tmp_path / "a-3"
 
 
 @given(st.text(max_size=60))

@@ -111,6 +111,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "it is asked not to block (LOCK_NB)": [
         ("actors/weights/segments.py", "hold", "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "_is_held", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
+        ("supervisors/machine/run_directory.py", "RunLock.take",
+         "fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("supervisors/simulation/runner.py", "directory", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("supervisors/simulation/runner.py", "_remove_if_abandoned",
          "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),

@@ -42,6 +42,12 @@ from transport.envelope import Kind
 log = structlog.get_logger("headrace.actors")
 
 
+def _say(level: str, event: str, **fields: Any) -> None:
+    """Log it if that is possible: a log that fails (its disk is full) must keep no actor from ending."""
+    with contextlib.suppress(Exception):
+        getattr(log, level)(event, **fields)
+
+
 class _Stop(Exception):
     """This exception leaves the TaskGroup in good order; it is never seen outside of this file."""
 
@@ -201,7 +207,8 @@ class Cell:
             answer(delivery, Kind.REFUSED, refusal)
         except ReplyError as error:
             if delivery.caller is None:
-                log.warning("a tell was answered with an error", actor=self.name, tag=delivery.tag, error=str(error))
+                why = str(error)
+                _say("warning", "a tell was answered with an error", actor=self.name, tag=delivery.tag, error=why)
             answer(delivery, Kind.ERROR, failure_of(error, declared=True))
         except asyncio.CancelledError as error:
             if cast("asyncio.Task[None]", asyncio.current_task()).cancelling() > 0:
@@ -251,21 +258,26 @@ class Cell:
             async with asyncio.timeout(self.limits.stop_timeout_s):
                 await self.actor.on_stop()
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - any actor's code; its exit reports it
-            log.error("on_stop failed", actor=self.name, error=repr(error))
+            _say("error", "on_stop failed", actor=self.name, error=repr(error))
             return error
         return None
 
     async def _finish(self, ended: ActorExit) -> None:
         if ended.error is not None:
-            log.error("an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
+            _say("error", "an actor crashed", actor=self.name, error=repr(ended.error), exc_info=ended.error)
+        try:
+            await self._end_what_is_its_own(ended)
+        finally:  # whatever fails of that, who waits for the end must not wait for ever
+            if not self.ended.done():
+                self._tell_end(ended)
+
+    async def _end_what_is_its_own(self, ended: ActorExit) -> None:
         for child in reversed(list(self.children.values())):
             await self._port.stop_cell(child, ended.reason)
         if not await self.blocking.close(self.limits.stop_timeout_s):
             self._port.count("threads_left_behind")
-            log.error("a blocking call did not end; its thread is left behind", actor=self.name,
-                      function=self.blocking.running)  # fmt: skip
-        if not self.ended.done():
-            self._tell_end(ended)
+            left = self.blocking.running
+            _say("error", "a blocking call did not end; its thread is left behind", actor=self.name, function=left)
 
     def _tell_end(self, ended: ActorExit) -> None:
         for address in list(self.watching):
@@ -293,7 +305,7 @@ class Cell:
         """Its task goes on to swallow what it is told; to everybody else the actor has ended."""
         self._port.count("actors_left_behind")
         ended = ActorExit("crashed", CancellationSwallowed(f"{self.name} goes on although it was cancelled"))
-        log.error("an actor swallows its cancellation and is left behind", actor=self.name)
+        _say("error", "an actor swallows its cancellation and is left behind", actor=self.name)
         self._close_mailbox(ended)
         self._tell_end(ended)
 

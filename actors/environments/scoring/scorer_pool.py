@@ -33,6 +33,7 @@ import msgpack
 from actors.environments.errors import RewardRefused, ScorerBroken, ScorerTimedOut, SourceUnreadable
 from actors.environments.scoring.scorer_process import frame
 from actors.environments.scoring.trial import CALLED
+from actors.host.bounded_file import trim
 from actors.host.python_path import python_path
 from configs.schema import JobConfig
 
@@ -226,6 +227,12 @@ class _ScorerProcess:
     def _open_log(self) -> IO[bytes] | None:
         return self._log.open("ab") if self._log else None
 
+    def _trim_log(self) -> None:
+        """Keep what verifiers print within bounds: with each frame, for a loop of prints fills a disk in seconds."""
+        if self._log is not None:
+            with contextlib.suppress(OSError):
+                trim(self._log, self._job.limits.process_log_max_bytes)
+
     async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
         verdicts: list[PoolVerdict] = []
         gather = True
@@ -269,6 +276,7 @@ class _ScorerProcess:
                 gathered = await self._receive(self._job.reward.timeout_s)
             except ScorerTimedOut as error:
                 raise ScorerTimedOut(f"no verdict within reward.timeout_s ({self._job.reward.timeout_s} s)") from error
+            self._trim_log()
             verdicts += [PoolVerdict(reward, reason) for reward, reason in gathered]
 
     async def _send(self, value: object) -> None:

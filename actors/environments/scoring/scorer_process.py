@@ -37,6 +37,7 @@ import msgpack
 from actors.environments.errors import SourceUnreadable
 from actors.host.import_guard import import_transformers_without_torch
 from actors.host.parent_death import lead_group
+from actors.host.standard_streams import open_standard_streams
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def main() -> None:
     _read_nothing()  # what a verifier starts inherits its input: it must not take the requests
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a verifier prints goes to the log, not between the frames
+    open_standard_streams(unbreakable=True)  # and if that has no room, no verdict fails for it
     try:
         _serve(requests, replies)
     except EOFError:

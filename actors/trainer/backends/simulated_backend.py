@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from actors.protocol.weights import Manifest
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.weights.manifest import layout
@@ -115,6 +115,9 @@ class SimulatedBackend:
         return write_segment(
             path, data, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes, tensors=self._entries
         )
+
+    def stored_bytes(self) -> StoredBytes:
+        return StoredBytes(segment=self._weights.nbytes, checkpoint=4 * self._weights.nbytes)  # twice, in hexadecimal
 
     async def save(self, directory: Path) -> None:
         self._started()

@@ -441,3 +441,22 @@ async def test_a_subclass_inherits_and_overrides_handlers(system: Any) -> None:
     actor = Quieter()
     await (await system.spawn("a", actor)).ask(Go(how="crash"), Done)
     assert actor.log == ["start", "overridden"]
+
+
+async def test_a_log_that_fails_keeps_no_actor_from_ending(system: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log of a full disk: every call of it raises, and whoever waits for the end learns of it all the same."""
+    from actors.core.kernel import cell
+
+    class Full:
+        def __getattr__(self, _: str) -> Any:
+            raise OSError(28, "No space left on device")
+
+    class StopFails(Plain):
+        async def on_stop(self) -> None:
+            raise ValueError("on_stop failed")
+
+    monkeypatch.setattr(cell, "log", Full())
+    for actor in (Plain(), StopFails()):
+        ref = await system.spawn("crashes", actor)
+        ref.tell(Go(how="crash"))
+        assert (await system.wait_stopped("crashes", timeout_s=5)).reason == "crashed"

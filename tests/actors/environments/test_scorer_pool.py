@@ -39,6 +39,8 @@ def score(prompt, response, answer, **columns):
         raise KeyError("no such thing")
     if response == "nan":
         return float("nan")
+    if response == "chatter":
+        print("x" * 100_000, flush=True)
     print("printed by a verifier")
     return float(response == answer) + columns.get("bonus", 0)
 """
@@ -243,3 +245,22 @@ async def test_a_child_of_a_verifier_that_reads_its_input_finds_none(verifier: s
     verdicts = await pool.score(responses("start a child that reads", "a"))
     await pool.close()
     assert [v.reward for v in verdicts] == [0.0, 1.0]
+
+
+async def test_what_a_verifier_prints_stays_within_its_bound(verifier: str, tmp_path: Path) -> None:
+    log = tmp_path / "tasks.log"
+    pool = ScorerPool(job_with(verifier, limits={"process_log_max_bytes": 300_000}), log=log)
+    await pool.start()
+    for _ in range(20):
+        await pool.score([("chatter", "p", "a", 0, {})])
+        kept = [path.stat().st_size for path in tmp_path.glob("tasks.log*")]
+        assert sum(kept) <= 300_000 + 150_000 + 2 * 100_100, "the bound, the newest half of it, and a frame's prints"
+    await pool.close()
+
+
+async def test_a_verifier_that_prints_to_a_full_disk_gives_its_reward(verifier: str) -> None:
+    pool = ScorerPool(job_with(verifier), log=Path("/dev/full"))
+    await pool.start()
+    [verdict] = await pool.score([("a", "p", "a", 0, {})])
+    await pool.close()
+    assert verdict.reward == 1.0

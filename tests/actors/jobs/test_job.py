@@ -315,6 +315,11 @@ def test_counts_are_whole_numbers_and_the_last_row_of_a_step_wins(tmp_path: Path
     assert read_rows(tmp_path / "m") == [{"step": 0}, {"step": 1, "a": 2}]
 
 
+def test_a_damaged_row_costs_itself_alone(tmp_path: Path) -> None:
+    (tmp_path / "m").write_bytes(b'{"step": 0}\n{"step": \xff1}\n\0\n[1]\n{"step": 2}\n')
+    assert read_rows(tmp_path / "m") == [{"step": 0}, {"step": 2}]
+
+
 def test_stop_tokens_are_the_model_s_own_and_those_named_by_text(tmp_path: Path) -> None:
     with pytest.raises(BadStopToken, match="eos_token_id"):
         stop_token_ids(tmp_path)

@@ -86,7 +86,7 @@ async def test_a_torn_tail_ends_the_journal_and_not_the_run(tmp_path: Path) -> N
     path = tmp_path / "journal.db"
     await written(path, 1)
     db = sqlite3.connect(path)
-    db.execute("INSERT INTO events VALUES (1000, 'scored', 'j', 1, x'93')")
+    db.execute("INSERT INTO events (seq, kind, job, step, body) VALUES (1000, 'scored', 'j', 1, x'93')")
     db.commit()
     db.close()
     journal = SqliteJournal(path, "j")

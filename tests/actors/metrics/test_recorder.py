@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import sys
+import tracemalloc
 import types
 import urllib.request
 from collections.abc import AsyncIterator
@@ -16,6 +18,7 @@ import pytest
 
 from actors.core.errors import StartFailed
 from actors.core.system import ActorSystem
+from actors.host.room import NoSpaceLeft
 from actors.metrics.groups import tag
 from actors.metrics.recorder import Metrics
 from actors.metrics.samples import read_samples
@@ -265,3 +268,60 @@ async def test_a_mean_of_nothing_is_no_number_to_any_sink(system: ActorSystem, t
     page = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics").read().decode()
     assert 'headrace_reward_mean{job="j"} NaN' in page, "and not what an older step had"
     await system.stop_actor("metrics")
+
+
+def test_the_trace_is_bounded_and_each_part_of_it_is_whole(tmp_path: Path) -> None:
+    path, former = tmp_path / "trace.json", tmp_path / "trace.1.json"
+    trace = TraceFile(path, "j", max_bytes=20_000)
+    for i in range(1000):
+        trace.add(f"rollout-{i % 2}", [Span("generate", i, i + 1, {})])
+        assert path.stat().st_size + (former.stat().st_size if former.exists() else 0) < 21_000
+    trace.close()
+    for part in (path, former):
+        events = json.loads(part.read_text())
+        names = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+        assert names == {"rollout-0": 1, "rollout-1": 2}, "each part names its tracks, with the same numbers"
+    again = TraceFile(path, "j", max_bytes=20_000)
+    again.add("rollout-1", [Span("generate", 2000, 2001, {})])
+    again.close()
+    assert json.loads(path.read_text())[-1]["tid"] == 2
+
+
+def test_a_large_trace_is_resumed_without_being_taken_into_memory(tmp_path: Path) -> None:
+    trace = TraceFile(tmp_path / "trace.json", "j")
+    trace.add("trainer", [Span("train", i, i + 1, {"step": i}) for i in range(40_000)])
+    trace.close()
+    tracemalloc.start()
+    TraceFile(tmp_path / "trace.json", "j").close()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (tmp_path / "trace.json").stat().st_size > 4 << 20 and peak < 1 << 20
+
+
+def test_a_trace_that_finds_no_room_stays_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, pwrite = TraceFile(tmp_path / "trace.json", "j"), os.pwrite
+    trace.add("trainer", [Span("train", 0, 1, {})])
+    before = (tmp_path / "trace.json").read_bytes()
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: pwrite(file, data[:5], at))  # a part still fits
+    trace.add("trainer", [Span("train", 1, 2, {})])
+    monkeypatch.undo()
+    assert (tmp_path / "trace.json").read_bytes() == before
+    trace.add("trainer", [Span("train", 2, 3, {})])
+    trace.close()
+    assert len(json.loads((tmp_path / "trace.json").read_text())) == 5
+
+
+async def test_a_row_without_room_ends_the_recorder_and_an_event_without_room_does_not(
+    system: ActorSystem, tmp_path: Path
+) -> None:
+    (tmp_path / "events.jsonl").symlink_to("/dev/full")
+    ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
+    ref.tell(Event(job="j", name="worker_down", fields={}))
+    await ref.ask(Flush(job="j"), Flushed)
+    await system.stop_actor("metrics")
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    ref = await system.spawn("metrics", Metrics("j", tmp_path, PLAIN))
+    ref.tell(StepRow(job="j", row={"step": 0}))
+    ended = await system.wait_stopped("metrics", timeout_s=10)
+    assert isinstance(ended.error, NoSpaceLeft) and "the row of a step" in str(ended.error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -135,3 +136,16 @@ def test_every_file_and_directory_is_on_the_disk_before_the_checkpoint_has_its_n
     inside = ["model.safetensors", "trainer/weights.safetensors", "state.json", "trainer"]
     assert set(synced[:-1]) == {str(partial), *(str(partial / name) for name in inside)}
     assert synced[-1] == str(path.parent), "and then the name itself"
+
+
+def test_an_altered_state_is_found_by_its_own_hash_and_one_of_before_there_was_one_is_read(tmp_path: Path) -> None:
+    path = store(tmp_path, 4)
+    state_file = path / checkpoint.STATE_FILE
+    whole = state_file.read_text()
+    state_file.write_text(whole.replace('"step": 4', '"step": 5'))
+    with pytest.raises(CheckpointCorrupt, match=r"state\.json: its content was altered .*--back-to"):
+        checkpoint.read(path)
+    state = json.loads(whole)
+    del state["xxh3"]
+    state_file.write_text(json.dumps(state))
+    assert checkpoint.read(path).step == 4

@@ -164,7 +164,7 @@ def test_a_torn_tail_of_the_journal_is_noted_and_a_damaged_middle_refused(run_di
     assert "torn at event" in note
     sql(run_dir, "UPDATE events SET body = x'00' WHERE seq = 7")
     result = doctor("--run", str(run_dir))
-    assert (result.exit_code, "event 7 cannot be read, and it was durable" in result.stderr) == (1, True)
+    assert result.exit_code == 1 and "event 7" in result.stderr and "its hash differs" in result.stderr
 
 
 def test_a_run_that_ended_before_its_first_step_is_no_error(run_dir: Path) -> None:

@@ -12,8 +12,9 @@ import psutil
 import pytest
 import uvloop
 
+from actors.host.bounded_file import trim
 from supervisors.machine.process import Child, ChildProcess, Launch, exit_cause, launch
-from supervisors.machine.process_log import last_lines, open_log, trim
+from supervisors.machine.process_log import last_lines, open_log
 from supervisors.tree.restart_budget import ExitCause
 
 READY = "print('ready', flush=True)\n"

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from actors.host.host_memory import give_back_freed_memory
 from actors.protocol.weights import Manifest
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult
+from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
@@ -87,6 +87,9 @@ class TorchBackend:
         if self._next_segment is not None and self._helper is not None:
             self._helper.submit(self._segments.prepare, *self._next_segment)
             self._next_segment = None
+
+    def stored_bytes(self) -> StoredBytes:
+        return self._open.stored_bytes()
 
     async def save(self, directory: Path) -> None:
         await self._run(self._open.save, directory)
@@ -214,6 +217,11 @@ class _Core:
             tensors=self._parameters.entries,
             writer=writer,
         )
+
+    def stored_bytes(self) -> StoredBytes:
+        flat = self._parameters
+        state = 3 * flat.master.numel() * flat.master.element_size()  # master weights and Adam's two moments
+        return StoredBytes(segment=flat.total_bytes, checkpoint=state + flat.total_bytes)
 
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,103 @@
+"""Room on a disk or in shared memory: looked at before it is needed, and said in a sentence when it is not there.
+
+    before     require_room(path, bytes, what)    the file system has fewer free ─▶ NoSpaceLeft
+    after      no_space(error, path, what)        an error of whatever library that means a full disk, as NoSpaceLeft
+
+What writes to a full disk can only meet it again, so the error is permanent: the run ends with where it stands, and
+goes on once somebody has made room.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+from configs.limits import DEFAULT_LIMITS
+from transport.errors import HeadraceError
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_WORDS: Final = ("no space left", "disk is full", "quota exceeded", "os error 28")
+"""Phrases of libraries (SQLite, safetensors, torch) that say it in text alone."""
+
+
+class NoSpaceLeft(HeadraceError):
+    """A disk or shared memory has no room for what must be written there; the message says where, and how much.
+
+    Infrastructure: to be retried when somebody has made room, by ``headrace run --resume``.
+    """
+
+    permanent = True
+
+
+def free_bytes(path: Path) -> int:
+    """Free bytes of the file system of ``path``, or of the nearest directory above that exists."""
+    place = path.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    found = os.statvfs(place)
+    return found.f_bavail * found.f_frsize
+
+
+def require_room(path: Path, needed_bytes: int, what: str) -> None:
+    """See that ``what`` can be written to ``path``.
+
+    Raises:
+        NoSpaceLeft: it cannot.
+    """
+    try:
+        free = free_bytes(path)
+    except OSError:
+        return  # a file system that does not tell: writing will
+    if free < needed_bytes:
+        raise NoSpaceLeft(_sentence(path, what, free, needed_bytes))
+
+
+def require_size(path: Path, needed_bytes: int, what: str) -> None:
+    """See that the file system of ``path``, if it were empty, could hold ``what``.
+
+    Raises:
+        NoSpaceLeft: it is too small.
+    """
+    found = os.statvfs(path.parent)
+    size = found.f_blocks * found.f_frsize
+    if size < needed_bytes:
+        whole = f"{what} needs {_size(needed_bytes)} at {path.parent}, which has {_size(size)} in all"
+        raise NoSpaceLeft(f"{whole}: give the machine more (in a container, --shm-size)")
+
+
+def is_short(path: Path) -> bool:
+    """Whether the file system of ``path`` has no room worth the name."""
+    try:
+        return free_bytes(path) < DEFAULT_LIMITS.disk_reserve_bytes
+    except OSError:
+        return False
+
+
+def no_space(error: BaseException, path: Path, what: str, needed_bytes: int = 0) -> NoSpaceLeft | None:
+    """``error`` in our words if it, or what it comes from, means a full disk at ``path``; None for any other."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NoSpaceLeft):
+            return cause
+        if getattr(cause, "errno", None) in _FULL or any(word in str(cause).lower() for word in _WORDS):
+            try:
+                free = free_bytes(path)
+            except OSError:
+                free = 0
+            return NoSpaceLeft(_sentence(path, what, free, needed_bytes))
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _sentence(path: Path, what: str, free: int, needed_bytes: int) -> str:
+    needs = f" needs {_size(needed_bytes)}" if needed_bytes else " found no room"
+    return f"{what}{needs} at {path}, where {_size(free)} are free: make room there"
+
+
+def _size(count: int) -> str:
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,56 @@
+"""Room for what a trainer writes: its checkpoints on the run's disk, its versions in shared memory.
+
+    start        all that the run will keep at once must fit beside what it has already
+    checkpoint   this one must fit; what was begun of it is removed if it does not, so that others have that room
+    publish      an error that means full memory is told as such
+
+NoSpaceLeft is permanent: it ends the run, whose newest checkpoint and journal stay good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from actors.host.room import no_space, require_room
+from actors.trainer import checkpoint
+from actors.trainer.backend import StoredBytes
+from actors.weights.segments import bytes_in_memory, segment_directory
+from configs.schema import JobConfig
+
+
+def require_room_for_run(job: JobConfig, run_dir: Path, sizes: StoredBytes) -> None:
+    """See that the run can keep what it is to keep.
+
+    Raises:
+        NoSpaceLeft: it cannot; names what is missing and which keys of the job file would need less.
+    """
+    every = job.checkpoint.every
+    taken = 1 + (job.steps // every if every else 0)
+    kept = min(job.checkpoint.keep + 1, taken)  # the newest is whole before the oldest goes
+    missing = max(1, kept - len(checkpoint.stored(run_dir)))
+    require_room(
+        checkpoint.checkpoints_directory(run_dir),
+        missing * sizes.checkpoint,
+        f"keeping {missing} checkpoint{'s' if missing > 1 else ''} (checkpoint.keep, and the one being written)",
+    )
+    versions = min(job.limits.versions_held + 1, job.steps + 1)
+    there = bytes_in_memory(run_dir) // max(1, sizes.segment)
+    missing = max(0, versions - there)
+    require_room(
+        segment_directory(),
+        missing * sizes.segment,
+        f"keeping {missing} versions of the weights in shared memory (limits.versions_held, and the one being written)",
+    )
+
+
+@contextmanager
+def telling_of_room(path: Path, what: str, needed_bytes: int) -> Iterator[None]:
+    """The block writes ``what`` to ``path``: an error of it that means a full disk becomes NoSpaceLeft."""
+    try:
+        yield
+    except Exception as error:
+        if (full := no_space(error, path, what, needed_bytes)) is not None:
+            raise full from error
+        raise
