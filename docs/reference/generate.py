@@ -1,6 +1,6 @@
 """Writes the reference pages that follow from code: ``python docs/reference/generate.py``.
 
-    configs/schema.py ─▶ job_file.md          configs/limits.py ─▶ limits.md
+    configs/schema.py ─▶ job_file.md          configs/*limits.py ─▶ limits.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
     benchmarks/papers/scenario.py, benchmarks/papers/setups ─▶ paper_scenario.md
@@ -149,7 +149,8 @@ def _limit_groups() -> dict[str, str]:
     """The first limit of each group → the group's comment."""
     found: dict[str, str] = {}
     heading = ""
-    for line in (ROOT / "configs" / "limits.py").read_text(encoding="utf-8").splitlines():
+    files = [ROOT / "configs" / name for name in ("process_limits.py", "limits.py")]
+    for line in "\n".join(file.read_text(encoding="utf-8") for file in files).splitlines():
         if comment := re.fullmatch(r"    # (.+)", line):
             heading = comment[1]
         elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
