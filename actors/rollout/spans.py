@@ -7,11 +7,17 @@ from collections.abc import Callable
 from actors.host.clock import time_of_day_s
 from actors.protocol.metrics import Span
 
+Args = dict[str, float | int | str]
+
 
 class ActivityLog:
-    """Notes one activity at a time (idle, asleep, generate); equal neighbours become one span."""
+    """Notes one activity at a time (idle, asleep, generate); equal neighbours become one span.
 
-    def __init__(self, clock: Callable[[], float] = time_of_day_s) -> None:
+    ``about`` says of an activity that has just ended what is worth telling of it.
+    """
+
+    def __init__(self, about: Callable[[str], Args], clock: Callable[[], float] = time_of_day_s) -> None:
+        self._about = about
         self._clock = clock
         self._name = ""
         self._since = 0.0
@@ -25,7 +31,7 @@ class ActivityLog:
 
     def _cut(self, now: float) -> None:
         if self._name and now > self._since:
-            self._spans.append(Span(name=self._name, start_s=self._since, end_s=now))
+            self._spans.append(Span(name=self._name, start_s=self._since, end_s=now, args=self._about(self._name)))
         self._since = now
 
     def add(self, name: str, seconds: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from supervisors.cli.bench import bench
+from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
 from supervisors.cli.keys import keys
@@ -31,7 +32,7 @@ for command in (run, head, node, doctor):
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(bench)
-for command in (keys, simulate, plot):
+for command in (keys, simulate, plot, console):
     app.command()(command)
 
 
