@@ -12,7 +12,7 @@ import re
 import signal
 import tempfile
 import webbrowser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -47,10 +47,10 @@ def console(
     try:
         host, port = _address(listen)
         pair = load_keys(keys) if keys is not None else None
-        files, endpoint = _sources(run)
+        files, where = _sources(run)
     except (ConfigError, KeyFileError) as error:
         fail(str(error), EXIT_BAD_CONFIG)
-    finish(lambda: _serve(files, endpoint, job, pair, (host, port), open_=open_))
+    finish(lambda: _serve(files, where, job, pair, (host, port), open_=open_))
 
 
 def _address(listen: str) -> tuple[str, int]:
@@ -75,24 +75,23 @@ def _address(listen: str) -> tuple[str, int]:
     return found["host"].strip("[]"), int(found["port"])
 
 
-def _sources(run: str) -> tuple[Any, str | None]:
-    """The files of the run, if they are here, and where its control socket is, if it says so.
+def _sources(run: str) -> tuple[Any, Callable[[], str]]:
+    """The files of the run, if they are here, and how to learn where its control socket is.
 
     Raises:
         ConfigError: ``run`` is neither a run directory nor an endpoint.
     """
-    from actors.control.socket import ENDPOINT_FILE, read_endpoint
+    from actors.control.socket import read_endpoint
     from configs.limits import DEFAULT_LIMITS
     from supervisors.cli.console.run_files import RunFiles
 
     if "://" in run:
-        return None, run
-    files = RunFiles(Path(run), DEFAULT_LIMITS)
-    return files, read_endpoint(run) if (Path(run) / ENDPOINT_FILE).is_file() else None
+        return None, lambda: run
+    return RunFiles(Path(run), DEFAULT_LIMITS), lambda: read_endpoint(run)
 
 
 async def _serve(
-    files: Any, endpoint: str | None, job: str | None, keys: Any, address: tuple[str, int], *, open_: bool
+    files: Any, where: Callable[[], str], job: str | None, keys: Any, address: tuple[str, int], *, open_: bool
 ) -> None:
     from configs.limits import DEFAULT_LIMITS
     from supervisors.cli.console.feed import Feed
@@ -104,11 +103,9 @@ async def _serve(
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopped.set)
     feed = Feed(files, DEFAULT_LIMITS)
-    tasks = [asyncio.create_task(feed.run())]
-    if endpoint is not None:
-        name = job or (files.settings.get("name") if files is not None else None)
-        feed.live = LiveRun(endpoint, name, keys, DEFAULT_LIMITS, feed.changed)
-        tasks.append(asyncio.create_task(feed.live.run()))
+    name = job or (files.settings.get("name") if files is not None else None)
+    feed.live = LiveRun(where, name, keys, DEFAULT_LIMITS, feed.changed)
+    tasks = [asyncio.create_task(feed.run()), asyncio.create_task(feed.live.run())]
     server = ConsoleServer(feed, DEFAULT_LIMITS)
     try:
         await server.start(*address)

@@ -27,12 +27,20 @@ _STALL_S: Final = 1.0
 
 
 class LiveRun:
-    """It follows one job of a head. ``changed`` is called with the name of what is new."""
+    """It follows one job of a head. ``changed`` is called with the name of what is new.
+
+    ``where`` says the head's endpoint, and is asked before each try: a run that begins, or is resumed, has another one.
+    """
 
     def __init__(
-        self, endpoint: str, job: str | None, keys: NodeKeys | None, limits: Limits, changed: Callable[[str], None]
+        self,
+        where: Callable[[], str],
+        job: str | None,
+        keys: NodeKeys | None,
+        limits: Limits,
+        changed: Callable[[str], None],
     ) -> None:
-        self.endpoint = endpoint
+        self._where = where
         self.job = job
         self.reachable = False
         self.why = "its control socket has not answered yet"
@@ -56,7 +64,7 @@ class LiveRun:
         """Follow until cancelled."""
         while True:
             try:
-                async with ControlClient(self.endpoint, limits=self._limits, keys=self._keys) as client:
+                async with ControlClient(self._where(), limits=self._limits, keys=self._keys) as client:
                     await self._choose(client)
                     async with asyncio.TaskGroup() as group:
                         group.create_task(self._ask_again_and_again(client))

@@ -208,6 +208,13 @@ def told(event: Mapping[str, Any]) -> Told | None:
     return Told(level, f"{words}: {', '.join(rest)}" if rest else words, f"{name} {subject} {event.get('why', '')}")
 
 
+def _named(key: str, value: object) -> str:
+    """``after_s``, 2.5 becomes "after 2.5 s"."""
+    name, _, unit = key.rpartition("_")
+    words = key.replace("_", " ")
+    return f"{name.replace('_', ' ')} {_value(value)} s" if unit == "s" and name else f"{words} {_value(value)}"
+
+
 def _value(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 

@@ -64,10 +64,12 @@ class ConsoleServer:
         """Hang up on everybody."""
         if self._server is not None:
             self._server.close()
-        for client in self._clients:
+        clients = list(self._clients)
+        for client in clients:
             client.cancel()
-        if self._clients:
-            await asyncio.wait(self._clients, timeout=self._limits.close_timeout_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.close_timeout_s):
+                await asyncio.gather(*clients, return_exceptions=True)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import itertools
 import json
 import os
@@ -26,8 +27,11 @@ class Chromium:
     """One browser with one page. ``async`` is not needed: a test does one thing at a time."""
 
     def __init__(self, profile: Path, *, width: int = 1280, height: int = 900) -> None:
-        theirs, self._in = os.pipe()
-        self._out, ours = os.pipe()
+        requests, self._in = os.pipe()
+        self._out, answers = os.pipe()
+        theirs, ours = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (requests, answers))
+        os.close(requests)
+        os.close(answers)
         command = f'exec "$0" "$@" 3<&{theirs} 4>&{ours} {theirs}<&- {ours}>&-'  # it speaks through descriptors 3 and 4
         flags = [*_FLAGS.split(), f"--user-data-dir={profile}", f"--window-size={width},{height}", "about:blank"]
         self._process = subprocess.Popen(

@@ -121,7 +121,7 @@ def test_a_page_follows_its_run_and_says_when_the_feed_is_lost(browser: Chromium
     with console(run_dir) as served:
         browser.open(served.url)
         browser.until("document.querySelector('#steps')?.textContent === 'step 9 of 12'")
-        assert browser.text("#feed") == "files only"
+        assert browser.text("#feed") == "not connected"
         write_lines(run_dir / "metrics.jsonl", [row(9, reward_mean=0.875)])
         browser.until("document.querySelector('#steps').textContent === 'step 10 of 12'")
         browser.until("document.querySelector('#reward .value').textContent === '0.875'")
@@ -137,7 +137,7 @@ def test_a_run_that_ends_while_it_is_watched_ends_the_feed(browser: Chromium, tm
     run_dir = record(tmp_path / "demo", state="running")
     with console(run_dir) as served:
         browser.open(served.url)
-        browser.until("document.querySelector('#feed')?.textContent === 'files only'")
+        browser.until("document.querySelector('#feed')?.textContent === 'not connected'")
         write_lines(run_dir / "events.jsonl", [event(40, "job_state", state="failed", reason="no room on the disk")])
         browser.until("document.querySelector('#feed').textContent === 'over'")
         assert browser.text("#banner") == "The run has failed: no room on the disk"

@@ -42,7 +42,7 @@ async def served(backend: Head, endpoint: str) -> AsyncIterator[None]:
 @asynccontextmanager
 async def following(endpoint: str, job: str | None = None) -> AsyncIterator[tuple[LiveRun, Callable[..., Any]]]:
     news = asyncio.Event()
-    live = LiveRun(endpoint, job, None, LIMITS, lambda _: news.set())
+    live = LiveRun(lambda: endpoint, job, None, LIMITS, lambda _: news.set())
 
     async def until(holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(PATIENCE_S):
@@ -91,3 +91,17 @@ async def test_of_several_jobs_one_must_be_named(tmp_path: Path) -> None:
         async with following(endpoint, "other") as (live, until):
             await until(lambda: live.reachable)
             assert live.status["job"] == "other"
+
+
+async def test_a_run_that_has_no_socket_yet_is_found_when_it_has(tmp_path: Path) -> None:
+    store = tmp_path / "control.endpoint"
+    live = LiveRun(lambda: store.read_text(), None, None, LIMITS, lambda _: None)
+    task = asyncio.create_task(live.run())
+    async with served(Head(), f"ipc://{tmp_path}/c.sock"), asyncio.timeout(PATIENCE_S):
+        while "No such file" not in live.why:
+            await asyncio.sleep(0.01)
+        store.write_text(f"ipc://{tmp_path}/c.sock")
+        while not live.reachable:
+            await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])

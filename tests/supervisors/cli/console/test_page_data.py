@@ -117,7 +117,7 @@ def test_what_the_running_system_says_of_a_worker_counts_more() -> None:
         (event(0, "trouble", kind="k", message="all answers cut", count=2), "bad", "all answers cut"),
         (event(0, "child_exited", child="trainer", cause="crashed", detail="exit code 70"), "warn", "exit code 70"),
         (event(0, "checkpoint_stored", step=20, path="p"), "note", "checkpoint stored: step 20, path p"),
-        (event(0, "something_new", worker="w", after_s=0.123456789), "warn", "something new w: after s 0.123457"),
+        (event(0, "something_new", worker="w", after_s=0.123456789), "warn", "something new w: after 0.123457 s"),
     ],
 )
 def test_events_are_told_by_how_much_they_need_somebody(item: dict[str, Any], level: str, words: str) -> None:

@@ -153,7 +153,7 @@ def test_a_run_that_is_over_needs_no_feed_and_one_that_does_not_answer_says_so(t
     over = Feed(RunFiles(record(tmp_path / "a"), DEFAULT_LIMITS), DEFAULT_LIMITS)
     assert over.snapshot()["head"]["feed"] == "over"
     lost = Feed(RunFiles(record(tmp_path / "b", state="running"), DEFAULT_LIMITS), DEFAULT_LIMITS)
-    lost.live = live = LiveRun("ipc:///nowhere", "demo", None, DEFAULT_LIMITS, lost.changed)
+    lost.live = live = LiveRun(lambda: "ipc:///nowhere", "demo", None, DEFAULT_LIMITS, lost.changed)
     lost.changed("live")
     head = lost.snapshot()["head"]
     assert head["feed"] == "lost" and "has not answered" in head["feed_why"]
@@ -165,7 +165,7 @@ def test_a_run_that_is_over_needs_no_feed_and_one_that_does_not_answer_says_so(t
 
 def test_a_run_elsewhere_is_drawn_from_what_its_socket_says() -> None:
     feed = Feed(None, DEFAULT_LIMITS)
-    feed.live = live = LiveRun("tcp://10.0.0.1:7000", "demo", None, DEFAULT_LIMITS, feed.changed)
+    feed.live = live = LiveRun(lambda: "tcp://10.0.0.1:7000", "demo", None, DEFAULT_LIMITS, feed.changed)
     live.reachable, live.status = True, {"job": "demo", "state": "running", "steps": 100}
     live.tree = [{"name": "rollout-0", "role": "rollout", "state": "running", "pid": 1, "node": "n", "restarts": 2}]
     live.stalls = [{"process": "p", "waiter": "a", "waits_for": "b", "kind": "ask", "what": "Score", "since_s": 4.0}]
