@@ -329,6 +329,7 @@ class Limits(BaseModel):
     console_timeout_s: float = Field(default=10.0, description="one request from a browser, or one write to it")
     console_look_s: float = Field(default=1.0, description="between two looks at a run's files")
     console_ask_s: float = Field(default=2.0, description="between two questions to a run's control socket")
+    console_stall_s: float = Field(default=1.0, description="waits that last longer are shown, as ctl stalls does")
     console_alive_s: float = Field(
         default=5.0,
         description="a quiet feed says that it lives; a page that hears nothing for three times as long says so",

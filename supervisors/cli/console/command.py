@@ -104,7 +104,7 @@ async def _serve(
         loop.add_signal_handler(number, stopped.set)
     feed = Feed(files, DEFAULT_LIMITS)
     name = job or (files.settings.get("name") if files is not None else None)
-    feed.live = LiveRun(where, name, keys, DEFAULT_LIMITS, feed.changed)
+    feed.live = LiveRun(where, name, keys, DEFAULT_LIMITS, feed.heard)
     tasks = [asyncio.create_task(feed.run()), asyncio.create_task(feed.live.run())]
     server = ConsoleServer(feed, DEFAULT_LIMITS)
     try:

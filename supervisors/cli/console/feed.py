@@ -88,12 +88,22 @@ class Feed:
         """Look at the files again and again, until cancelled."""
         while True:
             await asyncio.sleep(self._limits.console_look_s)
-            if self.files is not None and (changed := self.files.look()):
-                self.changed(*changed)
+            self._look()
 
     def changed(self, *parts: str) -> None:
         """Renew the sections that show ``parts``, and tell pages of those that are different now."""
         self._renew(parts)
+
+    def heard(self, part: str) -> None:
+        """The socket tells of something new. Steps have one source: the files, where there are some."""
+        if part == "rows" and self.files is not None:
+            self._look()
+        else:
+            self.changed(part)
+
+    def _look(self) -> None:
+        if self.files is not None and (changed := self.files.look()):
+            self.changed(*changed)
 
     def _renew(self, parts: Any) -> None:
         for section in dict.fromkeys(section for part in parts for section in _PARTS[part]):

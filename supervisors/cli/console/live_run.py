@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import Final
 
 from actors.control.client import ControlClient
 from actors.control.errors import ControlError, NotFound
@@ -21,9 +20,6 @@ from actors.protocol.jobs import JobState
 from configs.limits import Limits
 from supervisors.cli.console.page_data import Plain
 from transport.zmq.security import NodeKeys
-
-_STALL_S: Final = 1.0
-"""Waits that have lasted longer are shown, as ``ctl stalls`` does."""
 
 
 class LiveRun:
@@ -98,7 +94,7 @@ class LiveRun:
             jobs = await client.call("jobs")
             self.status = next((row for row in jobs if row["job"] == self.job), {})
             self.tree = await client.call("tree", {"job": self.job})
-            self.stalls = await client.call("stalls", {"longer_than_s": _STALL_S})
+            self.stalls = await client.call("stalls", {"longer_than_s": self._limits.console_stall_s})
             self.reachable, self.why = True, ""
             self._changed("live")
             await asyncio.sleep(self._limits.console_ask_s)

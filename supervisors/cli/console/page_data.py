@@ -198,11 +198,9 @@ def told(event: Mapping[str, Any]) -> Told | None:
         return Told(level, f"the job is {event.get('state')}{reason}", f"job_state {event.get('state')}")
     subject = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
     rest = [
-        _value(event[key])
-        if key in ("state", "detail", "why", "cause")
-        else f"{key.replace('_', ' ')} {_value(event[key])}"
-        for key in event
-        if key not in _LEFT_OUT and event[key] not in ("", None)
+        _value(value) if key in ("state", "detail", "why", "cause") else _named(key, value)
+        for key, value in event.items()
+        if key not in _LEFT_OUT and value not in ("", None)
     ]
     words = " ".join(part for part in (name.replace("_", " "), subject) if part)
     return Told(level, f"{words}: {', '.join(rest)}" if rest else words, f"{name} {subject} {event.get('why', '')}")

@@ -52,7 +52,8 @@ class ConsoleServer:
     async def start(self, host: str, port: int) -> None:
         """Raises OSError: the address is taken or does not exist."""
         size = self._limits.console_request_bytes
-        self._server = await asyncio.start_server(self._connected, host, port, limit=size)
+        async with asyncio.timeout(self._limits.console_timeout_s):
+            self._server = await asyncio.start_server(self._connected, host, port, limit=size)
 
     @property
     def url(self) -> str:
@@ -146,16 +147,16 @@ class ConsoleServer:
         await self._write(writer, head_of(HTTPStatus.OK, "text/event-stream", None))
         with self._feed.open_page() as page:
             for section, data in self._feed.snapshot().items():
-                await self._write(writer, _event(section, data))
+                await self._write(writer, _update(section, data))
             while not page.behind:
                 await self._write(writer, await self._next(page))
 
     async def _next(self, page: Page) -> bytes:
         try:
             async with asyncio.timeout(self._limits.console_alive_s):
-                return _event(*await page.updates.get())
+                return _update(*await page.updates.get())
         except TimeoutError:
-            return _event("alive", None)
+            return _update("alive", None)
 
     async def _write(self, writer: asyncio.StreamWriter, data: bytes) -> None:
         writer.write(data)
@@ -167,5 +168,5 @@ def _encode(data: Any) -> bytes:
     return json.dumps(data, separators=(",", ":"), allow_nan=False, default=str).encode()
 
 
-def _event(section: str, data: Any) -> bytes:
+def _update(section: str, data: Any) -> bytes:
     return b"event: " + section.encode() + b"\ndata: " + _encode(data) + b"\n\n"

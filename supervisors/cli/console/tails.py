@@ -50,8 +50,8 @@ class _Tail:
         if size <= self._newest_bytes:
             return b""
         file.seek(size - self._newest_bytes)
-        file.readline()
-        self._at = file.tell()
+        begin = size - self._newest_bytes
+        self._at = begin + file.read(self._newest_bytes).find(b"\n") + 1
         return b""
 
 

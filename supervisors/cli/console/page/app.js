@@ -53,7 +53,8 @@ const samples = new Samples(async (step) => {
 
 function addRows({ reset, columns: names, rows }) {
   if (reset) columns = Object.fromEntries(names.map((name) => [name, []]));
-  for (const row of rows) names.forEach((name, i) => columns[name].push(row[i]));
+  const known = columns.step.at(-1) ?? -1;
+  for (const row of rows) if (row[0] > known) names.forEach((name, i) => columns[name].push(row[i]));
 }
 
 function show(section, data) {

@@ -163,6 +163,18 @@ def test_a_run_that_is_over_needs_no_feed_and_one_that_does_not_answer_says_so(t
     assert (head["feed"], head["state"], head["waiting_for"]) == ("live", "paused", "an operator")
 
 
+def test_a_step_that_files_and_socket_tell_of_is_shown_once(run_dir: Path) -> None:
+    feed = Feed(RunFiles(run_dir, DEFAULT_LIMITS), DEFAULT_LIMITS)
+    feed.live = live = LiveRun(lambda: "ipc:///nowhere", "demo", None, DEFAULT_LIMITS, feed.heard)
+    with feed.open_page() as page:
+        for step in (STEPS, STEPS + 1):
+            write_lines(run_dir / "metrics.jsonl", [row(step)])
+            for _ in range(2):
+                live.hear({"kind": "step", "job": "demo", **row(step), "step": step + 1})
+        updates = [page.updates.get_nowait() for _ in range(page.updates.qsize())]
+    assert [values[0] for name, data in updates if name == "rows" for values in data["rows"]] == [STEPS, STEPS + 1]
+
+
 def test_a_run_elsewhere_is_drawn_from_what_its_socket_says() -> None:
     feed = Feed(None, DEFAULT_LIMITS)
     feed.live = live = LiveRun(lambda: "tcp://10.0.0.1:7000", "demo", None, DEFAULT_LIMITS, feed.changed)
