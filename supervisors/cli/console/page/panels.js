@@ -20,7 +20,7 @@ function about(head) {
 export function showHead(head, columns) {
   say("job", head.job ?? "no job yet");
   document.title = `${head.step}${head.steps ? `/${head.steps}` : ""} ${head.job ?? "Headrace"}`;
-  say("state", head.state || "unknown");
+  say("state", head.state || "starting");
   byId("state").className = `pill ${head.state === "failed" ? "bad" : head.state === "running" ? "good" : "plain"}`;
   showFeed(head.feed);
   say("about", about(head));
