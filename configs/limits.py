@@ -249,6 +249,37 @@ class Limits(ProcessLimits):
     control_peers: int = Field(
         default=1024, description="clients of the control socket whose malformed frames are counted apart"
     )
+    # console
+    console_clients: int = Field(
+        default=16, description="connections of browsers at once: pages, and what they fetch; more are told to wait"
+    )
+    console_queue_updates: int = Field(
+        default=32, description="a page that is further behind is hung up on, and begins anew with the whole picture"
+    )
+    console_request_bytes: int = Field(default=8192, description="head of a browser's request; a body is never read")
+    console_timeout_s: float = Field(default=10.0, description="one request from a browser, or one write to it")
+    console_look_s: float = Field(default=1.0, description="between two looks at a run's files")
+    console_ask_s: float = Field(default=2.0, description="between two questions to a run's control socket")
+    console_stall_s: float = Field(default=1.0, description="waits that last longer are shown, as ctl stalls does")
+    console_alive_s: float = Field(
+        default=5.0,
+        description="a quiet feed says that it lives; a page that hears nothing for three times as long says so",
+    )
+    console_tail_bytes: int = Field(
+        default=32 << 20,
+        description="newest part of a trace or of events that is read: some days of a run, in a second",
+    )
+    console_steps: int = Field(default=10_000, description="newest steps in the charts; 2 MB for a page that opens")
+    console_lane_steps: int = Field(default=24, description="newest steps whose bars are shown, lane by lane")
+    console_bars: int = Field(default=2000, description="newest bars of all lanes; a browser draws them within a frame")
+    console_spans: int = Field(
+        default=20_000, description="newest spans kept, of which those of the last steps are shown"
+    )
+    console_events: int = Field(default=200, description="newest events in the list")
+    console_sample_steps: int = Field(default=500, description="newest steps of which samples are kept in memory")
+    console_text_chars: int = Field(
+        default=20_000, description="of a prompt or a response; a page says what it leaves out"
+    )
 
 
 DEFAULT_LIMITS = Limits()

@@ -54,6 +54,7 @@ def test_the_command_line_is_frozen() -> None:
         "keys": ["--allow", "--operator", "--read-only", "--reader", "directory"],
         "plot": ["--json", "--out", "run_dir"],
         "samples": ["--json", "--step", "run_dir"],
+        "console": ["--job", "--keys", "--listen", "--open", "run"],
         "simulate": ["--json", "--log", "--out", "--processes", "--seed", "--seeds", "scenario"],
         "actor": [],
         "lead": [],

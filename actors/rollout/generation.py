@@ -75,7 +75,9 @@ class Generation:
         self._ending = False
         self._idle_s = 0.0
         self._spans_sent_at = 0.0
-        self._activity = ActivityLog()
+        self._activity = ActivityLog(self._about)
+        self._tokens_told = 0
+        """Tokens of the engine that are in spans."""
         self.policy_version = -1
         """Version of what is loaded, -1 for nothing."""
 
@@ -224,6 +226,14 @@ class Generation:
         self._wake.clear()
         if not self._asleep:
             self._idle_s += self._ctx.now() - started_s
+
+    def _about(self, activity: str) -> dict[str, float | int | str]:
+        """What a bar of the trace says besides its version: how much was generated, and what is left."""
+        if activity != "generate":
+            return {}
+        stats = self._engine.stats()
+        made, self._tokens_told = stats.tokens_total - self._tokens_told, stats.tokens_total
+        return {"tokens": made, "running": stats.running, "queued": stats.queued}
 
     def send_spans(self) -> None:
         self._spans_sent_at = self._ctx.now()

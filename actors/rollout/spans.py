@@ -7,11 +7,17 @@ from collections.abc import Callable
 from actors.host.clock import time_of_day_s
 from actors.protocol.metrics import Span
 
+Args = dict[str, float | int | str]
+
 
 class ActivityLog:
-    """Notes one activity at a time (idle, asleep, generate); equal neighbours become one span."""
+    """Notes one activity at a time (idle, asleep, generate); equal neighbours become one span.
 
-    def __init__(self, clock: Callable[[], float] = time_of_day_s) -> None:
+    ``about`` says of an activity that has just ended what is worth telling of it.
+    """
+
+    def __init__(self, about: Callable[[str], Args] = lambda _: {}, clock: Callable[[], float] = time_of_day_s) -> None:
+        self._about = about
         self._clock = clock
         self._name = ""
         self._since = 0.0
@@ -26,11 +32,13 @@ class ActivityLog:
 
     def _cut(self, now: float) -> None:
         if self._name and now > self._since:
-            self._spans.append(self._span(self._name, self._since, now))
+            span = self._span(self._name, self._since, now)
+            span.args.update(self._about(self._name))
+            self._spans.append(span)
         self._since = now
 
     def _span(self, name: str, start_s: float, end_s: float) -> Span:
-        args: dict[str, float | int | str] = {"version": self._version} if self._version >= 0 else {}
+        args: Args = {"version": self._version} if self._version >= 0 else {}
         return Span(name=name, start_s=start_s, end_s=end_s, args=args)
 
     def serve(self, version: int) -> None:

@@ -12,6 +12,7 @@ import typer
 
 from supervisors.cli.bench import bench
 from supervisors.cli.check import check
+from supervisors.cli.console.command import console
 from supervisors.cli.ctl import ctl
 from supervisors.cli.doctor import doctor
 from supervisors.cli.keys import keys
@@ -49,7 +50,7 @@ for command in (run, new, check, schema, runs, head, node, doctor):
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(bench)
-for command in (keys, simulate, plot, samples):
+for command in (keys, simulate, plot, samples, console):
     app.command()(command)
 
 

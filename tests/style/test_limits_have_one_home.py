@@ -99,6 +99,8 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/cli/", "stalls.longer_than_s"),
         ("supervisors/cli/", "SHOWN_MAX"),
         ("supervisors/cli/", "SILENCE_S"),
+        ("supervisors/cli/console/page_data.py", "RATE_S"),
+        ("supervisors/cli/console/page_data.py", "NEIGHBOURS_S"),
     ],
     "installing runs before configs/limits.py can be imported": [("supervisors/cli/vllm_install.py", "TIMEOUT_S")],
 }

@@ -34,6 +34,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
     "an event that a signal sets: an operator may come or not": [
         ("supervisors/machine/child.py", "_until_end.obey", "terminated.wait()"),
         ("supervisors/head/head_process.py", "lead", "interrupted.wait()"),
+        ("supervisors/cli/console/command.py", "_serve", "stopped.wait()"),
         ("supervisors/jobs/job_run.py", "JobRun._until_interrupted", "interrupted.wait()"),
         ("supervisors/head/machine_process.py", "MachineProcess._forward", "interrupted.wait()"),
         ("supervisors/jobs/model_preparation.py", "Preparation._abandon_when", "interrupted.wait()"),

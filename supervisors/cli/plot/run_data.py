@@ -128,13 +128,13 @@ def _lanes(path: Path) -> dict[str, list[Bar]]:
     if not spans:
         return {}
     first = spans[0][0]
-    lanes: dict[str, list[Bar]] = {name: [] for name in sorted(names.values(), key=_place)}
+    lanes: dict[str, list[Bar]] = {name: [] for name in sorted(names.values(), key=lane_order)}
     for start, duration, track, name in spans:
         lanes[names[track]].append(Bar(name, (start - first) / 1e6, (start - first + duration) / 1e6))
     return lanes
 
 
-def _place(lane: str) -> tuple[bool, str, int, str]:
+def lane_order(lane: str) -> tuple[bool, str, int, str]:
     """The trainer, then the others by name and number."""
     kind, _, number = lane.rpartition("-")
     return lane != "trainer", kind, int(number) if number.isdigit() else 0, lane

@@ -881,6 +881,9 @@ async def test_idle_time_is_accounted_and_spans_tell_idle_generate_and_pull(stag
     assert stats.busy_s_total == pytest.approx(3, abs=0.1)
     await asyncio.sleep(3)
     assert {span.name for span in stage.metrics.spans} == {"idle", "generate", "pull"}
+    made = [span.args for span in stage.metrics.spans if span.name == "generate"]
+    assert sum(int(args["tokens"]) for args in made) == 30 and {args["version"] for args in made} == {1}
+    assert [(args["running"], args["queued"]) for args in made] == [(1, 0)] * (len(made) - 1) + [(0, 0)]
 
 
 @in_virtual_time

@@ -1,0 +1,289 @@
+"""What the page shows, as pure functions: rows, spans, events and samples in, plain values out.
+
+metrics.jsonl ─▶ step_values, progress      trace.json ─▶ lanes, rates      events.jsonl ─▶ told, Workers
+samples.jsonl ─▶ sample_card
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from supervisors.cli.plot.run_data import BESIDE, BUBBLES, Bar, busy_fraction, lane_order, presence
+
+Plain = dict[str, Any]
+
+COLUMNS: Final = (
+    "step", "seconds", "reward_mean", "reward_std", "tokens_per_s", "samples_per_s", "samples", "samples_dropped",
+    "response_tokens_mean", "response_tokens_max", "truncated_fraction", "loss", "kl", "entropy", "grad_norm",
+    "learning_rate", "clip_fraction", "degenerate_fraction", "engine_mismatch", "rollout_idle_fraction",
+    "trainer_idle_fraction", "staleness_max", "policy_version", "update_skipped", "restarts", "samples_migrated",
+    "prompts_lost", "samples_trained_twice", "cost",
+)  # fmt: skip
+"""Columns of ``metrics.jsonl`` that the page gets, and two that follow from them."""
+_DIGITS: Final = 6
+_ETA_STEPS: Final = 20
+"""Steps over whose mean the rest of the run is reckoned."""
+_RATE_S: Final = 10.0
+"""Seconds over which a worker's tokens are told as a rate."""
+_NEIGHBOURS_S: Final = 0.002
+"""Gap below which two spans of one activity are one that was cut in two."""
+
+
+def step_values(row: Mapping[str, Any]) -> list[float | None]:
+    """The values of ``COLUMNS``; None where a row has no such number."""
+    seconds = _number(row.get("seconds")) or 0.0
+    more = {
+        f"{what}_per_s": (_number(row.get(column)) or 0.0) / seconds if seconds > 0 else None
+        for what, column in (("tokens", "tokens_generated"), ("samples", "samples"))
+    }
+    return [_short(_number(more[name] if name in more else row.get(name))) for name in COLUMNS]
+
+
+def progress(values: Sequence[Sequence[float | None]], steps: int | None) -> Plain:
+    """How far the run is, and when it will be over if steps go on taking what the last ones took."""
+    if not values:
+        return {"step": 0, "steps": steps, "eta_s": None}
+    newest = dict(zip(COLUMNS, values[-1], strict=True))
+    done = int(newest["step"] or 0) + 1
+    recent = [seconds for row in values[-_ETA_STEPS:] if (seconds := row[1]) is not None]
+    left = max(0, steps - done) if steps else None
+    return {
+        "step": done,
+        "steps": steps,
+        "eta_s": left * sum(recent) / len(recent) if recent and left is not None else None,
+        **{name: newest[name] for name in ("policy_version", "staleness_max", "restarts", "samples_dropped")},
+        **{name: newest[name] for name in ("prompts_lost", "samples_trained_twice")},
+    }
+
+
+class Span(NamedTuple):
+    """A span is one activity of one process, in wall-clock seconds."""
+
+    lane: str
+    name: str
+    start_s: float
+    end_s: float
+    args: Mapping[str, Any]
+
+
+def lanes(spans: Sequence[Span], version_at: Callable[[str, float], int | None], steps: int, bars: int) -> Plain:
+    """The bars of the last ``steps`` steps, at most ``bars`` of them, lane by lane, in seconds since the first of them.
+
+    A bar is [activity, start, end, step, version, what is missing]. Its step is the one that the trainer had open when
+    it began. ``version_at`` says what a worker served then.
+    """
+    if not spans:
+        return {"origin_s": 0.0, "end_s": 0.0, "lanes": [], "steps": []}
+    opened = _steps_opened(spans)
+    begin = opened[-steps][0] if len(opened) >= steps else spans[0].start_s
+    shown = sorted((span for span in spans if span.end_s > begin), key=lambda span: span.start_s)[-bars:]
+    origin = max(begin, shown[0].start_s)
+    end = max(span.end_s for span in shown)
+    starts = [start for start, _ in opened]
+
+    def step_at(second: float) -> int | None:
+        place = bisect.bisect_right(starts, second) - 1
+        return opened[place][1] if place >= 0 else None
+
+    found: dict[str, list[list[Any]]] = {}
+    for span in shown:
+        step, version = span.args.get("step", step_at(span.start_s)), span.args.get("version")
+        if version is None:
+            version = version_at(span.lane, span.start_s)
+        start, stop = max(0.0, span.start_s - origin), span.end_s - origin
+        bar = [span.name, round(start, 4), round(stop, 4), step, version, span.args.get("missing")]
+        _append(found.setdefault(span.lane, []), bar)
+    return {
+        "origin_s": origin,
+        "end_s": round(end - origin, 4),
+        "lanes": [
+            {"name": lane, "bars": found[lane], **_shares(found[lane])} for lane in sorted(found, key=lane_order)
+        ],
+        "steps": [[step, round(start - origin, 4)] for start, step in opened if start >= origin],
+    }
+
+
+def _append(bars: list[list[Any]], bar: list[Any]) -> None:
+    """Add ``bar``; what goes on with the same activity, step and version makes the one before longer."""
+    last = bars[-1] if bars else None
+    if last and last[0] == bar[0] and last[3:] == bar[3:] and bar[1] - last[2] < _NEIGHBOURS_S:
+        last[2] = max(last[2], bar[2])
+    else:
+        bars.append(bar)
+
+
+def _steps_opened(spans: Iterable[Span]) -> list[tuple[float, int]]:
+    """When the trainer opened each step, as its first word of it says; ascending."""
+    opened: dict[int, float] = {}
+    for span in spans:
+        step = span.args.get("step")
+        if span.lane == "trainer" and span.name in ("wait", "train") and isinstance(step, int):
+            opened[step] = min(opened.get(step, span.start_s), span.start_s)
+    return sorted((start, step) for step, start in opened.items())
+
+
+def _shares(bars: list[list[Any]]) -> Plain:
+    """Busy share and bubbles of the time in which the process was there."""
+    plain = [Bar(name, start, end) for name, start, end, *_ in bars]
+    there_s = sum(end - start for start, end in presence(plain))
+    busy_s = sum(busy_fraction(plain, start, end) * (end - start) for start, end in presence(plain))
+    asleep_s = sum(bar.end_s - bar.start_s for bar in plain if bar.name == "asleep")
+    return {
+        "busy": _short((busy_s - asleep_s) / there_s) if there_s > 0 else None,
+        "bubbles": sum(bar.name in BUBBLES for bar in plain),
+        "gaps": [[round(a[1], 4), round(b[0], 4)] for a, b in itertools.pairwise(presence(plain))],
+    }
+
+
+def rates(spans: Sequence[Span]) -> dict[str, Plain]:
+    """Worker → what it has lately generated: tokens a second, and how many samples it runs and has queued."""
+    newest = max((span.end_s for span in spans), default=0.0)
+    found: dict[str, Plain] = {}
+    for span in spans:
+        if "tokens" not in span.args or span.name in BESIDE:
+            continue
+        worker = found.setdefault(span.lane, {"tokens_per_s": 0.0, "running": 0, "queued": 0})
+        worker["running"], worker["queued"] = span.args.get("running"), span.args.get("queued")
+        if span.end_s > newest - _RATE_S and span.end_s > span.start_s:
+            inside = (span.end_s - max(span.start_s, newest - _RATE_S)) / (span.end_s - span.start_s)
+            worker["tokens_per_s"] += float(span.args["tokens"]) * inside / _RATE_S
+    return found
+
+
+class Told(NamedTuple):
+    """It is an event as people read it."""
+
+    level: str
+    """``bad`` needs somebody, ``warn`` was survived and costs something, ``note`` is the course of things."""
+    text: str
+    kind: str
+    """Equal kinds in a row are one entry with a count."""
+
+
+_QUIET: Final = frozenset([
+    "worker_version", "version_available", "process_health", "asks_counted", "service_registered", "worker_began",
+    "child_stopped", "child_started", "child_adopted", "samples_balanced", "samples_taken_up", "samples_returned",
+    "capacity_target", "seeding_window", "faults_started",
+])  # fmt: skip
+_BAD: Final = frozenset([
+    "child_gave_up", "child_start_failed", "commit_refused", "delta_refused", "assignments_broken",
+    "trouble", "fault_failed",
+])  # fmt: skip
+_NOTE: Final = frozenset([
+    "job_state", "checkpoint_stored", "worker_registered", "scheduler_opened", "progress_resumed", "pool_resized",
+    "samples_reassigned", "node_joined", "node_left", "fault_healed", "data_ended", "ranker_refreshed",
+    "worker_went_on", "worker_leaving", "samples_taken_back",
+])  # fmt: skip
+_ENDS_WELL: Final = frozenset(["stopped", "completed"])
+_SUBJECTS: Final = ("worker", "child", "node", "process", "asker", "role")
+_LEFT_OUT: Final = frozenset(["time_s", "job", "event", "incarnation", "at_s", "supervisor", "count", *_SUBJECTS])
+
+
+def told(event: Mapping[str, Any]) -> Told | None:
+    """``event`` as an entry of the list; None if it belongs to the ordinary course of each step."""
+    name = str(event.get("event", ""))
+    ends_well = event.get("reason", event.get("cause")) in _ENDS_WELL
+    if name in _QUIET or (ends_well and name in ("child_exited", "child_ended", "service_down", "worker_down")):
+        return None
+    if name == "trouble":
+        return Told("bad", str(event.get("message", "")), f"trouble {event.get('kind')}")
+    level = "bad" if name in _BAD else "note" if name in _NOTE else "warn"
+    if name == "job_state":
+        level = "bad" if event.get("state") == "failed" else "note"
+        reason = f": {event['reason']}" if event.get("reason") else ""
+        return Told(level, f"the job is {event.get('state')}{reason}", f"job_state {event.get('state')}")
+    subject = next((str(event[key]) for key in _SUBJECTS if event.get(key)), "")
+    rest = [
+        _value(value) if key in ("state", "detail", "why", "cause") else _named(key, value)
+        for key, value in event.items()
+        if key not in _LEFT_OUT and value not in ("", None)
+    ]
+    words = " ".join(part for part in (name.replace("_", " "), subject) if part)
+    return Told(level, f"{words}: {', '.join(rest)}" if rest else words, f"{name} {subject} {event.get('why', '')}")
+
+
+def _named(key: str, value: object) -> str:
+    """``after_s``, 2.5 becomes "after 2.5 s"."""
+    name, _, unit = key.rpartition("_")
+    words = key.replace("_", " ")
+    return f"{name.replace('_', ' ')} {_value(value)} s" if unit == "s" and name else f"{words} {_value(value)}"
+
+
+def _value(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+class Workers:
+    """It follows rollout workers through events: what each serves, where it runs, how often it was started again."""
+
+    def __init__(self, versions_kept: int) -> None:
+        self._versions_kept = versions_kept
+        self._known: dict[str, Plain] = {}
+        self._served: dict[str, tuple[list[float], list[int]]] = {}
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take in one event."""
+        name, worker = event.get("event"), event.get("worker") or event.get("child")
+        if name == "child_restarting" and worker in self._known:
+            self._known[worker]["restarts"] += 1
+            self._known[worker]["state"] = "starting"
+        if not isinstance(event.get("worker"), str):
+            return
+        known = self._known.setdefault(
+            str(worker), {"name": worker, "state": "", "version": None, "node": "", "restarts": 0, "why": ""}
+        )
+        if name == "worker_registered":
+            known |= {"state": "running", "node": event.get("node", ""), "slots": event.get("slots"), "why": ""}
+        elif name == "worker_version":
+            known["version"] = event.get("version")
+            times, versions = self._served.setdefault(str(worker), ([], []))
+            times.append(float(event.get("time_s", 0.0)))
+            versions.append(int(event.get("version", 0)))
+            if len(times) > self._versions_kept:
+                del times[0], versions[0]
+        elif name in ("worker_down", "worker_crashed", "worker_lease_lapsed"):
+            ended = event.get("reason") in _ENDS_WELL
+            known |= {"state": "ended" if ended else "lost", "why": str(event.get("detail", ""))}
+        elif name in ("worker_leaving", "worker_draining"):
+            known |= {"state": "leaving", "why": str(event.get("why", ""))}
+
+    def version_at(self, worker: str, second: float) -> int | None:
+        """What ``worker`` served then; None if nothing is known of that."""
+        times, versions = self._served.get(worker, ([], []))
+        place = bisect.bisect_right(times, second) - 1
+        return versions[place] if place >= 0 else None
+
+    def table(self, spans: Sequence[Span], tree: Iterable[Mapping[str, Any]] = ()) -> list[Plain]:
+        """A row a worker. What the running system says of its processes counts more than events do."""
+        seen = {str(row["name"]): row for row in tree if row.get("role") == "rollout"}
+        lately = rates(spans)
+        rows: list[Plain] = []
+        for name in sorted({*self._known, *seen}, key=lane_order):
+            row = {"name": name, "restarts": 0, **self._known.get(name, {})}
+            if name in seen:
+                row |= {key: seen[name].get(key) for key in ("state", "pid", "node", "restarts")}
+            working = row.get("state") not in ("ended", "lost")
+            rows.append(row | (lately.get(name, {}) if working else {}))
+        return rows
+
+
+def sample_card(row: Mapping[str, Any], chars: int) -> Plain:
+    """A line of ``samples.jsonl`` with texts of ``chars`` characters at most; ``left_out`` counts what is missing."""
+    card = {
+        key: row.get(key) for key in ("chosen", "step", "prompt", "sibling", "reward", "finish", "tokens", "reason")
+    }
+    texts = {key: str(row.get(key) or "") for key in ("prompt_text", "response", "answer")}
+    left_out = {key: len(text) - chars for key, text in texts.items() if len(text) > chars}
+    return card | {key: text[:chars] for key, text in texts.items()} | {"left_out": left_out}
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _short(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.{_DIGITS}g}")
