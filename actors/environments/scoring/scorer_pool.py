@@ -92,7 +92,10 @@ class ScorerPool:
         scorers = [_ScorerProcess(self._job, scores, self._log, trial) for _ in range(self._job.reward.workers)]
         readers = [_ScorerProcess(self._job, self._order, self._log, None)] if self._order["model"] else []
         self._all = [*scorers, *readers]
-        await asyncio.gather(*(process.start() for process in self._all))
+        started = await asyncio.gather(*(process.start() for process in self._all), return_exceptions=True)
+        if failed := [result for result in started if isinstance(result, BaseException)]:
+            await self.close()
+            raise failed[0]
         for process in scorers:
             self._free.put_nowait(process)
         for process in readers:

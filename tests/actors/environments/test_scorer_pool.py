@@ -252,7 +252,7 @@ async def test_what_a_verifier_prints_stays_within_its_bound(verifier: str, tmp_
     pool = ScorerPool(job_with(verifier, limits={"process_log_max_bytes": 300_000}), log=log)
     await pool.start()
     for _ in range(20):
-        await pool.score([("chatter", "p", "a", 0, {})])
+        await pool.score([("chatter", msgpack.packb(["p", "a", 0, {}]))])
         kept = [path.stat().st_size for path in tmp_path.glob("tasks.log*")]
         assert sum(kept) <= 300_000 + 150_000 + 2 * 100_100, "the bound, the newest half of it, and a frame's prints"
     await pool.close()
@@ -261,6 +261,6 @@ async def test_what_a_verifier_prints_stays_within_its_bound(verifier: str, tmp_
 async def test_a_verifier_that_prints_to_a_full_disk_gives_its_reward(verifier: str) -> None:
     pool = ScorerPool(job_with(verifier), log=Path("/dev/full"))
     await pool.start()
-    [verdict] = await pool.score([("a", "p", "a", 0, {})])
+    [verdict] = await pool.score([("a", msgpack.packb(["p", "a", 0, {}]))])
     await pool.close()
     assert verdict.reward == 1.0

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import functools
 import json
+import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Self
 from unittest.mock import patch
@@ -50,6 +52,7 @@ from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.reports import Reports
 from actors.rollout.worker import RolloutWorker
 from actors.weights.manifest import chunk_bounds, hash_chunks, layout
+from actors.weights.segments import memory_of
 from configs.limits import DEFAULT_LIMITS
 from tests.broken_links import break_link
 from tests.simulated import run_simulated
@@ -57,6 +60,7 @@ from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 
 JOB = "tale"
+RUN_ID = f"{os.getpid():x}"
 STEP_S = 0.1
 
 
@@ -158,7 +162,8 @@ class FakeWeights(Actor):
         self.asked.append(message.policy_version)
         version = message.policy_version if message.policy_version >= 0 else max(self.versions, default=-1)
         manifest, _ = self.versions.get(version, (None, b""))
-        return ManifestReply(manifest=manifest, host="another host", path="")
+        path = f"/far/headrace-{RUN_ID}-v{max(version, 0)}"
+        return ManifestReply(manifest=manifest, host="another host", path=path)
 
     @handles(QueryVersions)
     async def query(self, message: QueryVersions) -> Versions:
@@ -247,6 +252,7 @@ class Stage:
     async def __aexit__(self, *exception: object) -> None:
         await self.host.stop()
         await self.head.stop()
+        shutil.rmtree(memory_of(RUN_ID), ignore_errors=True)
 
     async def have_version(self, version: int) -> None:
         self.weights.publish(version)
