@@ -226,6 +226,7 @@ class FakeWandb(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("wandb")
         self.logged: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self.util = types.SimpleNamespace(generate_id=lambda: "id")
 
     def init(self, **_: Any) -> FakeWandb:
         return self

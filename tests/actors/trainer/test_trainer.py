@@ -14,6 +14,7 @@ from actors.core.actor import handles
 from actors.core.errors import ReplyError
 from actors.core.system import ActorExit, ActorSystem
 from actors.core.watch import Gone
+from actors.host.room import NoSpaceLeft
 from actors.ledger.errors import NotAccepted
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
@@ -190,7 +191,7 @@ def test_a_disk_that_takes_no_export_takes_no_checkpoint(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(SimulatedBackend, "export_checkpoint", refuse)
     end = run_to_end(World(tmp_path))
-    assert isinstance(end.error, OSError)
+    assert isinstance(end.error, NoSpaceLeft)
     assert checkpoint.stored(tmp_path) == []
 
 
@@ -554,7 +555,7 @@ def test_a_checkpoint_of_another_job_stops_the_start_and_names_both(tmp_path: Pa
     run_to_end(World(tmp_path))
     file = checkpoint.checkpoint_path(tmp_path, 3) / checkpoint.STATE_FILE
     state = msgspec.json.decode(file.read_bytes())
-    file.write_bytes(msgspec.json.encode(state | {"job": "another"}))
+    file.write_bytes(msgspec.json.encode(state | {"job": "another", "xxh3": ""}))
 
     async def main() -> None:
         world = World(tmp_path)

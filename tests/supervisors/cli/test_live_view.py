@@ -43,7 +43,7 @@ def test_the_panel_has_a_column_of_drops_and_draws_no_reward_of_an_empty_step() 
 
 def test_a_message_cannot_steer_the_terminal() -> None:
     evil = "\x1b]0;owned\x07 \x9b2J \u202egnp\rforged"
-    assert harmless(evil) == r"\x1b]0;owned\x07 \x9b2J \u202egnp\x0dforged"
+    assert harmless(evil) == r"\x1b]0;owned\x07 \x9b2J \u202egnp\rforged"
     assert r"\x1b]0;owned" in shown({"message": evil}, terminal=False)
     assert harmless("Grüße, 你好 🎉\tline\n") == "Grüße, 你好 🎉\tline\n"
 

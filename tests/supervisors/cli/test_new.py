@@ -28,7 +28,8 @@ def project(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "set" / "dataset_info.json").write_text(json.dumps({"features": {"prompt": {}, "label": {}}}))
     (tmp_path / "rewards.py").write_text("def score(prompt, response, answer, **columns): return 1.0\n")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json", "pytorch_model.bin"):
+        (tmp_path / "model" / name).write_text("{}")
     return tmp_path
 
 
