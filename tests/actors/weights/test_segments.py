@@ -157,10 +157,11 @@ def test_a_name_from_the_wire_leads_nowhere_else(tmp_path: Path, memory: Path) -
     assert list(memory.iterdir()) == []
 
 
-def test_a_simulated_run_is_named_after_its_path_as_its_seed_fixes_everything(tmp_path: Path) -> None:
+def test_a_simulated_run_is_named_after_its_job_wherever_it_lies_as_its_seed_fixes_everything(tmp_path: Path) -> None:
     token = SIMULATED_HOST.set(Host("here", tmp_path))
     try:
-        assert segment_path(tmp_path / "run", 1) == tmp_path / f"headrace-{path_id(tmp_path / 'run')}-v1"
+        assert segment_path(tmp_path / "run", 1) == segment_path(tmp_path / "elsewhere" / "run", 1)
+        assert segment_path(tmp_path / "run", 1) != segment_path(tmp_path / "other", 1)
         assert not (tmp_path / "run").exists()
     finally:
         SIMULATED_HOST.reset(token)
