@@ -213,7 +213,7 @@ def remove_segment(segment: Path) -> None:
 def bytes_in_memory(run_dir: Path) -> int:
     """Size of what this run has in shared memory, on this machine."""
     total = 0
-    for path in segment_directory().glob(f"headrace-{run_id(run_dir)}-*"):
+    for path in _files(run_dir, "-*"):
         with contextlib.suppress(FileNotFoundError):  # retired meanwhile
             total += path.stat().st_size
     return total

@@ -216,10 +216,10 @@ class World:
         return next((child for child in children if isinstance(child, SimulatedHead)), None)
 
     def segments(self, job: str) -> list[Path]:
-        """The versions of a job's weights that lie in the head's memory, by name."""
+        """The published versions of a job's weights that lie in the head's memory, by name; no puller's part of one."""
         prefix = f"headrace-{simulated_id(self.root / job)}-v"
         memory = self.machines["head"].host.memory
-        return sorted(path for path in memory.glob(f"{prefix}*") if path.suffix == "")
+        return sorted(path for path in memory.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdecimal())
 
     def tamper(self, tampering: Tampering, *, stop: bool = False) -> None:
         """Let ``tampering`` see what is sent, or no longer."""
