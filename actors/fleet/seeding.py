@@ -21,6 +21,8 @@ Invariants
 - With an estimate and relief a window opens again, too, once the trainer has run dry and its engines are of use
   meanwhile (``policies.hand_over.should_return``): others were lost, or lengths wrongly expected.
 - A window is over early when every sample of its step has ended, and while the trainer replays steps.
+- The trainer never waits for the window of a step behind its own. It trains again what the version of that window was
+  made of, committed or not; the version may have gone with its holders, and then nobody but the trainer can make it.
 - A new life of the scheduler opens the window anew, unless the step is generated; what was learned is in the ledger.
 """
 
@@ -76,6 +78,8 @@ class Seeding:
         self._step = SeedingStep(-1, RemoteTimes(scope.ctx.now()))
         self._trainers_step = -1
         """Step that the trainer has open; -1: none."""
+        self._trains_again = False
+        """Whether it lacks groups of a step that the window's version was made of, and all of those are generated."""
         self._looked_dry_s = -math.inf
         self._generated: dict[int, tuple[SeedingStep, RemoteFigures]] = {}
         """Steps that are not committed yet, and whose successor's window has begun."""
@@ -98,14 +102,19 @@ class Seeding:
 
     # ------------------------------------------------------------ the window
 
-    def look(self, now: float) -> None:
-        """Open the window or end it, and tell local workers that have not been told."""
+    def look(self, now: float, lacking: StepBatch | None = None) -> None:
+        """Open the window or end it, and tell local workers that have not been told.
+
+        ``lacking``: the trainer has this step open and lacks groups of it.
+        """
         number = max([self._versions.newest, *(w.policy_version for w in self._scope.workers.by_name.values())])
         if number < 0:
             return
         if number > self._step.number:
             self._generated[self._step.number] = self._step, self._step.remote.figures(now)
             self._step = SeedingStep(number, RemoteTimes(now))
+        if lacking is not None:
+            self._trains_again = lacking.step < self._step.number and not lacking.generating
         self._step.remote.look(self._remote, now)
         self._open_or_close(now)
         for worker in self._local:
@@ -149,7 +158,7 @@ class Seeding:
     def _nothing_to_generate(self) -> str:
         """Why local workers are of no use now; empty if they are."""
         ledger = self._scope.ledger
-        if ledger.trainer_step < ledger.committed_steps:
+        if ledger.trainer_step < ledger.committed_steps or self._trains_again:
             return "replay"
         batch = ledger.batches.get(self._step.number)
         to_come = self._step.number < self._scope.job.steps if batch is None else batch.generating
@@ -207,7 +216,7 @@ class Seeding:
 
     def trainer_opened(self, step: int) -> None:
         """Note the step that the trainer has open; -1: none."""
-        self._trainers_step = step
+        self._trainers_step, self._trains_again = step, False
         if self._estimate is not None:
             self._estimate.opened()
 
@@ -223,7 +232,7 @@ class Seeding:
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer must wait for the groups of ``batch``."""
         step, now = self._step, self._scope.ctx.now()
-        self.look(now)
+        self.look(now, batch)
         ours = batch.step == step.number
         if ours and step.asked_s is None:
             step.asked_s = now

@@ -79,9 +79,9 @@ def run_id(run_dir: Path) -> str:
 
 
 def known_run_id(run_dir: Path) -> str | None:
-    """The id of a run's memory, None if none was drawn. In simulations it follows from the path, as all does there."""
+    """The id of a run's memory, None if none was drawn. In simulations nothing is drawn: ``simulated_id``."""
     if SIMULATED_HOST.get() is not None:
-        return path_id(run_dir)
+        return simulated_id(run_dir)
     with contextlib.suppress(OSError):
         text = (run_dir / _ID_FILE).read_text("ascii", "replace").strip()
         if _ID.fullmatch(text):
@@ -112,8 +112,16 @@ def keep_run_id(run_dir: Path, own: str) -> str:
 
 
 def path_id(run_dir: Path) -> str:
-    """What follows from a run's path: its id in simulations, and by what files were named that older versions left."""
+    """What follows from a run's path: by what files were named that older versions left."""
     return hashlib.blake2b(str(run_dir.absolute()).encode(), digest_size=6).hexdigest()
+
+
+def simulated_id(run_dir: Path) -> str:
+    """The id of a simulated run's memory. It stands in messages, so it follows from what equal seeds have in common.
+
+    That is the job's name: where a simulation keeps its files is another place each time.
+    """
+    return hashlib.blake2b(run_dir.name.encode(), digest_size=6).hexdigest()
 
 
 def memory_of(run: str) -> Path:

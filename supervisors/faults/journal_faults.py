@@ -1,4 +1,7 @@
-"""A journal whose disk can be full for a while: SQLite's own error, without filling anybody's disk."""
+"""A journal whose disk can be full for a while: SQLite's own error, without filling anybody's disk.
+
+The disk itself has room, so no error of this is permanent: the scheduler is started again until the fault is healed.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actors.ledger import events as ev
-from actors.ledger.errors import JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from actors.ledger.journal import SqliteJournal
 from configs.limits import Limits
 
@@ -28,7 +31,7 @@ class FaultableJournal(SqliteJournal):
         """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written."""
         if not self._opened:
             if self._path in self._full:
-                raise JournalUnreadable(f"{self._path.name} cannot be opened: {_FULL}")
+                raise JournalFailed(f"{self._path.name} cannot be opened: {_FULL}")
             super().__init__(self._path, self._name, self._given_limits)
             self._opened = True
         return super().read()

@@ -35,7 +35,7 @@ from supervisors.jobs.job_run import FormerLife, JobRun
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
-from supervisors.machine.run_directory import RunLock
+from supervisors.machine.run_directory import DirectoryLock
 from supervisors.nemesis.fault_schedule import FaultSchedule
 from supervisors.nemesis.nemesis import Nemesis
 from transport.address import ActorAddress
@@ -146,14 +146,14 @@ class Head:
         Raises:
             DirectoryInUse: another run lives in that directory.
         """
-        lock = RunLock.take(run_dir, os.getpid() if self._agent is None else os.getppid())
+        lock = self.machine.lock(run_dir, os.getpid() if self._agent is None else os.getppid())
         run = self._begin(job, run_dir, former)
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
         task.add_done_callback(lambda _: self._forget(job.name, lock, task))
 
-    def _forget(self, job: str, lock: RunLock, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _forget(self, job: str, lock: DirectoryLock, task: asyncio.Task[dict[str, Any]]) -> None:
         """A launched job has ended, and its tree is down unless taking it down has failed."""
         lock.release()
         if self._followers.get(job) is task:

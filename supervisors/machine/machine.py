@@ -1,4 +1,4 @@
-"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, places.
+"""What the supervisors ask of the machine they run on: links, processes, a disk for the journal, places, locks.
 
 One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`` is this one; the simulated one lies in
 ``simulation/machine.py``, so that the same supervisors run under virtual time.
@@ -17,6 +17,7 @@ from configs.limits import Limits
 from configs.schema import JobConfig
 from supervisors.faults.journal_faults import FaultableJournal
 from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
+from supervisors.machine.run_directory import DirectoryLock, RunLock
 from supervisors.machine.runtime_directory import make_runtime_directory
 from transport.address import new_peer
 from transport.link_faults import FaultableTransport
@@ -64,6 +65,10 @@ class Machine(Protocol):
         """The actor that takes the job's rows, events and spans."""
         ...
 
+    def lock(self, run_dir: Path, owner_pid: int) -> DirectoryLock:
+        """Lock a run directory for this process; as ``RunLock.take``."""
+        ...
+
 
 class LocalMachine:
     """The local machine is this one: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
@@ -98,6 +103,9 @@ class LocalMachine:
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
         return Metrics(job.name, run_dir, job.metrics)
+
+    def lock(self, run_dir: Path, owner_pid: int) -> DirectoryLock:
+        return RunLock.take(run_dir, owner_pid)
 
 
 LOCAL = LocalMachine()

@@ -21,7 +21,7 @@ import os
 import platform
 from itertools import count
 from pathlib import Path
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Protocol, Self, cast
 
 import psutil
 
@@ -45,6 +45,16 @@ def make_run_directory(root: Path, name: str) -> Path:
             made.mkdir()
             return made
     raise AssertionError("there is always a further number")
+
+
+class DirectoryLock(Protocol):
+    """It keeps others out of ``run_dir``."""
+
+    run_dir: Path
+
+    def release(self) -> None:
+        """Idempotent."""
+        ...
 
 
 class RunLock:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from actors.ledger import events as ev
 from actors.ledger.batch import StepBatch
 from actors.ledger.committed import CommittedSample, committed_rows
-from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from actors.ledger.journal import KEPT_KINDS, prune_step
 from configs.limits import Limits
 
@@ -48,7 +48,7 @@ class JournalFile:
     def read(self) -> tuple[int, list[ev.Event]]:
         """As ``Journal.read``."""
         if self.full:
-            raise JournalUnreadable(f"the journal of {self.job} cannot be opened: the disk is full")
+            raise JournalFailed(f"the journal of {self.job} cannot be opened: the disk is full")
         return self.pruned_below, [ev.decode_event(body) for _, _, body in self._lines]
 
     def write(self, items: list[Item]) -> None:

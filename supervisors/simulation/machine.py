@@ -1,6 +1,7 @@
 """A simulated machine: implements ``Machine`` for the supervisors that believe to run on it.
 
-What it has: a name, shared memory (a directory of its own), a disk that outlives its processes, role processes.
+What it has: a name, shared memory (a directory of its own), a disk that outlives its processes, role processes. A lock
+is a simulated process's and goes with its life, as the system does it; one of a file would be all of theirs together.
 """
 
 from __future__ import annotations
@@ -20,10 +21,28 @@ from supervisors.simulation.children import SimulatedChild, SimulatedHead, Simul
 from supervisors.simulation.ground import Ground
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import RecordedMetrics
+from supervisors.tree.errors import DirectoryInUse
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
-from transport.sim.process import PROCESS
+from transport.sim.process import PROCESS, SimProcess
 from transport.zmq.security import NodeKeys
+
+
+class SimulatedLock:
+    """It keeps others out of a run directory for as long as its owner lives."""
+
+    def __init__(self, run_dir: Path, owner: SimProcess) -> None:
+        self.run_dir = run_dir
+        self._owner: SimProcess | None = owner
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is: neither released, nor its owner dead."""
+        return self._owner is not None and self._owner.alive
+
+    def release(self) -> None:
+        """Idempotent."""
+        self._owner = None
 
 
 class SimulatedMachine:
@@ -43,6 +62,7 @@ class SimulatedMachine:
         self._directory = directory
         self._rng = world.rng(f"machine {name}")
         self._files: dict[str, JournalFile] = {}
+        self._locks: dict[Path, SimulatedLock] = {}
 
     def runtime_directory(self) -> Path:
         return self._directory / "runtime"
@@ -52,9 +72,7 @@ class SimulatedMachine:
     ) -> MemoryTransport:
         peer = PeerId(name, self._rng.getrandbits(62) + 1)
         transport = MemoryTransport(self.world.network, peer, listen=listen, cluster=cluster, limits=limits)
-        process = PROCESS.get()
-        assert process is not None, "only processes have links"
-        self.world.bodies[process].transport = transport
+        self.world.bodies[_own_process()].transport = transport
         return transport
 
     # processes
@@ -110,3 +128,16 @@ class SimulatedMachine:
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
         return RecordedMetrics(self.world.record(job.name), job, run_dir)
+
+    def lock(self, run_dir: Path, owner_pid: int) -> SimulatedLock:
+        held = self._locks.get(run_dir)
+        if held is not None and held.is_held:
+            raise DirectoryInUse(f"{run_dir} is in use: a run goes on there")
+        lock = self._locks[run_dir] = SimulatedLock(run_dir, _own_process())
+        return lock
+
+
+def _own_process() -> SimProcess:
+    process = PROCESS.get()
+    assert process is not None, "only processes have links and locks"
+    return process

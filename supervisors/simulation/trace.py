@@ -2,14 +2,14 @@
 
 Equal seeds give equal hashes. Into it go, with their virtual time: every message at its delivery, byte for byte; every
 event of a ledger as it is written; starts and ends of processes; faults. The one thing that differs between two equal
-runs is where on this machine they keep their files; those names are taken out.
+runs is where on this machine they keep their files; that name is taken out.
 """
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Final
 
 import xxhash
@@ -18,16 +18,14 @@ from transport.envelope import decode_envelope
 from transport.transport import Frame, Lane
 
 _TIME: Final = struct.Struct("<dB")
-_MARK: Final = b"headrace-"
-"""Every name that is hidden begins so."""
 
 
 class Trace:
-    """A trace belongs to one run. ``hide``: names that differ between equal runs; ``show`` is given each line."""
+    """A trace belongs to one run. ``hide``: where it keeps its files; ``show`` is given each line."""
 
-    def __init__(self, hide: Sequence[str], show: Callable[[str], None] | None = None) -> None:
+    def __init__(self, hide: str, show: Callable[[str], None] | None = None) -> None:
         self._hash = xxhash.xxh3_128()
-        self._hide = [name.encode() for name in hide]
+        self._hide = hide.encode()
         self._show = show
         self.loop: asyncio.AbstractEventLoop
         self._awaited: list[tuple[bytes, asyncio.Future[tuple[str, str]]]] = []
@@ -50,7 +48,7 @@ class Trace:
         update(_TIME.pack(self.loop.time(), lane))
         update(f"{source}>{target}".encode())
         for frame in frames:
-            update(self._plain(frame) if type(frame) is bytes and _MARK in frame else frame)
+            update(self._plain(frame) if type(frame) is bytes else frame)
 
     def next_message(self, tag: str) -> asyncio.Future[tuple[str, str]]:
         """Source and target of the next message with ``tag`` that is delivered; set before its receiver gets it."""
@@ -69,9 +67,7 @@ class Trace:
                 self._awaited.remove(awaited)
 
     def _plain(self, data: bytes) -> bytes:
-        for name in self._hide:
-            data = data.replace(name, b"")
-        return data
+        return data.replace(self._hide, b"")
 
     def ledger(self, job: str, kind: str, body: bytes) -> None:
         """An event of a job's ledger has been written."""
@@ -79,7 +75,7 @@ class Trace:
         self.ledger_events += 1
         self._hash.update(_TIME.pack(self.loop.time(), 8))
         self._hash.update(job.encode())
-        self._hash.update(self._plain(body) if _MARK in body else body)
+        self._hash.update(self._plain(body))
         if self._show is not None:
             self._line("ledger", job=job, event=kind, bytes=len(body))
 

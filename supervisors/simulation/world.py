@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from actors.weights.segments import path_id
+from actors.weights.segments import simulated_id
 from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
@@ -53,8 +53,7 @@ class World:
         self.seed = seed
         self.root = root
         self.loop = loop
-        segments = [f"headrace-{path_id(root / job.name)}" for job in scenario.jobs]
-        self.trace = Trace([str(root), *segments], show)
+        self.trace = Trace(str(root), show)
         self.trace.loop = loop
         net = scenario.network
         weather = Weather(net.latency_s, net.jitter_s, net.bandwidth_bytes_s, net.loss, net.duplicate)
@@ -217,10 +216,10 @@ class World:
         return next((child for child in children if isinstance(child, SimulatedHead)), None)
 
     def segments(self, job: str) -> list[Path]:
-        """The versions of a job's weights that lie in the head's memory, by name."""
-        prefix = f"headrace-{path_id(self.root / job)}-v"
+        """The published versions of a job's weights that lie in the head's memory, by name; no puller's part of one."""
+        prefix = f"headrace-{simulated_id(self.root / job)}-v"
         memory = self.machines["head"].host.memory
-        return sorted(path for path in memory.glob(f"{prefix}*") if path.suffix == "")
+        return sorted(path for path in memory.glob(f"{prefix}*") if path.name.removeprefix(prefix).isdecimal())
 
     def tamper(self, tampering: Tampering, *, stop: bool = False) -> None:
         """Let ``tampering`` see what is sent, or no longer."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 import socket
 import subprocess
+import sys
 import threading
 import time
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +22,10 @@ TRESPASSES = [
     ("import random\nrandom.random()", "random.random is called by"),
     ("import uuid\nuuid.uuid4()", "uuid.uuid4 is called by"),
     ("import os\nos.urandom(4)", "os.urandom is called by"),
+    ("import secrets\nsecrets.token_hex(4)", "secrets.token_hex is called by actors.trespasser, line 2"),
+    ("import random\nrandom.SystemRandom().randrange(9)", "SystemRandom.getrandbits is called by actors.trespasser"),
+    ("import random\nrandom.Random().random()", "Random.seed is called by actors.trespasser, line 2"),
+    ("import numpy as np\nnp.random.default_rng()", "default_rng is called by actors.trespasser, line 2"),
     ("import socket\nsocket.socket()", "socket.__init__ is called by"),
     ("import threading\nthreading.Thread(target=print).start()", "Thread.start is called by"),
     ("import subprocess\nsubprocess.Popen(['true'])", "Popen.__init__ is called by"),
@@ -39,6 +45,22 @@ def test_what_brings_the_real_world_in_is_an_error_that_names_it_and_who_called(
     assert said in breaches[0]
 
 
+@pytest.mark.parametrize(
+    ("imported", "call"),
+    [("time", "monotonic()"), ("secrets", "token_hex(4)"), ("secrets", "randbits(4)"), ("random", "random()")],
+)
+def test_a_function_that_a_module_has_imported_by_its_name_is_no_way_round(
+    imported: str, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = ModuleType("actors.trespasser")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    name = call.partition("(")[0]
+    exec(f"from {imported} import {name}\ndef trespass(): return {call}", vars(module))
+    with guarded(), pytest.raises(NotDeterministic, match=rf"{imported}\.{name} is called by actors\.trespasser"):
+        module.trespass()
+    module.trespass()
+
+
 def test_a_peer_s_true_incarnation_is_not_to_be_had() -> None:
     with guarded(), pytest.raises(NotDeterministic, match=r"secrets\.randbits is called by transport\.address"):
         new_peer("x")
@@ -47,6 +69,8 @@ def test_a_peer_s_true_incarnation_is_not_to_be_had() -> None:
 def test_seeded_streams_and_other_people_s_code_are_left_alone() -> None:
     with guarded() as breaches:
         trespass("import random\nrandom.Random(7).random()")
+        trespass("import random\nrandom.Random(x=7).random()")
+        trespass("import numpy as np\nnp.random.default_rng(7)")
         trespass("import time\ntime.time()", module="somebodys.library")
         assert time.time() > 0
     assert breaches == []

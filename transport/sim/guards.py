@@ -3,9 +3,10 @@
     with guarded() as breaches:
         ... time.time() in actors/x.py ─▶ NotDeterministic("time.time is called by actors.x, line 7: …")
 
-What is guarded: wall and process clocks, sleeping, the module-level functions of ``random``, true randomness, threads,
-sockets, subprocesses. Only calls from the packages of this project are stopped; a library may look at the clock for its
-own ends. ``breaches`` keeps every message, since an actor's supervisor may have taken the exception for a crash.
+What is guarded: wall and process clocks, sleeping, the module-level functions of ``random``, true randomness, also as
+a seed that nobody gave, threads, sockets, subprocesses. It does not matter how they were imported. Only calls from the
+packages of this project are stopped; a library may look at the clock for its own ends. ``breaches`` keeps every
+message, since an actor's supervisor may have taken the exception for a crash.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ import random
 import secrets
 import socket
 import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Callable, Generator
 from types import FrameType
 from typing import Any, Final
+
+import numpy as np
 
 from transport.sim.loop import SimulationError
 
@@ -36,7 +40,10 @@ GUARDED: Final[list[tuple[Any, str, str]]] = [
     *((time, name, CLOCK) for name in ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter",
                                        "perf_counter_ns", "process_time", "sleep")),
     *((random, name, RANDOM) for name in ("random", "randint", "randrange", "choice", "choices", "sample", "shuffle",
-                                          "uniform", "gauss", "expovariate", "getrandbits", "randbytes", "seed")),
+                                          "uniform", "triangular", "gauss", "normalvariate", "lognormvariate",
+                                          "expovariate", "betavariate", "gammavariate", "vonmisesvariate",
+                                          "paretovariate", "weibullvariate", "getrandbits", "randbytes", "seed")),
+    *((random.SystemRandom, name, RANDOM) for name in ("random", "getrandbits", "randbytes")),
     *((uuid, name, RANDOM) for name in ("uuid1", "uuid4")),
     *((secrets, name, RANDOM) for name in ("randbits", "randbelow", "choice", "token_bytes", "token_hex",
                                            "token_urlsafe")),
@@ -46,6 +53,14 @@ GUARDED: Final[list[tuple[Any, str, str]]] = [
     (socket.socket, "__init__", WORLD),
     (subprocess.Popen, "__init__", WORLD),
 ]  # fmt: skip
+
+SEEDED: Final[list[tuple[Any, str, int]]] = [
+    (random.Random, "seed", 1),
+    (np.random, "default_rng", 0),
+]
+"""Functions that draw true randomness unless this argument, by its number, gives them a seed."""
+_THROUGH: Final = ("random", "secrets")
+"""Modules that only pass a call on, so who called them is who asked."""
 
 
 class NotDeterministic(SimulationError):
@@ -57,23 +72,43 @@ def guarded() -> Generator[list[str]]:
     """Stop such calls until the end of the block; yields the list of those that were made."""
     breaches: list[str] = []
     saved: list[tuple[Any, str, Any]] = []
+    guards: dict[int, tuple[Any, Any]] = {}
     try:
-        for owner, name, advice in GUARDED:
+        for owner, name, advice, seed_at in [*((*known, None) for known in GUARDED),
+                                             *((owner, name, RANDOM, at) for owner, name, at in SEEDED)]:  # fmt: skip
             original = getattr(owner, name)
             saved.append((owner, name, original))
-            setattr(owner, name, _guard(original, f"{owner.__name__}.{name}", advice, breaches))
+            guard = _guard(original, f"{owner.__name__}.{name}", advice, breaches, seed_at)
+            guards[id(original)] = original, guard
+            setattr(owner, name, guard)
+        for module, name, original in list(_imported_by_name(guards)):
+            saved.append((module, name, original))
+            setattr(module, name, guards[id(original)][1])
         yield breaches
     finally:
         for owner, name, original in reversed(saved):
             setattr(owner, name, original)
 
 
-def _guard(original: Callable[..., Any], called: str, advice: str, breaches: list[str]) -> Callable[..., Any]:
+def _imported_by_name(guards: dict[int, tuple[Any, Any]]) -> Generator[tuple[Any, str, Any]]:
+    """What modules of this project have taken with ``from time import monotonic``, and the like."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] in PACKAGES and module_name != __name__:
+            for name, value in list(vars(module).items()):
+                if (found := guards.get(id(value))) is not None and found[0] is value:
+                    yield module, name, value
+
+
+def _guard(
+    original: Callable[..., Any], called: str, advice: str, breaches: list[str], seed_at: int | None
+) -> Callable[..., Any]:
     # A library between us and a thread or a socket is no excuse; between us and a clock it is.
     deep = advice is WORLD
 
     @functools.wraps(original)
     def guard(*args: Any, **kwargs: Any) -> Any:
+        if seed_at is not None and any(seed is not None for seed in (*args[seed_at : seed_at + 1], *kwargs.values())):
+            return original(*args, **kwargs)
         frame = _product_frame(inspect.currentframe(), deep=deep)
         if frame is None:
             return original(*args, **kwargs)
@@ -92,7 +127,7 @@ def _product_frame(frame: FrameType | None, *, deep: bool) -> FrameType | None:
         name = str(frame.f_globals.get("__name__", ""))
         if name.partition(".")[0] in PACKAGES:
             return None if name.startswith("transport.sim.") else frame
-        if not deep:
+        if not deep and name not in _THROUGH:
             return None
         frame = frame.f_back
     return None

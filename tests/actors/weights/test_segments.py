@@ -14,6 +14,7 @@ from actors.weights.memory import SegmentWriter, map_segment, partial_path
 from actors.weights.segments import (
     SIMULATED_HOST,
     Host,
+    bytes_in_memory,
     held_path,
     keep_run_id,
     known_run_id,
@@ -58,6 +59,14 @@ def test_what_a_run_has_is_its_owners_alone_and_lies_under_a_name_of_its_own(tmp
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE((tmp_path / run_dir / "memory.id").stat().st_mode) == 0o600
+
+
+def test_what_a_run_has_in_memory_is_counted_and_nothing_of_others(tmp_path: Path, memory: Path) -> None:
+    assert bytes_in_memory(tmp_path / "a") == 0
+    write(segment_path(tmp_path / "a", 1), 1000)
+    write(segment_path(tmp_path / "a", 2), 500)
+    write(segment_path(tmp_path / "b", 1), 70)
+    assert bytes_in_memory(tmp_path / "a") == 1500
 
 
 def test_processes_that_begin_at_the_same_time_have_one_id(tmp_path: Path) -> None:
@@ -157,10 +166,11 @@ def test_a_name_from_the_wire_leads_nowhere_else(tmp_path: Path, memory: Path) -
     assert list(memory.iterdir()) == []
 
 
-def test_a_simulated_run_is_named_after_its_path_as_its_seed_fixes_everything(tmp_path: Path) -> None:
+def test_a_simulated_run_is_named_after_its_job_wherever_it_lies_as_its_seed_fixes_everything(tmp_path: Path) -> None:
     token = SIMULATED_HOST.set(Host("here", tmp_path))
     try:
-        assert segment_path(tmp_path / "run", 1) == tmp_path / f"headrace-{path_id(tmp_path / 'run')}-v1"
+        assert segment_path(tmp_path / "run", 1) == segment_path(tmp_path / "elsewhere" / "run", 1)
+        assert segment_path(tmp_path / "run", 1) != segment_path(tmp_path / "other", 1)
         assert not (tmp_path / "run").exists()
     finally:
         SIMULATED_HOST.reset(token)

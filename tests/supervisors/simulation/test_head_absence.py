@@ -88,3 +88,12 @@ def test_a_node_that_comes_back_late_does_not_keep_what_runs_elsewhere_by_now(wo
     [joined_s] = [float(line.split()[0]) for line in said if "node joined" in line and "node-1" in line][1:]
     [ended_s] = [float(line.split()[0]) for line in said if " exit " in line and "node-1.a.rollout-0" in line]
     assert 0 < ended_s - joined_s < 1.0
+
+
+def test_a_head_that_is_killed_goes_on_with_all_of_its_jobs(worlds: list[World]) -> None:
+    """Its locks on their directories went with it."""
+    jobs = [{"name": name, "steps": 3} for name in ("a", "b")]
+    kill = {"kind": "kill", "target": {"role": "head"}, "at_s": 3.0}
+    outcome = simulate(scenario(jobs=jobs, faults={"plan": [kill]}), 1)
+    assert (len(outcome.faults), outcome.violations) == (1, []), outcome.report
+    assert set(worlds[0].committed.values()) == {3}

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from actors.ledger import events as ev
-from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from configs.limits import DEFAULT_LIMITS
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from tests.simulated import run_simulated
@@ -100,7 +100,7 @@ def test_a_full_disk_fails_this_life_for_good_and_the_next_one_when_there_is_roo
         ours.append(opened(2))
         with pytest.raises(JournalFailed, match="full"):
             await ours.durable()
-        with pytest.raises(JournalUnreadable, match="full"):
+        with pytest.raises(JournalFailed, match="full"):
             file.read()
         file.full = False
         with pytest.raises(JournalFailed):

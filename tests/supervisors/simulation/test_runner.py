@@ -1,16 +1,21 @@
-"""Where a simulation keeps its files."""
+"""Where a simulation keeps its files, and which they are."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from actors.weights.segments import SIMULATED_HOST, Host
+from actors.weights.segments import SIMULATED_HOST, Host, simulated_id
+from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.runner import directory
+from supervisors.simulation.world import World
+from tests.supervisors.simulation.scenarios import scenario
+from transport.sim.loop import SimulatedLoop
 
 
 @pytest.fixture
@@ -38,3 +43,13 @@ def test_what_a_killed_simulation_has_left_is_removed_and_what_is_in_use_or_just
         assert sorted(memory.iterdir()) == sorted([root, used, new])
     os.close(lock)
     assert sorted(memory.iterdir()) == sorted([used, new])
+
+
+def test_published_versions_are_told_from_what_pullers_hold_of_them(tmp_path: Path) -> None:
+    with closing(SimulatedLoop(1)) as loop:
+        world = World(scenario(), 1, tmp_path, loop)
+        world.machines["head"] = machine = SimulatedMachine(world, "head", tmp_path / "head", slots=1)
+        name = f"headrace-{simulated_id(tmp_path / 'a')}-v"
+        for rest in ("0", "0.manifest", "0@rollout-1", "1.partial", "1"):
+            (machine.host.memory / f"{name}{rest}").touch()
+        assert [path.name for path in world.segments("a")] == [f"{name}0", f"{name}1"]
