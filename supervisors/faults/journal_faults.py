@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from actors.ledger import events as ev
-from actors.ledger.errors import JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from actors.ledger.journal import SqliteJournal
 from configs.limits import Limits
 
@@ -25,10 +25,14 @@ class FaultableJournal(SqliteJournal):
         self._opened = False
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written."""
+        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written.
+
+        Raises:
+            JournalFailed: the disk is full for a while; whoever opens the journal again may find that it is not.
+        """
         if not self._opened:
             if self._path in self._full:
-                raise JournalUnreadable(f"{self._path.name} cannot be opened: {_FULL}")
+                raise JournalFailed(f"{self._path.name} cannot be opened: {_FULL}")
             super().__init__(self._path, self._name, self._given_limits)
             self._opened = True
         return super().read()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from actors.ledger import events as ev
 from actors.ledger.batch import StepBatch
 from actors.ledger.committed import CommittedSample, committed_rows
-from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from actors.ledger.journal import KEPT_KINDS, prune_step
 from configs.limits import Limits
 
@@ -46,9 +46,9 @@ class JournalFile:
         return [self._samples[key] for key in sorted(self._samples)]
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """As ``Journal.read``."""
+        """As ``Journal.read``. A disk that is full for a while is no reason to give up: it may have room next time."""
         if self.full:
-            raise JournalUnreadable(f"the journal of {self.job} cannot be opened: the disk is full")
+            raise JournalFailed(f"the journal of {self.job} cannot be opened: the disk is full")
         return self.pruned_below, [ev.decode_event(body) for _, _, body in self._lines]
 
     def write(self, items: list[Item]) -> None:

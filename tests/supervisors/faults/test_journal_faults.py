@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from actors.ledger import events as ev
-from actors.ledger.errors import JournalFailed, JournalUnreadable
+from actors.ledger.errors import JournalFailed
 from configs.limits import DEFAULT_LIMITS
 from supervisors.faults.journal_faults import FaultableJournal
 from supervisors.machine.machine import LocalMachine
@@ -35,8 +35,9 @@ async def test_writes_fail_while_the_disk_is_full_and_go_on_with_the_next_journa
     await first.close()
 
     second = journal(path, full)
-    with pytest.raises(JournalUnreadable, match="cannot be opened: database or disk is full"):
+    with pytest.raises(JournalFailed, match="cannot be opened: database or disk is full") as caught:
         second.read()
+    assert not caught.value.permanent, "there is room again soon: the scheduler is started until then"
     await second.close()
 
     full.clear()
@@ -60,5 +61,5 @@ def test_this_machines_journals_can_be_filled_up(tmp_path: Path) -> None:
     made = machine.journal(config(), tmp_path)
     machine.full_disks.add(tmp_path / "journal.db")
     assert made is not None
-    with pytest.raises(JournalUnreadable):
+    with pytest.raises(JournalFailed):
         made.read()
