@@ -57,6 +57,8 @@ GOALS: Final = {"answer_p99_ms": 50.0, "lag_p99_ms": 20.0, "late_heartbeats": 0}
 SILENT: Final = ("links_cut", "worker_down", "worker_lease_lapsed", "service_down", "child_exited", "ask_overdue")
 """What is recorded when somebody has not been heard in time."""
 _LOOK_S: Final = 0.25
+_PROMPT_TOKENS: Final = 512
+"""Positions that are left for a prompt, beside those of what is said to have been generated."""
 _BEGUN: Final = ("version_available", "service_registered")
 
 
@@ -288,7 +290,7 @@ def missed(result: Result) -> list[str]:
 def measure(options: argparse.Namespace, scratch: Path) -> Result:
     """All of it in ``scratch``."""
     machine = hardware()
-    make_model(scratch / "model", options.bytes)
+    make_model(scratch / "model", options.bytes, positions=options.tokens + _PROMPT_TOKENS)
     with contextlib.ExitStack() as exits:
         result = {"hardware": machine, **on_uvloop(_measure(options, scratch, scratch / "model", exits))}
     return result | {"missed": missed(result)}

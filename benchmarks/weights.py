@@ -337,8 +337,8 @@ def _micro_batch() -> MicroBatch:
     return next(iter(cut([sample], budget_tokens=64, keep_zero=True)))
 
 
-def make_model(path: Path, size_bytes: int) -> None:
-    """A random bfloat16 checkpoint of about ``size_bytes``, as deep as wide."""
+def make_model(path: Path, size_bytes: int, positions: int = 512) -> None:
+    """A random bfloat16 checkpoint of about ``size_bytes``, as deep as wide; its rotary positions cost nothing."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -355,7 +355,7 @@ def make_model(path: Path, size_bytes: int) -> None:
         num_key_value_heads=hidden // 64,
         head_dim=64,
         intermediate_size=3 * hidden,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
     )
     torch.manual_seed(0)

@@ -28,7 +28,11 @@ class FaultableJournal(SqliteJournal):
         self._opened = False
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written."""
+        """Read as ``Journal.read`` does. A full disk refuses this too: a journal must be written.
+
+        Raises:
+            JournalFailed: the disk is full for a while; whoever opens the journal again may find that it is not.
+        """
         if not self._opened:
             if self._path in self._full:
                 raise JournalFailed(f"{self._path.name} cannot be opened: {_FULL}")

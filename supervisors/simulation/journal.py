@@ -46,7 +46,7 @@ class JournalFile:
         return [self._samples[key] for key in sorted(self._samples)]
 
     def read(self) -> tuple[int, list[ev.Event]]:
-        """As ``Journal.read``."""
+        """As ``Journal.read``. A disk that is full for a while is no reason to give up: it may have room next time."""
         if self.full:
             raise JournalFailed(f"the journal of {self.job} cannot be opened: the disk is full")
         return self.pruned_below, [ev.decode_event(body) for _, _, body in self._lines]

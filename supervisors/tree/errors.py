@@ -111,6 +111,8 @@ class FaultNotPossible(ReplyError):
 class NodeRefused(ReplyError):
     """A head does not take a machine as it offers itself; the text says what to change before another try."""
 
+    permanent = True
+
 
 class NotYourNode(ReplyError):
     """A machine tried to join or to leave in another one's name. It may do so in its own only."""

@@ -58,7 +58,7 @@ def test_bench_modes_runs_each_mode_for_real_and_its_runs_can_be_drawn(
         assert (row["prompts_lost"], row["samples_trained_twice"]) == (0, 0)
         assert 0.0 <= row["length_recall_20"] <= 1.0
         assert {"trainer", "rollout-0"} <= read_run(tmp_path / f"{mode}-0").lanes.keys()
-    assert len(draw(read_run(tmp_path / "dynamic-0"), tmp_path / "pictures")) == 4
+    assert len(draw(read_run(tmp_path / "dynamic-0"), tmp_path / "pictures")) == 5
     # a run of eight steps may be over before the ranker has learned anything: tests/actors/ranker shows that it does
     events = [json.loads(line) for line in (tmp_path / "dynamic-0" / "events.jsonl").read_text().splitlines()]
     assert any(row["event"] == "child_started" and row["child"] == "ranker" for row in events)

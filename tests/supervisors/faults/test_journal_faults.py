@@ -35,8 +35,9 @@ async def test_writes_fail_while_the_disk_is_full_and_go_on_with_the_next_journa
     await first.close()
 
     second = journal(path, full)
-    with pytest.raises(JournalFailed, match="cannot be opened: database or disk is full"):
+    with pytest.raises(JournalFailed, match="cannot be opened: database or disk is full") as caught:
         second.read()
+    assert not caught.value.permanent, "there is room again soon: the scheduler is started until then"
     await second.close()
 
     full.clear()

@@ -28,7 +28,8 @@ async def sent(*numbers: int) -> tuple[bool, bool]:
 
 @pytest.fixture(autouse=True)
 def hangup() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGHUP)
+    """A hangup ends a process, as it does unless somebody says otherwise: nohup, under which tests may run."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 

@@ -21,12 +21,14 @@ from supervisors.tree.children import ChildSpec, Running, start_process
 from supervisors.tree.restart_budget import ExitCause
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.zmq.transport import ZmqTransport
 
 HERE = Path(__file__).parent
 LIMITS = Limits(backoff_first_s=0.01, orphan_grace_s=20.0, stop_timeout_s=5.0)
 NOWHERE = ActorAddress("nobody", PeerId("nowhere", 1))
+JOB = smallest_job().model_dump_json()
 
 
 class HeadLife:
@@ -51,7 +53,7 @@ class HeadLife:
         return supervisor
 
     def _child(self, name: str) -> ChildSpec:
-        args = RoleArgs(role="probe", name=name, node="", job="{}", model_path="", run_dir=str(self._run_dir),
+        args = RoleArgs(role="probe", name=name, node="", job=JOB, model_path="", run_dir=str(self._run_dir),
                         scheduler=NOWHERE, metrics=NOWHERE)  # fmt: skip
         first = True
 

@@ -115,7 +115,7 @@ if __name__ == "__main__":
     sys.modules["probe_child"] = sys.modules["__main__"]
     for role in ("probe", "never", "broken", "hopeless", "stubborn"):
         ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
-    for tag in ("probe.ping", "probe.crash", "probe.finish", "probe.hold_gil"):
+    for tag in ("probe.ping", "probe.crash", "probe.crash_for_good", "probe.finish", "probe.hold_gil"):
         WHO_MAY_SEND[tag] = frozenset([SenderKind.HEAD])
     from supervisors.machine.child import run_child
 

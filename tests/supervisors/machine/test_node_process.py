@@ -89,7 +89,7 @@ class HeadAt:
 
     def __init__(self) -> None:
         self.nodes = Nodes("head")
-        transport = ZmqTransport(PeerId("head", 1), listen="tcp://127.0.0.1:*", cluster="headrace", limits=LIMITS)
+        transport = ZmqTransport(PeerId("head", 1), listen="ipc://*", cluster="headrace", limits=LIMITS)
         self.system = ActorSystem(transport, limits=LIMITS)
 
     async def start(self) -> None:

@@ -35,6 +35,7 @@ from supervisors.tree.messages import (
 from supervisors.tree.restart_budget import ExitCause, RestartPolicy
 from supervisors.tree.strategies import Strategy
 from supervisors.tree.supervisor import SupervisionEvent, Supervisor
+from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 from transport.zmq.security import generate_keys, load_keys, write_keys
 from transport.zmq.transport import ZmqTransport
@@ -45,11 +46,12 @@ import probe_child
 
 LIMITS = Limits(backoff_first_s=0.01, restart_max=3, orphan_grace_s=0.5, stop_timeout_s=5.0)
 NOWHERE = ActorAddress("nobody", PeerId("nowhere", 1))
+JOB = smallest_job().model_dump_json()
 
 
 def role_args(name: str, run_dir: Path, role: str = "probe") -> RoleArgs:
     return RoleArgs(
-        role=role, name=name, node="", job="{}", model_path="", run_dir=str(run_dir), scheduler=NOWHERE, metrics=NOWHERE
+        role=role, name=name, node="", job=JOB, model_path="", run_dir=str(run_dir), scheduler=NOWHERE, metrics=NOWHERE
     )
 
 
