@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,17 @@ def headrace(*words: str) -> list[str]:
     return [sys.executable, "-P", "-m", "main", *words]
 
 
+@pytest.fixture
+def hangups_end() -> Iterator[None]:
+    """Processes are started as from a terminal; under nohup they would inherit that a hangup is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("hangups_end")
 def test_a_run_outlives_its_readers_keeps_its_directory_and_takes_a_checkpoint_when_its_terminal_closes(
     small_model: Path, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/kernel/cell.py", "Cell._run", "method(message)"),
         ("actors/core/kernel/stream_table.py", "StreamTable.produce", "items"),
         ("actors/core/kernel/stream_table.py", "StreamTable.produce", "cast(Any, items).aclose()"),
+        ("actors/environments/scoring/scorer_pool.py", "ScorerPool.start", "self._exchanges"),
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),

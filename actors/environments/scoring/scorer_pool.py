@@ -92,10 +92,13 @@ class ScorerPool:
         scorers = [_ScorerProcess(self._job, scores, self._log, trial) for _ in range(self._job.reward.workers)]
         readers = [_ScorerProcess(self._job, self._order, self._log, None)] if self._order["model"] else []
         self._all = [*scorers, *readers]
-        started = await asyncio.gather(*(process.start() for process in self._all), return_exceptions=True)
-        if failed := [result for result in started if isinstance(result, BaseException)]:
-            await self.close()
-            raise failed[0]
+        self._exchanges = [asyncio.create_task(process.start()) for process in self._all]
+        try:
+            await asyncio.gather(*self._exchanges)
+        except BaseException:
+            await self.close()  # one that cannot start leaves no others behind
+            raise
+        self._exchanges.clear()
         for process in scorers:
             self._free.put_nowait(process)
         for process in readers:

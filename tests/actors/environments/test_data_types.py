@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -244,6 +245,7 @@ async def test_what_cannot_be_read_at_the_start_says_whose_fault_it_is(seeing: P
     missing = ScorerPool(job_of(seeing / "nowhere.jsonl"), seeing / "log", seeing / "model", seeing)
     with pytest.raises(SourceUnreadable, match=r"nowhere\.jsonl"):
         await missing.start()
+    assert not psutil.Process().children(), "those that could start are gone with the one that could not"
     (seeing / "seeing.py").write_text("oops(")
     broken = ScorerPool(job_of(seeing / "nowhere.jsonl"), seeing / "log")
     with pytest.raises(ScorerBroken):

@@ -10,13 +10,14 @@ import pytest
 
 from actors.core.actor import Actor
 from actors.core.errors import RemoteError
+from actors.core.message import Message
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from supervisors.machine.node import NodeProcess, check_node
 from supervisors.machine.nodes import JoinCluster, Joined, LeaveCluster, Nodes
 from supervisors.tree.errors import HeadLost
 from tests.simulated import run_simulated
-from transport.address import PeerId
+from transport.address import ActorAddress, PeerId
 from transport.errors import HandshakeRefused
 from transport.memory_transport import MemoryNetwork, MemoryTransport
 from transport.zmq.transport import ZmqTransport
@@ -26,7 +27,10 @@ BAD_NAMES = ["head", "machine", "", "..", "a/b", "a\nb", "a\x1b[2J", "x" * 57]
 
 
 class Agent(Actor):
-    """Only there to be watched."""
+    """There to be watched, and to speak for its machine."""
+
+    async def speak(self, nodes: ActorAddress, question: Message) -> None:
+        await self.ctx.ref(nodes).ask(question, Joined)
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
@@ -64,28 +68,32 @@ def test_the_name_that_a_machine_gives_itself_is_one(monkeypatch: pytest.MonkeyP
 )  # fmt: skip
 def test_an_offer_that_is_none_is_refused_by_the_register_whoever_sent_it(changes: dict[str, object]) -> None:
     async def scenario() -> None:
-        system = ActorSystem(MemoryTransport(MemoryNetwork(), PeerId("head", 1)))
-        await system.start()
-        nodes = Nodes("head")
-        register = await system.spawn("nodes", nodes)
-        agent = (await system.spawn("agent", Agent())).address
+        network, nodes = MemoryNetwork(), Nodes("head")
+        head, machine = (ActorSystem(MemoryTransport(network, PeerId(name, 1))) for name in ("head", "n1"))
+        await head.start()
+        await machine.start()
+        await machine.connect(head.endpoint)
+        register = (await head.spawn("nodes", nodes)).address
+        speaker = Agent()
+        agent = (await machine.spawn("agent", speaker)).address
         good = {"node": "n1", "agent": agent, "slots": 1, "kind": "reserved"}
         with pytest.raises(RemoteError, match="NodeRefused") as refused:
-            await register.ask(JoinCluster(**good | changes), Joined)
+            await speaker.speak(register, JoinCluster(**good | changes))
         assert refused.value.declared and refused.value.permanent
         assert not nodes.present
-        await register.ask(JoinCluster(**good), Joined)
+        await speaker.speak(register, JoinCluster(**good))
         for left_s in (math.nan, math.inf, -1.0):
             with pytest.raises(RemoteError, match="left_s"):
-                await register.ask(LeaveCluster(node="n1", left_s=left_s), Joined)
+                await speaker.speak(register, LeaveCluster(node="n1", left_s=left_s))
         assert not nodes.present[0].draining
-        await system.stop()
+        await machine.stop()
+        await head.stop()
 
     run_simulated(scenario())
 
 
 class HeadAt:
-    """A head with a register, reached over TCP."""
+    """A head with a register, reached over ZeroMQ."""
 
     def __init__(self) -> None:
         self.nodes = Nodes("head")
