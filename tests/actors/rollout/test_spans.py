@@ -8,7 +8,7 @@ from actors.rollout.spans import ActivityLog
 
 def test_a_bar_carries_the_version_with_which_it_was_generated() -> None:
     now_s = 0.0
-    log = ActivityLog(lambda: now_s)
+    log = ActivityLog(clock=lambda: now_s)
     log.begin("generate")
     now_s = 1.0
     log.serve(7)
