@@ -249,6 +249,11 @@ class Limits(ProcessLimits):
     control_peers: int = Field(
         default=1024, description="clients of the control socket whose malformed frames are counted apart"
     )
+    # runs that a program has started
+    held_end_s: float = Field(
+        default=600.0,
+        description="for its last step and checkpoint, a run whose program has let go of it; then it is killed",
+    )
     # console
     console_clients: int = Field(
         default=16, description="connections of browsers at once: pages, and what they fetch; more are told to wait"

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from actors.host.terminal_text import harmless
-from supervisors.cli.live_view import ProgressView, step_line
+from supervisors.api.step_line import step_line
+from supervisors.cli.live_view import ProgressView
 
 ROW: dict[str, Any] = {
     "step": 1, "reward_mean": 0.5, "samples": 12, "samples_dropped": 4, "seconds": 2.0, "tokens_generated": 9000,
