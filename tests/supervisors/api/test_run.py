@@ -1,4 +1,4 @@
-"""A run as a program sees it, without one that goes on: from its files, and from a control socket that tells too little."""
+"""A run as a program sees it, without one that goes on: from its files, and from a socket that tells too little."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_a_run_that_has_failed_says_so_and_why(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(NoRun, match="it has no job.yaml"):
+    with pytest.raises(NoRun, match=r"it has no job\.yaml"):
         connect(tmp_path)
     with pytest.raises(Unreachable, match="no control server answers at ipc:"):
         connect(f"ipc://{tmp_path}/nobody")
@@ -155,7 +155,7 @@ def test_a_run_at_an_endpoint_is_steered_by_name_and_its_files_may_be_elsewhere(
     endpoint, backend = f"ipc://{tmp_path}/control", FakeBackend()
     backend.states = {"demo": "running", "other": "running"}
     with served(endpoint, backend):
-        with pytest.raises(NotFound, match="the jobs at .* are demo, other"):
+        with pytest.raises(NotFound, match=r"the jobs at .* are demo, other"):
             connect(endpoint)
         run = connect(endpoint, job="other")
         assert run.call("scale", workers=3) == {"job": "other", "workers": 3}
