@@ -91,6 +91,10 @@ class Limits(ProcessLimits):
         default=2.0, description="samples wait this long, after a restart of the head, for who generates them already"
     )
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
+    first_service_s: float = Field(
+        default=30.0,
+        description="a service that has not registered is missed aloud; its process takes so long on a busy machine",
+    )
     workers_per_core: int = Field(
         default=8, description="rollout workers on one machine; each is a process with a model, more only take turns"
     )

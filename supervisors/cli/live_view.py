@@ -60,7 +60,7 @@ class ProgressView:
         """Take in what is new, and show it."""
         waited = self._now.get("waiting_for")
         self._now.update(progress)
-        if "message" in progress:
+        if "message" in progress and progress.get("state") != "failed":  # else it is the reason, which the end tells
             self._say(str(progress["message"]))
         if "phase" in progress:
             self._phase.update(progress, time.monotonic())

@@ -42,6 +42,11 @@ def test_the_panel_has_a_column_of_drops_and_draws_no_reward_of_an_empty_step() 
     assert shown(EMPTY, terminal=True).count("–") >= 3, "also when the very first step was empty"
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_why_a_run_has_failed_is_left_to_the_report_at_its_end(terminal: bool) -> None:
+    assert "the disk is full" not in shown({"state": "failed", "message": "the disk is full"}, terminal=terminal)
+
+
 def test_a_message_cannot_steer_the_terminal() -> None:
     evil = "\x1b]0;owned\x07 \x9b2J \u202egnp\rforged"
     assert harmless(evil) == r"\x1b]0;owned\x07 \x9b2J \u202egnp\rforged"
