@@ -91,6 +91,10 @@ class Limits(ProcessLimits):
         default=2.0, description="samples wait this long, after a restart of the head, for who generates them already"
     )
     stall_report_s: float = Field(default=5.0, description="nothing has moved for this long: say who waits for whom")
+    first_service_s: float = Field(
+        default=30.0,
+        description="a service that has not registered is missed aloud; its process takes so long on a busy machine",
+    )
     workers_per_core: int = Field(
         default=8, description="rollout workers on one machine; each is a process with a model, more only take turns"
     )
@@ -248,6 +252,11 @@ class Limits(ProcessLimits):
     )
     control_peers: int = Field(
         default=1024, description="clients of the control socket whose malformed frames are counted apart"
+    )
+    # runs that a program has started
+    held_end_s: float = Field(
+        default=600.0,
+        description="for its last step and checkpoint, a run whose program has let go of it; then it is killed",
     )
     # console
     console_clients: int = Field(

@@ -10,6 +10,7 @@ from anywhere.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -49,8 +50,11 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
         ConfigError: anything is wrong with it, from syntax to a missing data file.
     """
     file = file_or_preset(path)
-    source = _Source(file, overrides or [])
-    job = _resolve_paths(source.job(), file.resolve().parent)
+    return _checked(_Source(file, *read_yaml(file), overrides or []), file.resolve().parent)
+
+
+def _checked(source: _Source, beside: Path) -> JobConfig:
+    job = _resolve_paths(source.job(), beside)
     problems = [Problem(source.where(field), field, wrong, fix) for field, wrong, fix in check_job(job)]
     if problems:
         raise ConfigError(problems)
@@ -60,20 +64,16 @@ def load_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
 def read_job(path: str | Path, overrides: list[str] | None = None) -> JobConfig:
     """Read a job without the checks of this machine: for a job that another process will check and run."""
     file = file_or_preset(path)
-    return _resolve_paths(_Source(file, overrides or []).job(), file.resolve().parent)
+    return _resolve_paths(_Source(file, *read_yaml(file), overrides or []).job(), file.resolve().parent)
 
 
-def job_from_mapping(values: Mapping[str, Any], where: str = "job") -> JobConfig:
-    """A job that came over the control socket as a plain map: schema and machine checks as in load_job.
+def job_from_mapping(values: Mapping[str, Any], where: str = "job", overrides: list[str] | None = None) -> JobConfig:
+    """A job that came as a plain map, over the control socket or from a program: checked as in load_job.
 
     Raises:
         ConfigError: as load_job; ``where`` stands in place of the file's name.
     """
-    job = _resolve_paths(_validate(dict(values), lambda _: where), Path.cwd())
-    problems = [Problem(where, field, wrong, fix) for field, wrong, fix in check_job(job)]
-    if problems:
-        raise ConfigError(problems)
-    return job
+    return _checked(_Source(where, copy.deepcopy(dict(values)), {}, overrides or []), Path.cwd())
 
 
 def dump_job(job: JobConfig) -> str:
@@ -82,11 +82,12 @@ def dump_job(job: JobConfig) -> str:
 
 
 class _Source:
-    """Holds one file with its overrides, and knows where each field was written."""
+    """Holds one job as it was written, with its overrides, and knows where each field stands."""
 
-    def __init__(self, path: Path, overrides: list[str]) -> None:
-        self._path = path
-        self._values, self._lines = read_yaml(path)
+    def __init__(
+        self, path: str | Path, values: dict[str, Any], lines: Mapping[Path_, int], overrides: list[str]
+    ) -> None:
+        self._path, self._values, self._lines = path, values, lines
         self._overridden: dict[Path_, str] = {}
         for override in overrides:
             self._override(override)

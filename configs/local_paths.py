@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
+
+RUN_ROOT: Final = Path("runs")
+"""Folder in which run directories are made, as seen from the working directory."""
 
 
 def found(path: str, beside: Path, *, otherwise: str | None = None) -> str:

@@ -58,6 +58,7 @@ def test_the_command_line_is_frozen() -> None:
         "simulate": ["--json", "--log", "--out", "--processes", "--seed", "--seeds", "scenario"],
         "actor": [],
         "lead": [],
+        "held": [],
         "ctl": ["--control", "--json", "--keys", "--timeout"],
         "ctl submit": ["--json", "--set", "job"],
         "ctl jobs": ["--json"],

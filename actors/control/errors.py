@@ -28,7 +28,7 @@ from transport.errors import HeadraceError
 
 
 class ControlError(HeadraceError):
-    """Is the base of these errors; ``str(error)`` is the message for people."""
+    """Is the base of these errors; ``str(error)`` is the message for people, and a traceback shows the hint, too."""
 
     kind: ClassVar[str] = "error"
 
@@ -36,6 +36,8 @@ class ControlError(HeadraceError):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(hint)
 
 
 class BadRequest(ControlError):

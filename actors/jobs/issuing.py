@@ -86,15 +86,15 @@ class Issuing:
         patience, failing_since = Patience(limits, self._ctx.rng("patience")), math.inf
         try:
             while not self._owner.over:
-                why = "a prompt source: none has registered"
+                why, grace_s = "a prompt source: none has registered", limits.first_service_s
                 try:
                     if await self._try(step):
                         return
                 except AskError as error:
                     self._ctx.log.warning("a batch is not issued yet; trying again", step=step, error=str(error))
-                    why = f"the prompts of step {step}: {_cause(error)}"
+                    why, grace_s = f"the prompts of step {step}: {_cause(error)}", limits.stall_report_s
                 failing_since = min(failing_since, self._ctx.now())
-                if self._ctx.now() - failing_since >= limits.stall_report_s:
+                if self._ctx.now() - failing_since >= grace_s:
                     self._owner.waits(why)
                 await self._until_asked_again(patience.pause_s())
         finally:
@@ -147,7 +147,8 @@ class Issuing:
         if step not in self._told_unreadable:
             self._told_unreadable.add(step)
             self._ctx.log.error("the job ends for want of prompts", step=step, why=why)
-            self._owner.event("prompts_unreadable", why, step=step, why=why)
+            said_now = why if step > 0 else ""  # else the job fails at once, and says so
+            self._owner.event("prompts_unreadable", said_now, step=step, why=why)
         await self._no_more(step, why, why)
 
     async def _no_more(self, step: int, failed: str, why_none: str) -> None:

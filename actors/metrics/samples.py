@@ -68,6 +68,12 @@ def read_samples(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for _, line in _lines(path)]
 
 
+def of_step(rows: Sequence[dict[str, Any]], step: int | None) -> list[dict[str, Any]]:
+    """The samples of the newest step that is not after ``step``; empty if there is none."""
+    steps = [row["step"] for row in rows if step is None or row["step"] <= step]
+    return [row for row in rows if steps and row["step"] == max(steps)]
+
+
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Step and line, of each line that is a sample."""
     for line in path.read_bytes().split(b"\n") if path.exists() else ():

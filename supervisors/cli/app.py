@@ -68,3 +68,11 @@ def lead() -> None:
     from supervisors.head.head_process import run_head_process
 
     run_head_process()
+
+
+@app.command(hidden=True)
+def held() -> None:
+    """Be the process of a run that a program has started (docs/guides/python.md) and holds by its standard input."""
+    from supervisors.api.held_run import run_held
+
+    run_held()

@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from configs.errors import ConfigError
+from configs.local_paths import RUN_ROOT
 from configs.schema import JobConfig
-from supervisors.cli.command import EXIT_BAD_CONFIG, RUN_ROOT, Json, fail
+from supervisors.cli.command import EXIT_BAD_CONFIG, Json, fail
 from supervisors.cli.run import Overrides, load_faults
 
 

@@ -22,8 +22,6 @@ EXIT_FAILED: Final = 1
 EXIT_BAD_CONFIG: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
-RUN_ROOT: Final = Path("runs")
-
 T = TypeVar("T")
 Json = Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")]
 Control = Annotated[

@@ -18,7 +18,7 @@ import typer
 
 from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
-from supervisors.cli.command import RUN_ROOT
+from configs.local_paths import RUN_ROOT
 from transport.errors import HeadraceError
 
 EXIT_REFUSED = 1
@@ -232,7 +232,7 @@ def _call(op: str, args: dict[str, Any], json_: bool) -> None:
 
 def _from_files(op: str, args: dict[str, Any]) -> Any:
     """What the files of a run say that is over or whose head is gone; None if there is a head to ask, or no run."""
-    from supervisors.cli.run_files import RunFiles, runs_in
+    from supervisors.api.run_files import RunFiles, runs_in
 
     where = _options.control
     if where is not None and "://" in where:

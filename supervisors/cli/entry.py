@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_LONG_LIVED: Final = ("run", "head", "node", "actor", "lead")
+_LONG_LIVED: Final = ("run", "head", "node", "actor", "lead", "held")
 """Commands that have more to do than to print: they go on when nobody reads it."""
 _OURS: Final = ("main", "actors", "configs", "transport", "supervisors")
 
@@ -36,6 +36,10 @@ def main() -> None:
         from supervisors.head.head_process import run_head_process
 
         run_head_process()
+    elif command == ["held"]:
+        from supervisors.api.held_run import run_held
+
+        run_held()
     else:
         from supervisors.cli.app import app
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.limits import DEFAULT_LIMITS
-from supervisors.cli.live_view import step_line
+from supervisors.api.step_line import step_line
 from supervisors.cli.outlook import PhaseProgress
 
 

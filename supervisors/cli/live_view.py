@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.host.terminal_text import harmless
+from supervisors.api.step_line import figure, step_line, tokens_per_second
 from supervisors.cli.outlook import PhaseProgress, duration, seconds_left, trend
 
 RECENT_STEPS: Final = 8
@@ -59,7 +60,7 @@ class ProgressView:
         """Take in what is new, and show it."""
         waited = self._now.get("waiting_for")
         self._now.update(progress)
-        if "message" in progress:
+        if "message" in progress and progress.get("state") != "failed":  # else it is the reason, which the end tells
             self._say(str(progress["message"]))
         if "phase" in progress:
             self._phase.update(progress, time.monotonic())
@@ -101,7 +102,7 @@ class ProgressView:
         parts: list[RenderableType] = [head]
         if self._rows:
             rewards = list(self._rewards)
-            curve = f"reward {sparkline(rewards)} {_figure(self._rows[-1], 'reward_mean', '.3f')}  {trend(rewards)}"
+            curve = f"reward {sparkline(rewards)} {figure(self._rows[-1], 'reward_mean', '.3f')}  {trend(rewards)}"
             parts.append(Text(curve, style="green"))
             parts.append(self._table())
         if now.get("waiting_for"):
@@ -130,40 +131,15 @@ class ProgressView:
 def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         str(row["step"]),
-        _figure(row, "reward_mean", ".3f"),
+        figure(row, "reward_mean", ".3f"),
         str(row.get("samples_dropped", 0)),
         f"{tokens_per_second(row):,.0f}",
-        _figure(row, "response_tokens_mean", ".1f"),
+        figure(row, "response_tokens_mean", ".1f"),
         str(row.get("staleness_max", 0)),
         f"{float(row.get('rollout_idle_fraction', 0)):.0%}",
         f"{float(row.get('trainer_idle_fraction', 0)):.0%}",
         f"{float(row.get('seconds', 0)):.2f}",
     ]
-
-
-def step_line(row: Mapping[str, Any], steps: int | None) -> str:
-    """One step as a plain line; ``–`` stands for the mean of no sample."""
-    of = f"/{steps}" if steps else ""
-    lost = int(row.get("samples_dropped") or 0)
-    dropped = f"dropped {lost} of {lost + int(row.get('samples') or 0)}  " if lost else ""
-    reward = _figure(row, "reward_mean", ".3f")
-    return (
-        f"step {row['step']}{of}  reward {reward}  {dropped}{tokens_per_second(row):,.0f} tokens/s  "
-        f"staleness {row.get('staleness_max', 0)}  idle rollout {float(row.get('rollout_idle_fraction', 0)):.0%} "
-        f"trainer {float(row.get('trainer_idle_fraction', 0)):.0%}  {float(row.get('seconds', 0)):.2f} s"
-    )
-
-
-def _figure(row: Mapping[str, Any], name: str, form: str) -> str:
-    """A column's number; ``–`` where the row has none, as it is a mean of nothing."""
-    value = row.get(name)
-    return format(float(value), form) if value is not None else "–"
-
-
-def tokens_per_second(row: Mapping[str, Any]) -> float:
-    """Generated tokens per second of the step; 0 where the step took no time."""
-    seconds = float(row.get("seconds", 0))
-    return float(row.get("tokens_generated", 0)) / seconds if seconds > 0 else 0.0
 
 
 def sparkline(values: list[float]) -> str:

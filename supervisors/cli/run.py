@@ -13,15 +13,15 @@ import typer
 from rich.console import Console
 
 from actors.host.open_files import TooFewDescriptors, check_enough_for
-from actors.host.room import NoSpaceLeft, no_space, require_room
+from actors.host.room import NoSpaceLeft
 from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
+from configs.local_paths import RUN_ROOT
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
-    RUN_ROOT,
     Control,
     ControlKeys,
     Json,
@@ -31,12 +31,10 @@ from supervisors.cli.command import (
     finish,
     wrong,
 )
-from supervisors.cli.resume import check_options, check_run
 
 if TYPE_CHECKING:
     from configs.fault_plan import FaultPlan
     from configs.schema import JobConfig
-    from supervisors.machine.run_directory import RunLock
 
 _EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
 
@@ -68,6 +66,8 @@ def run(
 ) -> None:
     """Run one job on this machine, and wait for its end."""
     from configs.loader import load_job
+    from supervisors.api.own_directory import own_run_directory
+    from supervisors.api.resume import check_options, check_run
     from supervisors.tree.errors import DirectoryInUse
 
     overrides = set_ or []
@@ -87,7 +87,8 @@ def run(
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         check_enough_for(loaded.rollout.workers)
-        lock, news = _own_run_directory(resume, dir_, loaded)
+        where = f"--resume {resume}" if resume is not None else f"--dir {dir_ or RUN_ROOT}"
+        lock, news = own_run_directory(resume or dir_, loaded, resume=resume is not None, where=where)
     except (ConfigError, DirectoryInUse) as error:
         fail(str(error), EXIT_BAD_CONFIG)
     except (NoSpaceLeft, TooFewDescriptors) as error:
@@ -146,58 +147,6 @@ def load_faults(path: Path | None, job: Any) -> Any:
     plan = load_fault_plan(path)
     check_plan(plan, job, str(path))
     return plan
-
-
-def _own_run_directory(resume: Path | None, chosen: Path | None, job: JobConfig) -> tuple[RunLock, str]:
-    """The run's directory with its job in it, which nobody else may use until the lock is released.
-
-    And what there is to say of a run that is gone on with.
-
-    Raises:
-        ConfigError: it cannot be written, holds a run that should not be begun anew, or one that cannot go on.
-        DirectoryInUse: a run lives in it.
-        NoSpaceLeft: there is no room for a run.
-    """
-    from supervisors.checkers.condition import check_can_go_on
-    from supervisors.jobs.run_record import data_news, model_news, write_record
-    from supervisors.machine.run_directory import RunLock, make_run_directory
-
-    where = f"--resume {resume}" if resume is not None else f"--dir {chosen or RUN_ROOT}"
-    try:
-        run_dir = resume or chosen or make_run_directory(RUN_ROOT, job.name)
-        lock = RunLock.take(run_dir)
-    except OSError as error:
-        fix = "Choose a directory that you may write"
-        raise wrong(where, f"cannot be written: {error}", fix) from error
-    try:
-        require_room(run_dir, job.limits.disk_reserve_bytes, "a run")
-        if resume is not None:
-            check_can_go_on(run_dir)
-        elif (run_dir / "journal.db").exists() or (run_dir / "job.yaml").exists():
-            fix = f"Go on with headrace run --resume {run_dir}, or choose another directory"
-            raise wrong(where, "holds a run already", fix)
-        _write_job(run_dir, job, where)
-        if resume is None:
-            write_record(run_dir, job)
-        news = [] if resume is None else [model_news(run_dir, job), data_news(run_dir, job)]
-    except BaseException:
-        lock.release()
-        raise
-    return lock, "\n".join(filter(None, news))
-
-
-def _write_job(run_dir: Path, job: JobConfig, where: str) -> None:
-    """All of it or nothing: what a resume cannot write must not cost it the file that it has."""
-    from configs.loader import dump_job
-
-    partial = run_dir / ".job.yaml.partial"
-    try:
-        partial.write_text(dump_job(job), encoding="utf-8")
-        partial.replace(run_dir / "job.yaml")
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        fix = "Choose a directory that you may write"
-        raise no_space(error, run_dir, "job.yaml") or wrong(where, f"cannot be written: {error}", fix) from error
 
 
 def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from supervisors.cli.command import EXIT_BAD_CONFIG, RUN_ROOT, Json, fail
+from configs.local_paths import RUN_ROOT
+from supervisors.cli.command import EXIT_BAD_CONFIG, Json, fail
 
 
 def runs(
@@ -16,7 +17,7 @@ def runs(
     json_: Json = False,
 ) -> None:
     """List the runs in a directory, the newest first: state, steps, reward first and last, time, model, date."""
-    from supervisors.cli.run_files import runs_in
+    from supervisors.api.run_files import runs_in
     from supervisors.cli.tables import console, print_result
 
     if not root.is_dir():

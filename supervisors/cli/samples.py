@@ -50,16 +50,18 @@ def _of_step(run_dir: Path, found: list[dict[str, Any]], step: int | None) -> li
     Raises:
         ConfigError: it is no run directory, or has none of them.
     """
+    from actors.metrics.samples import of_step
+
     where = f"headrace samples {run_dir}"
     if not (run_dir / "job.yaml").is_file():
         raise wrong(where, "is no run directory: it has no job.yaml", "Name the directory that the run printed")
     if not found:
         fix = "Wait until its first step is committed; metrics.samples: false in its job file leaves them out"
         raise wrong(where, "has no samples yet", fix)
-    steps = [row["step"] for row in found if step is None or row["step"] <= step]
-    if not steps:
+    rows = of_step(found, step)
+    if not rows:
         raise wrong(where, f"has no samples of step {step} or before", f"The first are of step {found[0]['step']}")
-    return [row for row in found if row["step"] == max(steps)]
+    return rows
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from supervisors.cli.command import RUN_ROOT, Control, ControlKeys, Keys, check_sockets, finish, refuse_bad_sockets
+from configs.local_paths import RUN_ROOT
+from supervisors.cli.command import Control, ControlKeys, Keys, check_sockets, finish, refuse_bad_sockets
 
 
 def head(

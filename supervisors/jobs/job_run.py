@@ -174,9 +174,10 @@ class JobRun:
         """What the job's actor says."""
         self._told, self._told_s = event.result, asyncio.get_running_loop().time()
         self._state = JobState(str(event.result["state"]))
-        self._news.tell(event)
         if event.kind == "state" and self._state is JobState.FAILED:
             self.fail(str(event.fields["reason"]))
+        else:
+            self._news.tell(event)
         if event.kind == "ended":
             self._ended.set()
 
@@ -213,8 +214,11 @@ class JobRun:
         await self.interrupt()
 
     def fail(self, why: str) -> None:
-        """The job could not be started or kept; the reason is part of its summary."""
-        self._error = self._error or why
+        """The job could not be started or kept; the first reason is told, and is part of its summary."""
+        if self._error:
+            log.info("a further reason why a job has failed", job=self.job.name, why=why)
+            return
+        self._error = why
         self._news.say(state="failed", message=why)
 
     def abandon(self) -> bool:

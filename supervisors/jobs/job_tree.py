@@ -319,7 +319,9 @@ class JobTree:
             self._pool.worker_started(event.child)
         if event.kind == "ended" and self._pool is not None and event.cause is not None:
             self._pool.worker_ended(event.child, event.cause)
-        if event.kind in ("restarting", "gave_up", "start_failed"):
+        if event.kind == "restarting" or (
+            event.kind == "start_failed" and not event.permanent
+        ):  # else the run's end says
             self._news.say(message=_words(event))
 
     def _tell_end(self, event: SupervisionEvent) -> None:
@@ -333,8 +335,6 @@ class JobTree:
 
 def _words(event: SupervisionEvent) -> str:
     """What people read of a child that failed: the error that ended it, if it has named one."""
-    if event.kind == "gave_up":
-        return event.detail
     if event.kind == "start_failed":
         return f"{event.child} did not start: {event.reason or event.detail}"
     why = f": {event.reason}" if event.reason else ""

@@ -109,6 +109,18 @@ class RunLock:
         self.release()
 
 
+def has_owner(run_dir: Path) -> bool:
+    """Whether the run in it lives, as far as this machine can tell."""
+    try:
+        descriptor = os.open(run_dir / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        return _lives(_record(descriptor))
+    finally:
+        os.close(descriptor)
+
+
 def _of_process(pid: int) -> dict[str, Any]:
     try:
         born = psutil.Process(pid).create_time()

@@ -39,6 +39,8 @@ class SupervisionEvent:
     incarnation: int = 0
     reason: str = ""
     """The error that ended the child, as people read it; empty if it named none."""
+    permanent: bool = False
+    """Whether that error could only be met again, so that the supervisor gives up next."""
 
 
 class Child:

@@ -286,7 +286,8 @@ class Supervisor(Actor):
             end = end_of_start(error)
             child.failed_starts += not again and end.cause is not ExitCause.UNREACHABLE
             child.reason = str(end.reason or "")
-            self._tell("start_failed", child, end.cause, end.detail)
+            permanent = end.reason is not None and end.reason.permanent
+            self._tell("start_failed", child, end.cause, end.detail, permanent=permanent)
             self._on_exit(child, end)
             return
         finally:
@@ -337,7 +338,16 @@ class Supervisor(Actor):
             raise ValueError(f"{self._name} has a child named {spec.name!r} already")
         self._children[spec.name] = Child(spec, Backoff(self._policy), self._judge.crash_loop())
 
-    def _tell(self, kind: str, child: Child, cause: ExitCause | None, detail: str, incarnation: int = 0) -> None:
+    def _tell(
+        self,
+        kind: str,
+        child: Child,
+        cause: ExitCause | None,
+        detail: str,
+        incarnation: int = 0,
+        *,
+        permanent: bool = False,
+    ) -> None:
         bad = kind in ("start_failed", "gave_up") or (cause is not None and counts(cause))
         log = self.ctx.log.warning if bad else self.ctx.log.info
         log(f"child {kind}", supervisor=self._name, child=child.spec.name, cause=cause and str(cause), detail=detail)
@@ -345,7 +355,16 @@ class Supervisor(Actor):
             now_s = self.ctx.now()
             self._on_event(
                 SupervisionEvent(
-                    kind, self._name, child.spec.name, now_s, cause, detail, child.restarts, incarnation, child.reason
+                    kind,
+                    self._name,
+                    child.spec.name,
+                    now_s,
+                    cause,
+                    detail,
+                    child.restarts,
+                    incarnation,
+                    child.reason,
+                    permanent,
                 )
             )
 

@@ -78,4 +78,5 @@ def test_a_hub_name_that_leads_nowhere_fails_with_one_message(
     assert (run.process.returncode, summary["state"], summary["steps"]) == (1, "failed", 0)
     assert summary["error"].startswith(f"model.path: {NAME!r} was not fetched as a whole")
     assert "GatedRepoError" in summary["error"]
+    assert run._errors.read_text().count("was not fetched as a whole") == 1, "the terminal says it once"
     assert "Ask for access on its page and set HF_TOKEN" in summary["error"]

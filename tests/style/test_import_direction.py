@@ -4,7 +4,7 @@
 
     actors        core ← host ← protocol ← ledger ← fleet ← scheduler        policies are pure, and below the ledger
                   every other role stands on core, host and protocol         those who pull may use the weights' client
-    supervisors   tree ← faults ← machine ← jobs ← nemesis ← head ← simulation ← cli
+    supervisors   tree ← faults ← machine ← jobs ← nemesis ← head ← simulation, api ← cli
 
 ``ACTORS`` and ``SUPERVISORS`` say it room by room. There is no import circle between files. Imports for type checkers
 alone count like all others. One file touches zmq. Heavy imports stay where they are needed, and what would make two
@@ -62,7 +62,20 @@ SUPERVISORS = {
     "simulation": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers"},
     "testing": {"tree", "checkers"},
     "trees": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head"},
-    "cli": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers", "simulation", "trees"},
+    "api": {"tree", "faults", "machine", "providers", "jobs", "nemesis", "head", "checkers", "trees"},
+    "cli": {
+        "tree",
+        "faults",
+        "machine",
+        "providers",
+        "jobs",
+        "nemesis",
+        "head",
+        "checkers",
+        "simulation",
+        "trees",
+        "api",
+    },
 }
 """Room of ``supervisors`` → the others that it may import; ``trees.py`` is the running system on one page."""
 

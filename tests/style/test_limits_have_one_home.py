@@ -31,6 +31,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("transport/zmq/handshake.py", "SOCKETS_MAX"),
         ("transport/zmq/packing.py", "FRAMES_MAX"),
         ("transport/zmq/socket.py", "NEVER_RECONNECT_MS"),
+        ("supervisors/api/run.py", "ROWS_MAX"),
         ("supervisors/jobs/cost_meter.py", "HOUR_S"),
         ("supervisors/machine/runtime_directory.py", "MARKER_BYTES_MAX"),
         ("supervisors/machine/runtime_directory.py", "SAME_START_S"),

@@ -50,6 +50,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/head/machine_process.py", "MachineProcess._forward", "self.keeper.became_ready.wait()"),
         ("supervisors/machine/node_agent.py", "NodeAgent._follow", "asyncio.shield(managed.process.exited)"),
         ("supervisors/machine/process.py", "ChildProcess._wait_in_thread", "self._popen.wait()"),
+        ("supervisors/api/held_process.py", "_follow", "popen.wait()"),
     ],
     "the exit has been seen: reaping returns at once": [
         ("supervisors/machine/process.py", "ChildProcess._on_exit", "self._popen.wait()"),
@@ -82,6 +83,16 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/nemesis/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
+    ],
+    "a program waits for its run, or for what that tells next, as long as it likes: its user can interrupt it": [
+        ("supervisors/api/start.py", "run_job", "run.wait()"),
+        ("supervisors/api/run.py", "Run.result", "asyncio.shield(asyncio.wrap_future(self._process.ended))"),
+        ("supervisors/api/run.py", "Run.result", "asyncio.wrap_future(submit(self._until_over()))"),
+        ("supervisors/api/events.py", "Events.__anext__", "asyncio.shield(asyncio.wrap_future(self._begin()))"),
+        ("supervisors/api/events.py", "_next_of", "anext(source, None)"),
+    ],
+    "it waits for limits.held_end_s at most": [
+        ("supervisors/api/run.py", "Run.__aexit__", "asyncio.to_thread(self.close)"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "free.get()"),

@@ -10,9 +10,9 @@ from typing import Final
 
 import numpy as np
 
+from supervisors.api.run_files import model_name
 from supervisors.cli.plot.figures import FIGURES
 from supervisors.cli.plot.run_data import RunData
-from supervisors.cli.run_files import model_name
 
 
 def draw(data: RunData, folder: Path) -> list[Path]:

@@ -51,6 +51,8 @@ class Scene(Actor):
         self.events: list[Event] = []
         self.said: list[dict[str, Any]] = []
         self.too_large = False
+        self.starts_s = 0.0
+        """Time from which on there is a prompt source."""
 
     @handles(RegisterService)
     async def register(self, _: RegisterService) -> Acknowledged:
@@ -62,7 +64,8 @@ class Scene(Actor):
 
     @handles(LookupService)
     async def lookup(self, _: LookupService) -> ServiceFound:
-        return ServiceFound(address=self.ctx.self_address)
+        here = self.ctx.now() >= self.starts_s
+        return ServiceFound(address=self.ctx.self_address if here else None)
 
     @handles(ReadPrompts)
     async def on_read(self, question: ReadPrompts) -> PromptsRead:
@@ -140,6 +143,18 @@ def refuse(error: Exception) -> Awaitable[PromptsRead]:
     return raising()
 
 
+@pytest.mark.parametrize(("starts_s", "said"), [(20.0, []), (40.0, ["a prompt source: none has registered", ""])])
+def test_a_prompt_source_that_is_still_being_started_is_missed_aloud_only_after_its_grace(
+    starts_s: float, said: list[str]
+) -> None:
+    async def act(scene: Scene, ref: Any, job: Job) -> None:
+        scene.starts_s = starts_s
+        ref.tell(NeedBatch(job="j", step=0))
+        await until(lambda: scene.issued)
+
+    assert waited(play(lambda _, question: prompts(question), act, first_service_s=30.0)) == said
+
+
 def test_what_may_pass_is_tried_again_and_after_a_few_seconds_the_terminal_says_what_is_waited_for() -> None:
     """The reader's machine is away for twenty seconds; a failure that is over at once is not worth a word."""
 
@@ -178,8 +193,8 @@ def test_prompts_that_can_never_be_read_end_the_job_after_the_steps_that_can_be_
 
     scene = play(answer, act)
     assert len(scene.read) == 1
-    (told,) = messages(scene)
-    assert told == f"the prompts of step {step} cannot be read: rows.jsonl, row 30: column 'prompt' is null"
+    why = f"the prompts of step {step} cannot be read: rows.jsonl, row 30: column 'prompt' is null"
+    assert messages(scene) == ([why] if step else []), "at step 0 the job fails at once, and that says why"
     assert [event.fields["step"] for event in scene.named("prompts_unreadable")] == [step]
 
 

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from actors.host.terminal_text import harmless
-from supervisors.cli.live_view import ProgressView, step_line
+from supervisors.api.step_line import step_line
+from supervisors.cli.live_view import ProgressView
 
 ROW: dict[str, Any] = {
     "step": 1, "reward_mean": 0.5, "samples": 12, "samples_dropped": 4, "seconds": 2.0, "tokens_generated": 9000,
@@ -39,6 +40,11 @@ def test_the_panel_has_a_column_of_drops_and_draws_no_reward_of_an_empty_step() 
     panel = shown(ROW, EMPTY, terminal=True)
     assert "dropped" in panel and "–" in panel and "0.000" not in panel
     assert shown(EMPTY, terminal=True).count("–") >= 3, "also when the very first step was empty"
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_why_a_run_has_failed_is_left_to_the_report_at_its_end(terminal: bool) -> None:
+    assert "the disk is full" not in shown({"state": "failed", "message": "the disk is full"}, terminal=terminal)
 
 
 def test_a_message_cannot_steer_the_terminal() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.schema import JobConfig
-from supervisors.cli.resume import check_options, check_run, committed_steps
+from supervisors.api.resume import check_options, check_run, committed_steps
 from supervisors.jobs.run_record import RECORD, changed_keys, data_news, model_news, write_record
 from tests.smallest_job import smallest_job
 

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from supervisors.cli.command import wrong
+from configs.errors import ConfigError
 
 if TYPE_CHECKING:
     from configs.schema import JobConfig
@@ -25,14 +25,16 @@ def check_options(job: Path | None, dir_: Path | None, resume: Path, overrides: 
     where = f"--resume {resume}"
     if job is not None or dir_ is not None:
         fix = "The run directory holds its job; leave the other out"
-        raise wrong(where, "neither a job file nor --dir goes with it", fix)
+        raise ConfigError.of(where, "", "neither a job file nor --dir goes with it", fix)
     if not (resume / "job.yaml").is_file():
         fix = "Name the directory that the run printed at its start"
-        raise wrong(where, "is no run directory: it has no job.yaml", fix)
+        raise ConfigError.of(where, "", "is no run directory: it has no job.yaml", fix)
     for override in overrides:
         key = override.partition("=")[0].strip()
         if not may_change(key):
-            raise wrong(where, f"{key} cannot change in mid-run", f"Only these can: {', '.join(RESUME_MAY_SET)}")
+            raise ConfigError.of(
+                where, "", f"{key} cannot change in mid-run", f"Only these can: {', '.join(RESUME_MAY_SET)}"
+            )
 
 
 def check_run(resume: Path, job: JobConfig) -> None:
@@ -43,15 +45,15 @@ def check_run(resume: Path, job: JobConfig) -> None:
     if changes := changed_keys(resume, job):
         said = "; ".join(f"{key} was {_shown(before)} and is {_shown(now)}" for key, before, now in changes)
         fix = f"Put back what the run began with in {resume / 'job.yaml'}, or begin a new run with the new values"
-        raise wrong(where, f"is another run now: {said}", fix)
+        raise ConfigError.of(where, "", f"is another run now: {said}", fix)
     done = committed_steps(resume)
     if job.steps < done:
         fix = f"Set steps to more than {done} to go on, or leave it out"
-        raise wrong(where, f"steps is {job.steps}, and {done} steps are committed already", fix)
+        raise ConfigError.of(where, "", f"steps is {job.steps}, and {done} steps are committed already", fix)
     stored = sorted((resume / "checkpoints").glob("step_*"))
     if stored and not (resume / JOURNAL).is_file():
         fix = f"Put {JOURNAL} back, or begin a new run whose model.path is {stored[-1]}"
-        raise wrong(where, f"its {JOURNAL} is gone, so nobody knows which samples were trained", fix)
+        raise ConfigError.of(where, "", f"its {JOURNAL} is gone, so nobody knows which samples were trained", fix)
 
 
 def committed_steps(run_dir: Path) -> int:

@@ -41,6 +41,32 @@ class RunFiles:
         """Whether a process of this machine has the journal open."""
         return is_open(self.run_dir / JOURNAL)
 
+    @property
+    def name(self) -> str:
+        """Name of its job."""
+        return str(self._job().get("name", ""))
+
+    @property
+    def steps(self) -> int | None:
+        """Number of steps that it is to make."""
+        steps = self._job().get("steps")
+        return steps if isinstance(steps, int) else None
+
+    def state(self, *, alive: bool) -> RunState:
+        """What the job has last said of itself; if that is no end, ``alive`` says whether a process of it is there."""
+        return run_state(self._events(), alive=alive)
+
+    def summary(self) -> Plain:
+        """As far as its files tell, what ``headrace run --json`` has printed at its end."""
+        summary, rows = Summary(), self._rows()
+        for row in rows:
+            summary.add(row)
+        (job,) = self.jobs()
+        known = summary.result() | {"seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 3)}
+        stored = sorted((self.run_dir / "checkpoints").glob("step_*"))
+        known |= {"checkpoint": str(stored[-1]) if stored else None, "state": job["state"]}
+        return {"job": job["job"]} | known | ({"error": job["error"]} if job["error"] else {})
+
     def facts(self) -> Plain:
         """A row for ``headrace runs``."""
         job, rows = self._job(), self._rows()

@@ -1,0 +1,29 @@
+"""What a program that starts runs, or connects to them, may meet. Continues the tree of ``transport/errors.py``.
+
+HeadraceError
+├── RunFailed       a run has ended without finishing; ``summary`` is all that it has come to, and resume may go on
+└── NoRun           there is no run where one was looked for; name another place
+
+Beside them: ConfigError (the job, or where it is to run; mend it), DirectoryInUse (another run lives there),
+NoSpaceLeft, and the ControlErrors of a run that is asked for something (``actors/control/errors.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transport.errors import HeadraceError
+
+
+class RunFailed(HeadraceError):
+    """A run that is waited for has failed. ``summary`` is what ``headrace run --json`` prints of such a run."""
+
+    def __init__(self, summary: Mapping[str, Any], about: str) -> None:
+        self.summary = dict(summary)
+        why = self.summary.get("error") or f"it is {self.summary.get('state')}, and has not said why"
+        super().__init__(f"{about}: {why}")
+
+
+class NoRun(HeadraceError):
+    """There is no run at the place that was named. The message says what was looked for."""
