@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from configs.checks.model_checks import is_hub_name
 from configs.checks.model_files import problem_of
+from configs.hub_names import is_hub_name
 from configs.schema import JobConfig
 from supervisors.jobs.hub_download import Order, Report, read_report
 from supervisors.jobs.model_cache import ModelCache, cache_key

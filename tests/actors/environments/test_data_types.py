@@ -62,7 +62,7 @@ def test_what_stands_in_a_row_arrives_in_type_and_value(folder: Path, rows: list
     for index, record in enumerate(records):
         source.check(index)
         context = msgpack.packb([index, source.row(index).digest])
-        example = Examples(source).of(context)
+        example = Examples({"": source}).of(context)
         assert same(example.answer, record["answer"]) and same(example.extra, {"more": record["more"]})
 
 
@@ -183,10 +183,10 @@ def test_a_row_that_has_changed_gives_no_answer_of_another_one(tmp_path: Path) -
     context = msgpack.packb([1, open_source(data_of(path), 0).row(1).digest])
     path.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "3"}\n')
     with pytest.raises(RowChanged, match="row 1"):
-        Examples(open_source(data_of(path), 0)).of(context)
+        Examples({"": open_source(data_of(path), 0)}).of(context)
     path.write_text('{"prompt": "a", "answer": "1"}\n')
     with pytest.raises(RowChanged, match="row 1"):
-        Examples(open_source(data_of(path), 0)).of(context)
+        Examples({"": open_source(data_of(path), 0)}).of(context)
 
 
 SEEING = """
