@@ -1,4 +1,4 @@
-"""Several rewards on their way into the ledger and the metrics: none is lost with a head, and a sum without one is none."""
+"""Several rewards on their way into the ledger and the metrics: none dies with a head; a sum without one is none."""
 
 from __future__ import annotations
 
