@@ -9,12 +9,14 @@ again, find the copy and ask nobody.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+from configs.checks.data_checks import check_data
 from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
 from configs.task_schema import DataConfig
@@ -33,7 +35,7 @@ async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
     """Have every source of the job on disk; returns the job with their places.
 
     Raises:
-        DataNotFetched: a hub name led to no data; the message names the field, what was tried and what to do.
+        DataNotFetched: a hub name led to no data, or to other columns; the message names the field and what to do.
     """
     sources = job.data.sources
     for name, source in sources.items():
@@ -43,7 +45,11 @@ async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
                 await _fetch(job, job.data.key_of(name), source, directory, run_dir, say)
             update = {"path": str(directory), "config": None, "split": None, "revision": None}
             sources[name] = source.model_copy(update=update)
-    return job.model_copy(update={"data": job.data.with_sources(sources)})
+    prepared = job.model_copy(update={"data": job.data.with_sources(sources)})
+    if prepared != job:  # what the job file's check could not see yet
+        for field, wrong, fix in await asyncio.to_thread(check_data, prepared):
+            raise DataNotFetched(f"{field}: {wrong}. {fix}")
+    return prepared
 
 
 async def _fetch(job: JobConfig, key: str, source: DataConfig, directory: Path, run_dir: Path, say: Say) -> None:

@@ -158,6 +158,13 @@ async def test_without_a_hub_the_cache_does_and_without_both_one_sentence_says_s
     assert "Start again where the hub can be reached" in offline
 
 
+async def test_columns_that_the_data_lack_are_said_before_a_model_is_fetched(hub: HubServer, run_dir: Path) -> None:
+    with pytest.raises(DataNotFetched) as found:
+        await prepare_data(job(prompt_key="prompt"), run_dir, lambda _: None)
+    wrong = "data.prompt_key: the data set has no column 'prompt' (it has: question, answer)"
+    assert str(found.value) == f"{wrong}. Use one of its columns: question, answer"
+
+
 @pytest.mark.parametrize(
     ("data", "field"),
     [
