@@ -47,7 +47,14 @@ async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
             sources[name] = source.model_copy(update=update)
     prepared = job.model_copy(update={"data": job.data.with_sources(sources)})
     if prepared != job:  # what the job file's check could not see yet
-        for field, wrong, fix in await asyncio.to_thread(check_data, prepared):
+        try:
+            async with asyncio.timeout(job.limits.data_download_timeout_s):
+                found = await asyncio.to_thread(check_data, prepared)
+        except TimeoutError as error:
+            raise DataNotFetched(
+                "data: the first rows could not be read within limits.data_download_timeout_s"
+            ) from error
+        for field, wrong, fix in found:
             raise DataNotFetched(f"{field}: {wrong}. {fix}")
     return prepared
 

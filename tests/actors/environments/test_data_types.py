@@ -173,7 +173,7 @@ def test_an_answer_that_nothing_can_equal_is_refused_where_text_is_compared(
 @pytest.mark.parametrize(("answer", "response"), [(7, "7"), (-1.5, "-1.5"), ("7", "7")])
 @pytest.mark.parametrize("kind", ["exact_match", "math_verify"])
 def test_a_number_is_compared_as_its_text(answer: object, response: str, kind: str) -> None:
-    example = Examples(None).of(msgpack.packb(["p", answer, 0, {}]))
+    example = Examples({}).of(msgpack.packb(["p", answer, 0, {}]))
     assert make_scorer(smallest_job(reward={"kind": kind}))(response, example) == 1.0
 
 

@@ -64,7 +64,8 @@ def test_a_head_that_dies_still_knows_each_reward(in_world: InWorld) -> None:
         await asyncio.sleep(0.02)
         world.kill("head")
         asked = len(world.rewards.asked)
-        world.kill("rewards"), world.kill("rollout-0"), world.kill("trainer")
+        for name in ("rewards", "rollout-0", "trainer"):
+            world.kill(name)
         await play(world)
         assert await world.job.wait_over(60.0) == "finished"
         assert asked + len(world.rewards.asked) < 2 * 4 * 16, "not all were scored again"
