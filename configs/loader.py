@@ -97,6 +97,8 @@ class _Source:
     def where(self, field: str) -> str:
         """The nearest thing that was written: the override, the field's line, its section's line, or the file."""
         at = tuple(field.split("."))
+        if at[:2] == ("reward", "parts") and at[:2] not in self._lines:
+            at = (at[0], *at[2:])  # it was written as a list
         while at:
             if at in self._overridden:
                 return f"--set {self._overridden[at]}"
