@@ -4,6 +4,8 @@
 *.parquet ─────────────────────────────────────▶ PARQUET
 a directory of save_to_disk ───────────────────▶ SAVED      one data set, or several splits
 any other directory with data files in it ─────▶ FOLDER     as on the Hugging Face hub: data/train-*.parquet
+
+A hub name, ``owner/name``, is fetched before anybody reads it, and then is a directory of save_to_disk.
 """
 
 from __future__ import annotations
@@ -60,6 +62,11 @@ def form_of(path: Path, source: str) -> DataForm:
     raise UnknownForm(wrong, fix)
 
 
+def looks_like_data_file(path: str) -> bool:
+    """Whether a name ends as those of data files do."""
+    return path.lower().endswith((*_FOLDER_ENDINGS, ".gz", ".txt", ".zip"))
+
+
 def data_files(folder: Path) -> list[Path]:
     """The data files of a directory as on the hub, sorted; hidden ones are none."""
     found = [path for depth in range(_DEEPEST) for path in folder.glob("*/" * depth + "*")]
@@ -70,18 +77,24 @@ def data_files(folder: Path) -> list[Path]:
     )
 
 
-def chosen_split(splits: list[str], path: Path) -> str:
-    """``train``, or the only one there is.
+def chosen_split(splits: list[str], path: Path | str, wanted: str | None = None) -> str:
+    """``wanted``, which is ``data.split``; if unset, ``train``, or the only one there is.
 
     Raises:
         UnknownForm: names the splits.
     """
+    if wanted is not None and wanted not in splits:
+        have = ", ".join(sorted(splits)) or "none"
+        raise UnknownForm(f"{str(path)!r} has no split {wanted!r} (it has: {have})", "Set data.split to one of them")
+    if wanted is not None:
+        return wanted
     if "train" in splits:
         return "train"
     if len(splits) == 1:
         return splits[0]
     named = ", ".join(sorted(splits)) or "none"
-    raise UnknownForm(f"{str(path)!r} has the splits {named}, and none of them is train", "Name the one to train on")
+    wrong = f"{str(path)!r} has the splits {named}, and none of them is train"
+    raise UnknownForm(wrong, "Set data.split to the one to train on")
 
 
 def wrong_prompt(prompt: object) -> str:

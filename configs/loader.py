@@ -98,6 +98,8 @@ class _Source:
     def where(self, field: str) -> str:
         """The nearest thing that was written: the override, the field's line, its section's line, or the file."""
         at = tuple(field.split("."))
+        if at[:2] == ("reward", "parts") and at[:2] not in self._lines:
+            at = (at[0], *at[2:])  # it was written as a list
         while at:
             if at in self._overridden:
                 return f"--set {self._overridden[at]}"
@@ -160,9 +162,13 @@ def schema_keys() -> list[str]:
 
 def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     """Make the paths of local files absolute: from the working directory, else from beside the job file."""
-    data, model = job.data, job.model
-    if data.path is not None:
-        data = data.model_copy(update={"path": found(data.path, beside)})
+    model = job.model
+    data = job.data.with_sources(
+        {
+            name: source if source.path is None else source.model_copy(update={"path": found(source.path, beside)})
+            for name, source in job.data.sources.items()
+        }
+    )
     if model.path is not None:
         new = str(Path.cwd() / model.path) if model.source == "tiny" else model.path  # a tiny model may be made there
         model = model.model_copy(update={"path": found(model.path, beside, otherwise=new)})

@@ -129,6 +129,9 @@ class ProcessLimits(BaseModel):
     model_download_timeout_s: float = Field(
         default=14400.0, description="fetching a model by its hub name; 140 GB take this long at 10 MB/s"
     )
+    data_download_timeout_s: float = Field(
+        default=14400.0, description="fetching a data set by its hub name and writing it down; 100 GB take this long"
+    )
     model_download_stall_s: float = Field(
         default=300.0, description="a download that gets no byte for this long; the hub's client retries earlier"
     )

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from configs.limits import Limits
+from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from configs.task_schema import DataConfig, RewardConfig
 
-PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
 LrSchedule = Literal["constant", "linear", "cosine"]
 SyncMode = Literal["sync", "minibatch", "dynamic", "one_step_barrier", "async"]
-
-
-class Section(BaseModel):
-    """Is the base of all sections: frozen and strict about names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class ModelConfig(Section):
@@ -41,61 +34,6 @@ class ModelConfig(Section):
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
     """``tiny`` only: in the last fifth of the warm start, the part of prompts shown with another one's answer."""
-
-
-class DataConfig(Section):
-    """Where prompts come from."""
-
-    source: Literal["file", "reasoning_gym", "jsonl", "hf_dataset"] = "file"
-    """``file``: what ``path`` names, in the form that its name's ending says. ``reasoning_gym``: a generated task.
-    ``jsonl`` and ``hf_dataset`` mean ``file``; with ``jsonl`` an ending that says nothing means JSON lines."""
-    task: str | None = None
-    """``reasoning_gym``: the data set's name, such as ``spell_backward``."""
-    task_args: dict[str, Any] = {}
-    """``reasoning_gym``: its parameters, such as ``{min_word_len: 3}``."""
-    path: str | None = None
-    """A ``.jsonl``, ``.json`` (each also with ``.gz``) or ``.parquet`` file, a directory written by ``save_to_disk``,
-    or one laid out as on the Hugging Face hub (``data/train-*.parquet``). Of several splits ``train`` is taken."""
-    prompt_key: str = "prompt"
-    """Column of the prompt: a string, or a list of chat messages."""
-    answer_key: str = "answer"
-    """Column of the right answer, of any type; all further columns reach a reward function by name."""
-    template: str = "{prompt}"
-    """Text around a string prompt; ``{prompt}`` stands for it."""
-    size: PositiveInt = 10_000
-    """``reasoning_gym``: distinct prompts before the stream repeats."""
-    epochs: PositiveInt | None = None
-    """How often the data may repeat; unset: for ever."""
-    shuffle: bool = True
-    """Visit the rows in an order that ``seed`` fixes, drawn anew for each epoch."""
-    chat: bool = False
-    """Wrap string prompts in the tokenizer's chat template."""
-    chat_template_kwargs: dict[str, Any] = {}
-    """Further arguments of ``apply_chat_template``, such as ``{enable_thinking: false}``, ``{tools: […]}`` or, where
-    the tokenizer has several templates, ``{chat_template: NAME}``."""
-    system_prompt: str | None = None
-    """A first message of role ``system`` where the chat template is used and the prompt does not begin with its own."""
-    max_prompt_tokens: PositiveInt = 512
-    """Longer prompts are passed over, as are those that leave ``rollout.max_tokens`` no room in the model."""
-
-
-class RewardConfig(Section):
-    """How responses are scored."""
-
-    kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"]
-    """Equal up to white space; equal as mathematics; the task's own scorer; your function. The first two compare text:
-    an answer that is a number stands for its text, and a null or missing one is refused."""
-    function: str | None = None
-    """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
-    answer_pattern: str | None = None
-    """Regular expression with one group; its last match in the response is the answer. Unset: the whole response.
-    ``exact_match`` and ``math_verify`` cut the reference answer alike where it matches there, else take it as it is."""
-    special_tokens: bool = False
-    """Show the tokenizer's special tokens in responses, the end token too; unset, they are left out of the text."""
-    timeout_s: PositiveFloat = 10.0
-    """One call; beyond it the sample has no result, which is never a reward of 0."""
-    workers: PositiveInt = 1
-    """Scorer processes."""
 
 
 class AlgorithmConfig(Section):

@@ -90,7 +90,7 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
     "an array that is none": (JSONL | {"data.path": "cut.json"}, "data.path", "one array of objects"),
     "gzip that is none": (JSONL | {"data.path": "plain.jsonl.gz"}, "data.path", "that you may read"),
     "Parquet that is none": (JSONL | {"data.path": "plain.parquet"}, "data.path", "Write the file anew"),
-    "splits without train": (JSONL | {"data.path": "splits"}, "data.path", "Name the one to train on"),
+    "splits without train": (JSONL | {"data.path": "splits"}, "data.path", "Set data.split to the one to train on"),
     "empty data": (JSONL | {"data.path": "void.jsonl"}, "data.path", "one JSON object a line"),
     "unreadable data": (JSONL | {"data.path": "binary.jsonl"}, "data.path", "UTF-8"),
     "broken row": (JSONL | {"data.path": "broken.jsonl"}, "data.path", "line 2"),

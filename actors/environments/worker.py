@@ -17,7 +17,7 @@ from actors.core.registered import RegisteredActor
 from actors.environments.errors import RewardError
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
-from actors.environments.scoring.examples import row_of
+from actors.environments.scoring.examples import row_of, source_of
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
 from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
@@ -82,14 +82,18 @@ class RewardWorker(RegisteredActor):
     def _row(self, step: int, sample: SampleToShow, answer: str) -> dict[str, float | int | str | None]:
         """A line of samples.jsonl."""
         assert self._codec is not None
-        longest = self._job.limits.sample_text_chars
+        longest, names = self._job.limits.sample_text_chars, self._job.reward.names
+        parts = dict(zip(names, sample.parts or [None] * len(names), strict=True))
+        source = {"source": source_of(sample.context)} if self._job.data.mix else {}
         return {
             "step": step,
             "chosen": sample.chosen,
             "prompt": sample.prompt,
             "sibling": sample.sibling,
+            **source,
             "row": row_of(sample.context),
             "reward": sample.reward,
+            **{f"reward_{name}": value for name, value in parts.items()},
             "finish": "cut" if sample.finish == FinishReason.LENGTH else "ended",
             "tokens": len(sample.token_ids),
             "reason": sample.reason,
@@ -101,7 +105,7 @@ class RewardWorker(RegisteredActor):
 
 def _verdict(prompt: int, sibling: int, verdict: PoolVerdict) -> Verdict:
     if verdict.reward is not None:
-        return Verdict(prompt=prompt, sibling=sibling, reward=verdict.reward)
+        return Verdict(prompt=prompt, sibling=sibling, reward=verdict.reward, parts=verdict.parts)
     return Verdict(
         prompt=prompt,
         sibling=sibling,

@@ -75,6 +75,8 @@ class StepBatch:
         self.length = np.zeros(n, np.int32)
         self.finish = np.zeros(n, np.uint8)
         self.reward = np.full(n, np.nan)
+        self.reward_parts = np.zeros((n, 0))
+        """Rewards that ``reward`` is the weighted sum of, a column each; no column where there is one only."""
         self.assignment = np.full(n, -1, np.int64)
         self.former = np.full(n, -1, np.int64)
         """Assignment that a former life of the scheduler gave to ``holder``; -1 if another one was given since."""

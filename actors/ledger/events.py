@@ -132,6 +132,8 @@ class Scored(msgspec.Struct, frozen=True, tag="scored"):
     step: int
     rows: np.ndarray  # int32[n]
     rewards: np.ndarray  # float64[n]
+    parts: np.ndarray | None = None  # float64[n, k]
+    """Rewards that each is the weighted sum of; None where there is one only."""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag="dropped"):

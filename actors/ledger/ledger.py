@@ -165,9 +165,21 @@ class Ledger(LedgerState):
         batch.require(event.rows, (S.FINISHED,), "score")
         if len(event.rewards) != len(event.rows) or not np.isfinite(event.rewards).all():
             raise IllegalTransition(f"step {event.step}: a reward must be a finite number for each sample")
+        if event.parts is not None:
+            self._enter_parts(batch, event.rows, event.parts)
         batch.reward[event.rows] = event.rewards
         batch.state[event.rows] = S.SCORED
         return Outcome()
+
+    def _enter_parts(self, batch: StepBatch, rows: np.ndarray, parts: np.ndarray) -> None:
+        known = batch.reward_parts.shape[1]
+        if parts.ndim != 2 or len(parts) != len(rows) or parts.shape[1] != (known or parts.shape[1]):
+            raise IllegalTransition(f"step {batch.step}: {parts.shape} parts of rewards for {len(rows)} samples")
+        if not np.isfinite(parts).all():
+            raise IllegalTransition(f"step {batch.step}: each part of a reward must be a finite number")
+        if not known:
+            batch.reward_parts = np.full((len(batch), parts.shape[1]), np.nan)
+        batch.reward_parts[rows] = parts
 
     def _dropped(self, event: ev.Dropped) -> Outcome:
         if self._pruned(event.step):

@@ -6,8 +6,8 @@ from typing import Final
 
 _GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("learning", (
-        "loss", "reward_", "degenerate_", "grad_norm", "learning_rate", "update_skipped", "clip_", "kl", "entropy",
-        "engine_mismatch", "micro_batches", "trainer_reward",
+        "loss", "reward_", "source_", "degenerate_", "grad_norm", "learning_rate", "update_skipped", "clip_", "kl",
+        "entropy", "engine_mismatch", "micro_batches", "trainer_reward",
     )),
     ("time", ("seconds", "rollout_idle", "trainer_idle", "trainer_seconds", "seed_s", "seeding_")),
     ("weights", ("publish_", "weights_", "pull_", "load_")),

@@ -45,6 +45,8 @@ class Verdict(msgspec.Struct, frozen=True):
     failure_kind: str = ""
     """FailureKind, empty on success."""
     failure_message: str = ""
+    parts: tuple[float, ...] = ()
+    """Rewards that it is the weighted sum of, in the job file's order; none where there is one only."""
 
 
 @message("rewards.scored")
@@ -66,6 +68,8 @@ class SampleToShow(msgspec.Struct, frozen=True):
     reason: str
     """Reason why it was dropped; empty if it was trained."""
     context: bytes
+    parts: list[float] = []
+    """Rewards that it is the weighted sum of; none where there is one only, or no verdict."""
 
 
 @message("rewards.show_samples")

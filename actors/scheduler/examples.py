@@ -63,6 +63,7 @@ def _sample(batch: StepBatch, row: int, chosen: str) -> SampleToShow:
         token_ids=batch.ragged(np.array([row], np.int32)).tokens,
         finish=int(batch.finish[row]),
         reward=None if math.isnan(reward) else reward,
+        parts=[] if math.isnan(reward) else batch.reward_parts[row].tolist(),
         reason=batch.drop_reasons.get(row, ""),
         context=batch.contexts[index],
     )

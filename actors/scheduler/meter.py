@@ -10,6 +10,8 @@ from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
 from actors.protocol.tokens import FinishReason
+from configs.data_mix import Mix
+from configs.schema import JobConfig
 
 FROM_TRAINER = ("clip_fraction", "kl", "entropy", "grad_norm")
 """Keys of metrics.jsonl that only the trainer knows; 0 where it says nothing."""
@@ -22,13 +24,16 @@ class StepMeter:
     one is committed; ``seconds`` runs from commit to commit.
     """
 
-    def __init__(self, ledger: Ledger, workers: WorkerTable, now: float) -> None:
+    def __init__(self, ledger: Ledger, workers: WorkerTable, now: float, job: JobConfig | None = None) -> None:
         self._ledger = ledger
         self._workers = workers
         self._since_s = now
         self._tokens = ledger.counters.tokens
         self._cut: tuple[int, float] | None = None
         self._measuring = False
+        self._rewards = job.reward.names if job is not None else []
+        self._sources = [source.name for source in job.data.mix] if job is not None else []
+        self._mix = Mix.of(job.data, job.seed) if job is not None and job.data.mix else None
 
     def begin(self, now: float) -> None:
         """Start the clock: the trainer has opened its first step, or the first prompts are there.
@@ -75,9 +80,26 @@ class StepMeter:
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
-        row |= self._workers.loads.take()
+        row |= self._workers.loads.take() | self._parts(batch, rows) | self._of_sources(batch, rows)
         self._since_s, self._measuring = now, True
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")
         }
         return dict.fromkeys(FROM_TRAINER, 0.0) | {"trainer_idle_fraction": 0.0} | extra | row
+
+    def _parts(self, batch: StepBatch, rows: np.ndarray) -> dict[str, float]:
+        """The mean of each of several rewards; NaN where the journal has none, or no sample was trained."""
+        found = batch.reward_parts[rows]
+        means = found.mean(axis=0).tolist() if found.size else [math.nan] * len(self._rewards)
+        return {f"reward_{name}_mean": mean for name, mean in zip(self._rewards, means, strict=True)}
+
+    def _of_sources(self, batch: StepBatch, rows: np.ndarray) -> dict[str, float]:
+        """The mean reward of each of several sources of prompts; NaN where none of its samples was trained."""
+        if self._mix is None:
+            return {}
+        source_of = np.array([self._mix.source_of(prompt) for prompt in batch.prompts.tolist()])
+        sources, rewards = source_of[rows // batch.group_size], batch.reward[rows]
+        return {
+            f"source_{name}_reward_mean": float(rewards[sources == i].mean()) if (sources == i).any() else math.nan
+            for i, name in enumerate(self._sources)
+        }

@@ -137,7 +137,7 @@ class Scheduler(Actor):
     def _make_parts(self) -> None:
         ctx, job, journaled = self.ctx, self._job, self._journaled
         self._scope = scope = JobScope(ctx, job, journaled, self._workers, self._services, self._metrics, self.assign)
-        self._meter = StepMeter(self._ledger, self._workers, ctx.now())
+        self._meter = StepMeter(self._ledger, self._workers, ctx.now(), self._job)
         self._scoring = Scoring(scope, self._on_settled)
         self._fleet = fleet = Fleet(scope, self._scoring.finished, self._on_settled)
         self._grants = Grants(scope, fleet)

@@ -12,6 +12,7 @@ Invariants
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -46,6 +47,7 @@ class Scoring:
         self._samples_max = max(1, min(scope.limits.score_batch_samples, fit))
         self._lingering = False
         self._scope = scope
+        self._parts = len(scope.job.reward.parts)
         self._failing_since_s: float | None = None
         """Time of the first question that got no answer, since one last got it."""
         self._told_of_drop = False
@@ -146,7 +148,7 @@ class Scoring:
         if self._take_all(batch, rows, verdicts):
             return []
         later: list[int] = []
-        scored: dict[int, float] = {}
+        scored: dict[int, Verdict] = {}
         retry: dict[int, str] = {}
         missing = set(rows.tolist())
         first = {int(p): i * batch.group_size for i, p in enumerate(batch.prompts.tolist())}
@@ -155,8 +157,8 @@ class Scoring:
             if row not in missing:
                 continue
             missing.discard(row)
-            if verdict.reward is not None and np.isfinite(verdict.reward):
-                scored[row] = verdict.reward
+            if verdict.reward is not None and self._is_whole(verdict):
+                scored[row] = verdict
             elif verdict.failure_kind in (FailureKind.DATA, FailureKind.BUG):
                 self._drop(batch, [row], f"{verdict.failure_kind}: {verdict.failure_message}")
             elif verdict.failure_kind == FailureKind.INFRASTRUCTURE:
@@ -165,15 +167,14 @@ class Scoring:
                 retry[row] = verdict.failure_message or "the verifier gave no finite number"
         retry.update(dict.fromkeys(missing, "the reward worker returned no verdict"))
         if scored:
-            self._enter(ev.Scored(batch.step, np.fromiter(scored, np.int32), np.fromiter(scored.values(), np.float64)))
+            self._enter(self._scored(batch.step, np.fromiter(scored, np.int32), list(scored.values())))
         self._retry_or_drop(batch, retry)
         self._settled(batch.step)
         return later
 
     def _take_all(self, batch: StepBatch, rows: np.ndarray, verdicts: list[Verdict]) -> bool:
         """The common case, in columns: a reward for each of ``rows``. False: look at them one by one."""
-        rewards = [verdict.reward for verdict in verdicts]
-        if len(rewards) != len(rows) or None in rewards:
+        if len(verdicts) != len(rows) or not all(map(self._is_whole, verdicts)):
             return False
         prompts = np.fromiter((verdict.prompt for verdict in verdicts), np.int64, len(rows))
         siblings = np.fromiter((verdict.sibling for verdict in verdicts), np.int32, len(rows))
@@ -181,12 +182,22 @@ class Scoring:
             named = batch.rows_of(prompts, siblings)
         except IllegalTransition:
             return False
-        values = np.array(rewards, np.float64)
-        if not (np.isfinite(values).all() and np.array_equal(np.sort(named), np.sort(rows))):
+        if not np.array_equal(np.sort(named), np.sort(rows)):
             return False
-        self._enter(ev.Scored(batch.step, named, values))
+        self._enter(self._scored(batch.step, named, verdicts))
         self._settled(batch.step)
         return True
+
+    def _is_whole(self, verdict: Verdict) -> bool:
+        """Whether it is a reward, and each of several is there: a sum without one of them is none."""
+        if verdict.reward is None or len(verdict.parts) != self._parts:
+            return False
+        return math.isfinite(verdict.reward) and all(map(math.isfinite, verdict.parts))
+
+    def _scored(self, step: int, rows: np.ndarray, verdicts: list[Verdict]) -> ev.Scored:
+        rewards = np.array([verdict.reward for verdict in verdicts], np.float64)
+        parts = np.array([verdict.parts for verdict in verdicts], np.float64) if self._parts else None
+        return ev.Scored(step, rows, rewards, parts)
 
     def _retry_or_drop(self, batch: StepBatch, reasons: dict[int, str]) -> None:
         hopeless: dict[str, list[int]] = {}

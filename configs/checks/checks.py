@@ -6,18 +6,18 @@ packages are looked up, not loaded; data files are sampled; a reward function is
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
 from configs.checks.data_checks import check_data
 from configs.checks.model_checks import check_model, check_ranker_model
+from configs.checks.reward_checks import check_reward
 from configs.checks.scheduling_checks import check_scheduling
-from configs.checks.source_lookup import find_function, reasoning_gym_tasks
+from configs.hub_names import is_hub_data
 from configs.schema import JobConfig, ProviderConfig
+from configs.task_schema import DataConfig
 
 OWN_TEMPLATE_ARGUMENTS = (
     *("conversation", "tokenize", "tokenizer_kwargs", "add_generation_prompt", "continue_final_message"),
@@ -36,8 +36,7 @@ def check_job(job: JobConfig) -> list[Found]:
         _check_text_forms,
         _check_cluster,
         check_scheduling,
-        _check_reward,
-        _check_task,
+        check_reward,
         _check_packages,
         _check_workers,
         _check_device,
@@ -99,21 +98,9 @@ def _check_mailbox(job: JobConfig) -> list[Found]:
 
 def _check_text_forms(job: JobConfig) -> list[Found]:
     found: list[Found] = []
-    if "{prompt}" not in job.data.template:
-        wrong = f"{job.data.template!r} has no place for the prompt"
-        found.append(("data.template", wrong, "Write {prompt} where it belongs"))
     if taken := [name for name in OWN_TEMPLATE_ARGUMENTS if name in job.data.chat_template_kwargs]:
         wrong = f"{', '.join(taken)} is not yours to set: prompts are rendered so that the model answers"
         found.append(("data.chat_template_kwargs", wrong, "Remove it"))
-    if job.reward.answer_pattern is not None:
-        try:
-            groups = re.compile(job.reward.answer_pattern).groups
-            wrong = "" if groups == 1 else f"has {groups} groups, expected 1"
-        except re.error as error:
-            wrong = f"is no regular expression: {error}"
-        if wrong:
-            fix = r"Put one pair of parentheses around the answer, such as '####\s*(\S+)'"
-            found.append(("reward.answer_pattern", f"{job.reward.answer_pattern!r} {wrong}", fix))
     return found
 
 
@@ -156,46 +143,14 @@ def _check_provider(job: JobConfig) -> list[Found]:
     return found
 
 
-def _check_reward(job: JobConfig) -> list[Found]:
-    reward = job.reward
-    if reward.kind == "function" and not reward.function:
-        return [("reward.function", "is missing, and reward.kind is function", "Name it as package.module:name")]
-    if reward.kind != "function" and reward.function:
-        return [
-            (
-                "reward.function",
-                f"is set, but reward.kind is {reward.kind}",
-                "Set reward.kind to function, or remove it",
-            )
-        ]
-    if reward.kind == "reasoning_gym" and job.data.source != "reasoning_gym":
-        wrong = f"reasoning_gym scores its own tasks only, and data.source is {job.data.source}"
-        return [("reward.kind", wrong, "Set data.source to reasoning_gym, or use exact_match, math_verify or function")]
-    problem = find_function(reward.function) if reward.function else None
-    return [("reward.function", *problem)] if problem else []
-
-
-def _check_task(job: JobConfig) -> list[Found]:
-    if job.data.source != "reasoning_gym":
-        return []
-    if not job.data.task:
-        return [
-            ("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")
-        ]
-    tasks = reasoning_gym_tasks()
-    if not tasks or job.data.task in tasks:  # not installed: _check_packages says so
-        return []
-    near = difflib.get_close_matches(job.data.task, tasks, n=1)
-    fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its {len(tasks)} data sets, such as spell_backward"
-    return [("data.task", f"reasoning_gym has no data set {job.data.task!r}", fix)]
-
-
 def _check_packages(job: JobConfig) -> list[Found]:
     needs = [
         ("rollout.engine", job.rollout.engine == "vllm", "vllm", "Run make vllm, or set rollout.engine to torch"),
-        ("reward.kind", job.reward.kind == "math_verify", "math_verify", "Run pip install math-verify"),
-        ("data.source", job.data.source == "reasoning_gym", "reasoning_gym", "Run pip install reasoning-gym"),
-        ("data.path", _needs_datasets(job), "datasets", "Run pip install datasets"),
+        *(
+            (f"{where}.kind", reward.kind == "math_verify", "math_verify", "Run pip install math-verify")
+            for where, reward in job.reward.each
+        ),
+        *(need for name, data in job.data.sources.items() for need in _needs_of(job.data.key_of(name), data)),
         (
             "metrics.wandb_project",
             bool(job.metrics.wandb_project),
@@ -216,9 +171,13 @@ def _check_packages(job: JobConfig) -> list[Found]:
     ]
 
 
-def _needs_datasets(job: JobConfig) -> bool:
-    path = Path(job.data.path or "")
-    return job.data.source != "reasoning_gym" and (path.is_dir() or path.suffix.lower() == ".parquet")
+def _needs_of(key: str, data: DataConfig) -> list[tuple[str, bool, str, str]]:
+    gym, path = data.source == "reasoning_gym", Path(data.path or "")
+    table = path.is_dir() or path.suffix.lower() == ".parquet" or is_hub_data(data.path, data.source)
+    return [
+        (f"{key}.source", gym, "reasoning_gym", "Run pip install reasoning-gym"),
+        (f"{key}.path", not gym and table, "datasets", "Run pip install datasets"),
+    ]
 
 
 def installed(package: str) -> bool:

@@ -13,13 +13,16 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from configs.checks.source_lookup import definition_of
+from configs.checks.source_lookup import definition_of, reasoning_gym_tasks
 from configs.data_forms import DataForm, UnknownForm, chosen_split, data_files, form_of, wrong_answer, wrong_prompt
+from configs.hub_names import is_hub_data
 from configs.schema import JobConfig
+from configs.task_schema import DataConfig, SourceConfig
 
 ROWS_CHECKED = 20
 """Enough to catch a wrong file or column."""
@@ -32,15 +35,46 @@ Rows = list[tuple[str, dict[str, Any]]]
 
 
 def check_data(job: JobConfig) -> list[Found]:
-    """Problems of ``data.path`` and the columns in it, as (field, what is wrong, what to do)."""
+    """Problems of each source of prompts and the columns in it, as (field, what is wrong, what to do)."""
+    found = _check_mix(job.data)
+    for name, data in job.data.sources.items():
+        at = job.data.key_of(name)
+        for field, wrong, fix in _check_source(job.model_copy(update={"data": data})):
+            found.append((f"{at}.{field.removeprefix('data.')}" if field.startswith("data.") else field, wrong, fix))
+    return found
+
+
+def _check_mix(data: DataConfig) -> list[Found]:
+    """What ``data`` says beside ``data.mix``, where each source says it for itself; names that are given twice."""
+    if not data.mix:
+        return []
+    usual = SourceConfig()
+    found = [
+        (f"data.{key}", "is set, and so is data.mix, whose items have each their own", "Move it into them")
+        for key in SourceConfig.model_fields
+        if getattr(data, key) != getattr(usual, key)
+    ]
+    for name, count in Counter(source.name for source in data.mix).items():
+        if count > 1:
+            wrong = f"{count} of them are called {name!r}, and each has metrics and a file of that name"
+            found.append(("data.mix", wrong, "Give each a name of its own"))
+    return found
+
+
+def _check_source(job: JobConfig) -> list[Found]:
+    """Problems of ``job.data``, which is one source."""
     data = job.data
+    if "{prompt}" not in data.template:
+        wrong = f"{data.template!r} has no place for the prompt"
+        return [("data.template", wrong, "Write {prompt} where it belongs")]
     if data.source == "reasoning_gym":
-        function = job.reward.function if job.reward.kind == "function" else None
-        return _check_call(function, [], "a reasoning_gym task") if function else []
+        return _check_task(data) or _check_calls(job, [], "a reasoning_gym task")
     if not data.path:
         return [
             ("data.path", f"is missing, and data.source is {data.source}", "Name the file or directory of the prompts")
         ]
+    if is_hub_data(data.path, data.source):
+        return []  # whoever fetches it says what is wrong with it
     path = Path(data.path)
     if not path.exists():
         return [
@@ -48,14 +82,41 @@ def check_data(job: JobConfig) -> list[Found]:
         ]
     try:
         form = form_of(path, data.source)
+        if unused := _unused_keys(data, form):
+            return unused
         if form is DataForm.SAVED:
             return _check_saved(job, path)
-        return _check_rows(job, _first_rows(path, form))
+        return _check_rows(job, _first_rows(path, form, data.split))
     except UnknownForm as error:
         return [("data.path", str(error), error.fix)]
 
 
-def _first_rows(path: Path, form: DataForm) -> Rows:
+def _unused_keys(data: DataConfig, form: DataForm) -> list[Found]:
+    """Keys that choose a part of what is not in parts."""
+    directory = form in (DataForm.SAVED, DataForm.FOLDER)
+    takes = {"config": form is DataForm.FOLDER, "split": directory, "revision": False}
+    has = {"config": "configurations", "split": "splits", "revision": "revisions"}
+    return [
+        (f"data.{key}", f"is set, and {data.path!r} has no {has[key]}", "Remove it, or name a data set of the hub")
+        for key, taken in takes.items()
+        if getattr(data, key) is not None and not taken
+    ]
+
+
+def _check_task(data: DataConfig) -> list[Found]:
+    if not data.task:
+        return [
+            ("data.task", "is missing, and data.source is reasoning_gym", "Name a data set, such as spell_backward")
+        ]
+    tasks = reasoning_gym_tasks()
+    if not tasks or data.task in tasks:  # not installed: that is said elsewhere
+        return []
+    near = difflib.get_close_matches(data.task, tasks, n=1)
+    fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its {len(tasks)} data sets, such as spell_backward"
+    return [("data.task", f"reasoning_gym has no data set {data.task!r}", fix)]
+
+
+def _first_rows(path: Path, form: DataForm, split: str | None) -> Rows:
     """As many as are looked at; none of a form that only its library can read.
 
     Raises:
@@ -64,7 +125,7 @@ def _first_rows(path: Path, form: DataForm) -> Rows:
     if form is DataForm.TEXT:
         return _text_rows(path)
     files = [path] if form is DataForm.PARQUET else [file for file in data_files(path) if file.suffix == ".parquet"]
-    files = [file for file in files if "train" in file.name] or files
+    files = [file for file in files if (split or "train") in file.name] or files
     return _parquet_rows(files[0]) if files else []
 
 
@@ -127,21 +188,21 @@ def _parquet_rows(path: Path) -> Rows:
 
 
 def _check_rows(job: JobConfig, rows: Rows) -> list[Found]:
-    compares = job.reward.kind in ("exact_match", "math_verify")
+    compares = next((reward.kind for _, reward in job.reward.each if reward.compares), None)
     for where, row in rows:
         if problems := _check_columns(job, list(row), where):
             return problems
         if wrong := wrong_prompt(row[job.data.prompt_key]):
             return [("data.prompt_key", f"{where} {wrong}", "Name the column of the prompt, or mend the row")]
         if compares and (wrong := wrong_answer(row[job.data.answer_key])):
-            fix = f"Name the column of the answer, mend the row, or use a reward.function: {job.reward.kind} compares"
+            fix = f"Name the column of the answer, mend the row, or use a reward.function: {compares} compares"
             return [("data.answer_key", f"{where} {wrong}", f"{fix} text")]
     return []
 
 
 def _check_saved(job: JobConfig, path: Path) -> list[Found]:
     if (path / "dataset_dict.json").is_file():
-        path /= chosen_split(sorted(child.name for child in path.iterdir() if child.is_dir()), path)
+        path /= chosen_split(sorted(child.name for child in path.iterdir() if child.is_dir()), path, job.data.split)
     info = path / "dataset_info.json"
     try:
         features = json.loads(info.read_text(encoding="utf-8")).get("features") or {}
@@ -152,7 +213,7 @@ def _check_saved(job: JobConfig, path: Path) -> list[Found]:
 
 def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found]:
     wanted = [("data.prompt_key", job.data.prompt_key)]
-    if job.reward.kind != "function":  # a function may do without an answer
+    if any(reward.kind != "function" for _, reward in job.reward.each):  # a function may do without an answer
         wanted.append(("data.answer_key", job.data.answer_key))
     for field, key in wanted:
         if key not in columns:
@@ -161,8 +222,18 @@ def _check_columns(job: JobConfig, columns: list[str], where: str) -> list[Found
             fix = f"Did you mean {near[0]!r}?" if near else f"Use one of its columns: {have}"
             return [(field, f"{where} has no column {key!r} (it has: {have})", fix)]
     further = [column for column in columns if column not in (job.data.prompt_key, job.data.answer_key)]
-    function = job.reward.function if job.reward.kind == "function" else None
-    return _check_call(function, further, where) if function else []
+    return _check_calls(job, further, where)
+
+
+def _check_calls(job: JobConfig, further: list[str], where: str) -> list[Found]:
+    """Whether each reward that is a function can be called with these columns."""
+    functions = [(key, reward.function) for key, reward in job.reward.each if reward.kind == "function"]
+    return [
+        (field.replace("reward", key, 1), wrong, fix)
+        for key, function in functions
+        if function
+        for field, wrong, fix in _check_call(function, further, where)
+    ]
 
 
 def _check_call(function: str, further: list[str], where: str) -> list[Found]:

@@ -9,20 +9,15 @@ import urllib.request
 from pathlib import Path
 
 from configs.checks.model_files import problem_of
+from configs.hub_names import is_hub_name
 from configs.limits import DEFAULT_LIMITS
 from configs.model_files import ModelFileBroken, has_chat_template, why_too_long
 from configs.schema import JobConfig
 
 Found = tuple[str, str, str]
 
-_HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _REVISION = re.compile(r"[A-Za-z0-9][\w.+-]*(/[\w.+-]+)*")
 _YES = ("1", "ON", "YES", "TRUE")
-
-
-def is_hub_name(path: str) -> bool:
-    """Whether ``path`` has the form of a hub name, ``owner/model``; a directory of that name comes first."""
-    return _HUB_NAME.match(path) is not None
 
 
 def check_model(job: JobConfig) -> list[Found]:

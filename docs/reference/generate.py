@@ -55,8 +55,21 @@ def job_file() -> str:
         if section is None or section is Limits:
             continue
         parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.")]
+        parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
+
+
+def _lists(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The keys that are lists of sections, and what their items are."""
+    for key, info in section.model_fields.items():
+        items = get_args(info.annotation) if get_origin(info.annotation) is list else ()
+        if items and isinstance(items[0], type) and issubclass(items[0], BaseModel):
+            yield key, items[0]
+
+
+def _items(key: str, item: type[BaseModel]) -> list[str]:
+    return [f"\n### {key}\n", f"Each item. {_own_docstring(item)}", _table(item, f"{key}[].")]
 
 
 def _own_docstring(section: type[BaseModel]) -> str:

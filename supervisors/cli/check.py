@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from configs.errors import ConfigError
+from configs.hub_names import is_hub_data
 from configs.local_paths import RUN_ROOT
 from configs.schema import JobConfig
 from supervisors.cli.command import EXIT_BAD_CONFIG, Json, fail
@@ -48,7 +49,6 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
     """A line for each part of the job."""
     algorithm, rollout, trainer = job.algorithm, job.rollout, job.trainer
     model = job.model.path if job.model.source == "hf" else f"made on the spot: {job.model.layers} layers"
-    data: Any = {"reasoning_gym": job.data.task}.get(job.data.source, job.data.path)
     schedule = trainer.lr_schedule + (f" after {trainer.warmup_steps} steps" if trainer.warmup_steps else "")
     kl = f", KL term {algorithm.kl_coefficient:g}" if algorithm.kl_coefficient else ""
     prompts, group = algorithm.prompts_per_step, algorithm.group_size
@@ -56,8 +56,8 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
     lines = {
         "job": f"{job.name}: {job.steps} steps, seed {job.seed}",
         "model": f"{model}, {job.model.dtype}",
-        "data": f"{job.data.source} {data}, column {job.data.prompt_key}",
-        "reward": f"{job.reward.kind} {job.reward.function or ''}".rstrip(),
+        "data": _data(job),
+        "reward": _reward(job),
         "learning": f"{algorithm.name}, {prompts} prompts x {group} samples = {prompts * group} a step{kl}",
         "rollout": f"{rollout.workers} {rollout.engine} workers, at most {rollout.max_tokens} tokens a sample{where}",
         "trainer": f"{trainer.backend}, learning rate {trainer.lr:g}, {schedule}",
@@ -69,3 +69,20 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
         owner = f"{job.metrics.wandb_entity}/" if job.metrics.wandb_entity else ""
         lines["W&B"] = f"{owner}{job.metrics.wandb_project}, run {job.metrics.wandb_name or job.name}"
     return lines
+
+
+def _data(job: JobConfig) -> str:
+    weights = {source.name: source.weight for source in job.data.mix}
+    told: list[str] = []
+    for name, data in job.data.sources.items():
+        what: Any = {"reasoning_gym": data.task}.get(data.source, data.path)
+        share = f"{100 * weights[name] / sum(weights.values()):.3g} % {name}: " if name else ""
+        where = " of the hub, which is asked when the run starts" if is_hub_data(data.path, data.source) else ""
+        told.append(f"{share}{data.source} {what}{where}, column {data.prompt_key}")
+    return "; ".join(told)
+
+
+def _reward(job: JobConfig) -> str:
+    if job.reward.parts:
+        return " + ".join(f"{part.weight:g} x {part.called}" for part in job.reward.parts)
+    return f"{job.reward.kind} {job.reward.function or ''}".rstrip()

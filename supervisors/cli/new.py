@@ -15,6 +15,7 @@ import typer
 import yaml
 
 from configs.errors import ConfigError
+from configs.hub_names import is_hub_data
 from supervisors.cli.command import EXIT_BAD_CONFIG, fail
 
 _PROMPTS: Final = ("prompt", "question", "problem", "instruction", "input", "messages")
@@ -23,7 +24,7 @@ _ANSWERS: Final = ("answer", "solution", "final_answer", "label", "target", "out
 _SCORERS: Final = ("exact_match", "math_verify", "reasoning_gym")
 _QUESTIONS: Final = {
     "model": ("Model: a directory, a hub name, or tiny for one that is made on the spot", "tiny"),
-    "data": ("Data: a .jsonl file, a data set's directory, or a task of reasoning-gym", "spell_backward"),
+    "data": ("Data: a file, a data set's directory or hub name, or a task of reasoning-gym", "spell_backward"),
     "reward": ("Reward: exact_match, math_verify, reasoning_gym, or your module:function", ""),
 }
 
@@ -32,7 +33,7 @@ def new(
     file: Annotated[Path, typer.Argument(metavar="JOB.yaml", help="What to write.")] = Path("job.yaml"),
     model: Annotated[str | None, typer.Option(help="A directory, a hub name, or tiny. Left out: asked.")] = None,
     data: Annotated[
-        str | None, typer.Option(help="A .jsonl file, a data set's directory, or a task of reasoning-gym.")
+        str | None, typer.Option(help="A file, a data set's directory or hub name, or a task of reasoning-gym.")
     ] = None,
     reward: Annotated[
         str | None, typer.Option(help="exact_match, math_verify, reasoning_gym, or module:function.")
@@ -87,6 +88,8 @@ def _data(text: str) -> dict[str, Any]:
     path = Path(text).expanduser()
     if path.is_dir():
         return {"source": "hf_dataset", "path": text} | _columns(_features(path))
+    if is_hub_data(text, "file"):
+        return {"path": text}
     if path.exists() or path.suffix in (".jsonl", ".json") or "/" in text:
         return {"source": "jsonl", "path": text} | _columns(_first_row(path))
     return {"source": "reasoning_gym", "task": text}

@@ -67,8 +67,12 @@ def _of_step(run_dir: Path, found: list[dict[str, Any]], step: int | None) -> li
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         reward = "–" if row["reward"] is None else f"{row['reward']:.3f}"
+        named = {name.removeprefix("reward_"): value for name, value in row.items() if name.startswith("reward_")}
+        if row["reward"] is not None and named:
+            reward += f" ({', '.join(f'{name} {value:.3f}' for name, value in named.items())})"
+        source = f" of {row['source']}" if row.get("source") else ""
         head = (
-            f"── step {row['step']}, prompt {row['prompt']}, sibling {row['sibling']}: {row['chosen']}, "
+            f"── step {row['step']}, prompt {row['prompt']}{source}, sibling {row['sibling']}: {row['chosen']}, "
             f"reward {reward}, {row['tokens']} tokens, {_NAMES.get(row['finish'], row['finish'])}"
         )
         console.print(harmless(head), style="bold", markup=False, soft_wrap=True)

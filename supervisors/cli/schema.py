@@ -16,4 +16,6 @@ def job_schema() -> dict[str, Any]:
     from configs.schema import JobConfig
 
     found = JobConfig.model_json_schema()
+    section, parts = found["properties"]["reward"], found["$defs"]["RewardConfig"]["properties"]["parts"]
+    found["properties"]["reward"] = {"anyOf": [section, {"type": "array", "items": parts["items"]}]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "Headrace job file"}

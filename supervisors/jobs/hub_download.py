@@ -122,7 +122,7 @@ def _fetch(order: Order, reporter: _Reporter) -> Report:
     sizes = {file.rfilename: int(file.size or 0) for file in info.siblings or []}
     if lacking := lacking_kinds(sizes):
         raise _Failed(
-            f"names a repository of {_hub()} that is no model we can read: at its top there is no {', '.join(lacking)}",
+            f"names a repository of {hub()} that is no model we can read: at its top there is no {', '.join(lacking)}",
             "Choose a repository with safetensors and a fast tokenizer, or convert it with save_pretrained"
             " and set model.path to the directory",
         )
@@ -158,7 +158,7 @@ def _from_cache(order: Order, why: Exception) -> Report:
         raise _failed(order, why, f"is not in the cache {HF_HUB_CACHE}") from error
     if lacking := lacking_files(directory):
         raise _failed(order, why, f"is in the cache without {_listed(lacking)} ({directory})") from why
-    note = f"the hub at {_hub()} was of no help ({_brief(why)}); the cache has it"
+    note = f"the hub at {hub()} was of no help ({brief(why)}); the cache has it"
     return Report("done", directory=str(directory), commit=directory.name, note=note)
 
 
@@ -202,7 +202,8 @@ def _counting_bar(reporter: _Reporter) -> Any:
 # ------------------------------------------------------------ saying no
 
 
-def _hub() -> str:
+def hub() -> str:
+    """The address of the hub."""
     from huggingface_hub.constants import ENDPOINT
 
     return ENDPOINT
@@ -224,7 +225,7 @@ def _failed(order: Order, error: Exception, what: str) -> _Failed:
 
     unauthorized = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
     if isinstance(error, RevisionNotFoundError):
-        wrong = f"{order.revision!r} is no branch, tag or commit of {order.name} on {_hub()}"
+        wrong = f"{order.revision!r} is no branch, tag or commit of {order.name} on {hub()}"
         return _Failed(wrong, "Use one that its page lists, or remove model.revision", "model.revision")
     fix = f"Start it again where the hub can be reached, or {_elsewhere(order)}"
     if isinstance(error, HFValidationError | UnicodeError):
@@ -233,10 +234,10 @@ def _failed(order: Order, error: Exception, what: str) -> _Failed:
         fix = f"Ask for access on its page and set HF_TOKEN to a token of that account, or {_elsewhere(order)}"
     elif unauthorized or isinstance(error, RepositoryNotFoundError):  # a hub does not tell strangers which of the two
         fix = f"Check the name; if it is private set HF_TOKEN, and renew one that is refused; or {_elsewhere(order)}"
-    return _Failed(f"{what}, and the hub at {_hub()} was of no help ({_brief(error)})", fix)
+    return _Failed(f"{what}, and the hub at {hub()} was of no help ({brief(error)})", fix)
 
 
-def _brief(error: BaseException) -> str:
+def brief(error: BaseException) -> str:
     """An error's type and the beginning of its text."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__

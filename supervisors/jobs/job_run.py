@@ -128,7 +128,7 @@ class JobRun:
                 self._news.say(message=f"warning: {warning}")
         else:
             self._news.record("head_restarted", restarts=self._former.restarts, why=self._former.ended)
-        await self.tree.start_processes(model_path)
+        await self.tree.start_processes(model_path, self._preparation.job)
         if self._former is not None:
             self._orphans.start()
         return True

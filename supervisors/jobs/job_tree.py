@@ -69,6 +69,8 @@ class JobTree:
         self._leaving: dict[str, asyncio.Event] = {}
         """Workers that are about to go by themselves → set when they have gone."""
         self._model_path = Path()
+        self._prepared_job = job
+        """The job as processes are told it."""
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
         self._balancer: StageBalancer | None = None
@@ -109,9 +111,9 @@ class JobTree:
         ]
         await self._supervise("core", Strategy.REST_FOR_ONE, core)
 
-    async def start_processes(self, model_path: Path) -> None:
-        """Services and rollout workers, at once; returns when all are ready."""
-        self._model_path = model_path
+    async def start_processes(self, model_path: Path, job: JobConfig) -> None:
+        """Services and rollout workers, at once; returns when all are ready. ``job``: with its data on disk."""
+        self._model_path, self._prepared_job = model_path, job
         services = [
             self._process("weights", "weights", "local"),
             self._process("rewards", "rewards", "local"),
@@ -190,7 +192,7 @@ class JobTree:
             role=role,
             name=name,
             node="",
-            job=self._job.model_dump_json(),
+            job=self._prepared_job.model_dump_json(),
             model_path=str(self._model_path),
             run_dir=str(self._run_dir),
             scheduler=self.address("scheduler"),

@@ -33,7 +33,7 @@ from configs.schema import JobConfig
 
 _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors", "reasoning-gym", "datasets")
 _ROOT: Final = Path(__file__).resolve().parents[2]
-_MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts/sources.py")
+_MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts/sources.py", "configs/data_mix.py")
 """Files whose code decides what a model is."""
 _NOT_THE_MODEL: Final = frozenset({"path", "revision", "source", "dtype"})
 """Keys of the model section that say where it lies and how it is used."""
@@ -47,7 +47,7 @@ def cache_key(job: JobConfig) -> str:
         "seed": job.seed,
         "model": job.model.model_dump(mode="json", exclude=set(_NOT_THE_MODEL)),
         "data": job.data.model_dump(mode="json"),
-        "files": list(_stamps(job.data.path)),
+        "files": [stamp for source in job.data.sources.values() for stamp in _stamps(source.path)],
         "makers": [hashlib.sha256((_ROOT / name).read_bytes()).hexdigest() for name in _MAKERS],
         "libraries": {name: _version(name) for name in _LIBRARIES},
     }

@@ -19,12 +19,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from configs.checks.model_checks import is_hub_name
 from configs.checks.model_files import problem_of
+from configs.hub_names import is_hub_name
 from configs.schema import JobConfig
+from supervisors.jobs.child_wait import child_ended
+from supervisors.jobs.data_preparation import prepare_data
 from supervisors.jobs.hub_download import Order, Report, read_report
 from supervisors.jobs.model_cache import ModelCache, cache_key
-from supervisors.machine.process import ChildProcess, Launch, ProcessExit, launch
+from supervisors.machine.process import Launch, launch
 from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ModelNotFetched, ModelNotMade
 
@@ -69,18 +71,18 @@ async def prepare_model(job: JobConfig, run_dir: Path, say: Say = _to_nobody, sh
 
 
 class Preparation:
-    """``prepare_model`` for a run whose operator need not wait for it: a download may take hours."""
+    """Data and model of a run, which its operator need not wait for: a download may take hours."""
 
     def __init__(self, job: JobConfig, run_dir: Path, say: Say, show: Show = _to_nobody) -> None:
-        self._job, self._run_dir, self._say, self._show = job, run_dir, say, show
+        self.job = job
+        """The job as its processes get it: once the data are there, with their places."""
+        self._run_dir, self._say, self._show = run_dir, say, show
         self._task: asyncio.Task[Path] | None = None
         self.abandoned = False
 
     async def run(self, interrupted: asyncio.Event) -> Path | None:
         """The model's directory; None if it was abandoned, by ``interrupted`` or by ``abandon``. Raises as it does."""
-        self._task = asyncio.create_task(
-            prepare_model(self._job, self._run_dir, self._say, self._show), name="prepare model"
-        )
+        self._task = asyncio.create_task(self._prepare(), name="prepare data and model")
         watcher = asyncio.create_task(self._abandon_when(interrupted), name="interrupted")
         try:
             return await self._task
@@ -90,6 +92,10 @@ class Preparation:
             return None
         finally:
             watcher.cancel()
+
+    async def _prepare(self) -> Path:
+        self.job = await prepare_data(self.job, self._run_dir, self._say)
+        return await prepare_model(self.job, self._run_dir, self._say, self._show)
 
     async def _abandon_when(self, interrupted: asyncio.Event) -> None:
         await interrupted.wait()
@@ -149,31 +155,6 @@ async def _run_maker(job: JobConfig, run_dir: Path, directory: Path, show: Show)
         tail = "\n".join(last_lines(log, limits.exit_log_lines))
         raise ModelNotMade(f"the tiny model could not be made ({end}); last lines of {log}:\n{tail}")
     report.unlink(missing_ok=True)
-
-
-async def child_ended(
-    child: ChildProcess, timeout_s: float, look: Callable[[], None] | None = None, every_s: float | None = None
-) -> ProcessExit:
-    """Wait for a child, and call ``look`` every ``every_s`` meanwhile; whatever is raised here ends the child.
-
-    Raises:
-        TimeoutError: it still runs after ``timeout_s``.
-    """
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + timeout_s
-    try:
-        while True:
-            left_s = until_s - loop.time()
-            try:
-                return await child.wait(left_s if every_s is None else min(every_s, left_s))
-            except TimeoutError:
-                if loop.time() >= until_s:
-                    raise
-            if look is not None:
-                look()
-    finally:
-        child.kill()
-        await child.gone()
 
 
 # ------------------------------------------------------------ hub names

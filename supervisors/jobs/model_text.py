@@ -19,7 +19,7 @@ from actors.host.parent_death import die_with_parent
 from actors.jobs.stop_tokens import Claim, EndToken, end_tokens
 from configs.model_files import ModelFileBroken, has_chat_template, positions, prompt_tokens_max, why_too_long
 from configs.schema import JobConfig
-from supervisors.jobs.model_preparation import child_ended
+from supervisors.jobs.child_wait import child_ended
 from supervisors.machine.process import Launch, launch
 from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import ModelTextUnusable

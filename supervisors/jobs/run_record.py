@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,7 +23,7 @@ from configs.schema import JobConfig
 RECORD: Final = "began_with.json"
 RESUME_MAY_SET: Final = ("steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.")
 """Keys that may differ after a resume; any other would make it another run than the journal tells of."""
-_PLACES: Final = ("model.path", "data.path")
+_PLACES: Final = re.compile(r"model\.path|data\.path|data\.mix\.\d+\.path")
 """Keys that may be edited in job.yaml, since a model and data may be moved; what has become of them is said."""
 _ENDS_BYTES: Final = 4 << 20
 """Bytes of a data file, at its begin and at its end, that are hashed: most edits that keep its size are seen."""
@@ -35,7 +36,7 @@ def may_change(key: str) -> bool:
 
 def write_record(run_dir: Path, job: JobConfig) -> None:
     """Note what the run begins with. Raises OSError."""
-    record = {"job": job.model_dump(mode="json"), "data": _looks_of(job.data.path)}
+    record = {"job": job.model_dump(mode="json"), "data": _looks(job)}
     partial = run_dir / f".{RECORD}.partial"
     partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     partial.replace(run_dir / RECORD)
@@ -45,21 +46,38 @@ def changed_keys(run_dir: Path, job: JobConfig) -> list[tuple[str, Any, Any]]:
     """(key, value that the run began with, value now) of each that may not change; a key unknown then has none."""
     record = _read(run_dir)
     before, now = dict(_flat(record.get("job"))), dict(_flat(job.model_dump(mode="json")))
-    known = [key for key in now if key in before and not may_change(key) and key not in _PLACES]
+    known = [key for key in now if key in before and not may_change(key) and not _PLACES.fullmatch(key)]
     return [(key, before[key], now[key]) for key in known if before[key] != now[key]]
 
 
 def data_news(run_dir: Path, job: JobConfig) -> str:
     """What to say of data that has changed since the run began; empty: it has not, or nobody knows."""
-    before, now = _read(run_dir).get("data"), _looks_of(job.data.path)
+    before, now = _read(run_dir).get("data"), _looks(job)
     if not isinstance(before, dict) or now is None or before == now:
         return ""
-    then, size = cast("Mapping[str, Any]", before).get("bytes"), now["bytes"]
+    if not job.data.mix:
+        return _news("data.path", job.data.path, cast("Mapping[str, Any]", before), now)
+    then = cast("Mapping[str, Any]", before)
+    return "; ".join(
+        _news(f"{job.data.key_of(name)}.path", source.path, then[name], now[name])
+        for name, source in job.data.sources.items()
+        if then.get(name) != now[name] and isinstance(then.get(name), dict) and now[name] is not None
+    )
+
+
+def _news(key: str, path: str | None, before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    then, size = before.get("bytes"), now["bytes"]
     size = f"{then} bytes then, {size} now" if then != size else f"{size} bytes, as then"
     return (
-        f"data.path: {job.data.path} has changed since the run began ({size}): steps to come take their prompts from "
+        f"{key}: {path} has changed since the run began ({size}): steps to come take their prompts from "
         "what is there now"
     )
+
+
+def _looks(job: JobConfig) -> dict[str, Any] | None:
+    """What the data look like; of several sources, each by its name."""
+    looks = {name: _looks_of(source.path) for name, source in job.data.sources.items()}
+    return looks if job.data.mix else looks[""]
 
 
 def model_news(run_dir: Path, job: JobConfig) -> str:
@@ -80,12 +98,16 @@ def _read(run_dir: Path) -> dict[str, Any]:
 
 
 def _flat(values: object, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Sections become dotted keys; maps without keys of ours, such as task_args, too."""
+    """Sections become dotted keys, in lists too; maps without keys of ours, such as task_args, too."""
     if not isinstance(values, dict):
         return
     for name, value in cast("dict[str, Any]", values).items():
+        items = cast("list[object]", value) if isinstance(value, list) else []
         if isinstance(value, dict) and value:
             yield from _flat(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        elif items and all(isinstance(item, dict) for item in items):
+            yield f"{prefix}{name}", f"{len(items)} of them"
+            yield from _flat({str(i): item for i, item in enumerate(items)}, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -18,15 +18,18 @@ import string
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from actors.environments.prompts.sources import Source, open_source
+from actors.environments.prompts.rows import Row
+from actors.environments.prompts.sources import open_source, open_sources
 from actors.host.parent_death import die_with_parent
+from configs.data_mix import Mix
 from configs.schema import JobConfig, ModelConfig
 
 PAD, END = "<pad>", "<end>"
@@ -55,15 +58,42 @@ def make_tiny_model(job: JobConfig, directory: Path, on_step: OnStep = lambda _:
     if job.model.hidden <= _ONE_THREAD_HIDDEN:
         torch.set_num_threads(1)
     torch.manual_seed(job.seed)
-    source = open_source(job.data, job.seed)
-    tokenizer = make_tokenizer(source, job)
+    rows = open_source(job.data, job.seed) if not job.data.mix else _MixedRows(job)
+    tokenizer = make_tokenizer(rows, job)
     model = make_model(job.model, tokenizer, positions=job.data.max_prompt_tokens + job.rollout.max_tokens)
-    _warm_start(model, tokenizer, source, job, on_step)
+    _warm_start(model, tokenizer, rows, job, on_step)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
 
-def make_tokenizer(source: Source, job: JobConfig) -> PreTrainedTokenizerFast:
+class Rows(Protocol):
+    """Is what the model learns from."""
+
+    def __len__(self) -> int: ...
+
+    def row(self, index: int) -> Row:
+        """Prompt and answer."""
+        ...
+
+
+class _MixedRows:
+    """Rows of several sources by their weights, each prompt in its source's template."""
+
+    def __init__(self, job: JobConfig) -> None:
+        self._sources, self._data = list(open_sources(job).values()), list(job.data.sources.values())
+        self._mix = Mix.of(job.data, job.seed)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._sources))
+
+    def row(self, index: int) -> Row:
+        which = self._mix.source_of(index)
+        source = self._sources[which]
+        row = source.row(self._mix.before(index)[which] % len(source))
+        return replace(row, prompt=self._data[which].template.replace("{prompt}", str(row.prompt)))
+
+
+def make_tokenizer(source: Rows, job: JobConfig) -> PreTrainedTokenizerFast:
     """One token per character that the data uses; the words with which every prompt begins are one token together."""
     rows = [source.row(index) for index in range(min(len(source), _ROWS_FOR_VOCABULARY))]
     texts = [job.data.template.replace("{prompt}", str(row.prompt)) for row in rows]
@@ -105,7 +135,7 @@ def make_model(config: ModelConfig, tokenizer: PreTrainedTokenizerFast, position
 
 
 def _warm_start(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Source, job: JobConfig, on_step: OnStep
+    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, source: Rows, job: JobConfig, on_step: OnStep
 ) -> None:
     steps = job.model.warm_start_steps
     draw = random.Random(f"headrace warm start {job.seed}")

@@ -11,6 +11,7 @@ HeadraceError
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
     ├── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+    ├── DataNotFetched       a hub name led to no data set; the message says what was tried and what to do
     └── ModelTextUnusable    the model's tokenizer or its positions do not fit the job; do not retry
 
 ReplyError (actors/core/errors.py)
@@ -92,6 +93,12 @@ class ModelNotMade(SupervisionError):
 
 class ModelNotFetched(SupervisionError):
     """``model.path`` names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+
+
+class DataNotFetched(SupervisionError):
+    """``data.path`` names a data set of a hub, and it could not be had: no hub, no such set or split, no access."""
+
+    permanent = True
 
 
 class ModelTextUnusable(SupervisionError):

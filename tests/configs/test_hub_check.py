@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.checks.model_checks import _hub_problem, is_hub_name
+from configs.checks.model_checks import _hub_problem
+from configs.hub_names import is_hub_name
 from tests.supervisors.jobs.hub_server import HubServer, Repository
 
 

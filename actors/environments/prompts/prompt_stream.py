@@ -29,30 +29,41 @@ from actors.environments.prompts.seen_rows import SeenRows
 from actors.environments.prompts.sources import compares, epoch_order, open_source
 from actors.environments.prompts.tokenizer import TextCodec
 from configs.model_files import prompt_tokens_max
-from configs.schema import JobConfig
+from configs.schema import DataConfig, JobConfig
 
 SEEN_FILE = "prompt_rows.jsonl"
 _CHECKED_TOGETHER = 256
 TOO_LONG, NO_ROOM = "longer than data.max_prompt_tokens", "without room for rollout.max_tokens in the model's positions"
 EMPTY, REFUSED = "without tokens", "refused by template or tokenizer"
 _REFUSAL_SHOWN = 300
+_NOT_THE_SETTINGS = {"path", "config", "split", "revision", "mix", "epochs"}
+"""Keys that name the data, which have a fingerprint of their own, or that change nothing of the order."""
 _TOKENIZER_FILES = ("*token*", "*.jinja", "vocab*", "merges*")
 
 
 class PromptStream:
-    """Is the stream itself: no actor and no loop, but blocking calls. ``run_dir``: where what was seen is kept."""
+    """Is the stream itself: no actor and no loop, but blocking calls. ``run_dir``: where what was seen is kept.
+
+    ``name``: what the source is called among several; ``codec``: the tokenizer, if it is loaded already.
+    """
 
     def __init__(
-        self, job: JobConfig, model_path: Path, run_dir: Path | None = None, *, source: Source | None = None
+        self,
+        job: JobConfig,
+        model_path: Path,
+        run_dir: Path | None = None,
+        *,
+        source: Source | None = None,
+        name: str = "",
+        codec: TextCodec | None = None,
     ) -> None:
-        self._data, self._seed = job.data, job.seed
+        self._data, self._seed, self._name = job.data, job.seed, name
         self._bytes_max = job.limits.message_max_bytes // 4
         """Bytes of prompts in one answer, which is a message with other things in it."""
         self._source = source or open_source(job.data, job.seed, compares=compares(job.reward))
-        self._codec = TextCodec(model_path, job.data)
-        self._codec.check_vocabulary()
+        self._codec = codec or checked_codec(model_path, job.data)
         self._longest = prompt_tokens_max(job, model_path)
-        path = run_dir / SEEN_FILE if run_dir is not None else None
+        path = run_dir / seen_file(name) if run_dir is not None else None
         self._seen = SeenRows(self._source.fingerprint, _settings(job, model_path), len(self._source), path)
         self._later_order: tuple[int, np.ndarray] | None = None
 
@@ -65,11 +76,10 @@ class PromptStream:
             SourceUnreadable: names the row and the field that cannot be used.
         """
         until_s = monotonic() + slice_s
-        self._seen.catch_up()
         prompts: list[list[Any]] = []
         exhausted, size_bytes = False, 0
         try:
-            if self._check_rows(until_s):
+            if self.check_rows(until_s):
                 while len(prompts) < count and size_bytes < self._bytes_max:
                     ordinal = start + len(prompts)
                     if self._ended(ordinal):
@@ -83,9 +93,10 @@ class PromptStream:
                         break
         finally:
             self._seen.save()
-        return {"prompts": prompts, "exhausted": exhausted} | self._report()
+        return {"prompts": prompts, "exhausted": exhausted} | self.report()
 
-    def _report(self) -> dict[str, Any]:
+    def report(self) -> dict[str, Any]:
+        """What ``PromptsRead`` says besides the prompts."""
         seen = self._seen
         return {
             "rows": seen.rows,
@@ -96,9 +107,10 @@ class PromptStream:
             "replaced": seen.replaced,
         }
 
-    def _check_rows(self, until_s: float) -> bool:
+    def check_rows(self, until_s: float) -> bool:
         """Whether every row has prompt and answer: what is wrong with a row is said before the first is used."""
         seen = self._seen
+        seen.catch_up()
         while seen.checked < seen.rows:
             last = min(seen.rows, seen.checked + _CHECKED_TOGETHER)
             for index in range(seen.checked, last):
@@ -137,7 +149,8 @@ class PromptStream:
             if encoded is None or expected != ordinal:
                 return None
             text, ids = encoded
-        return [ordinal, ids.tobytes(), text, msgpack.packb([row.index, row.digest])]
+        named = [row.index, row.digest, self._name] if self._name else [row.index, row.digest]
+        return [ordinal, ids.tobytes(), text, msgpack.packb(named)]
 
     def _index(self, ordinal: int) -> int | None:
         """The row of ``ordinal``; None if it has not been come to."""
@@ -186,6 +199,18 @@ class PromptStream:
         )
 
 
+def checked_codec(model_path: Path, data: DataConfig) -> TextCodec:
+    """The tokenizer, which belongs to the model. Raises SourceUnreadable."""
+    codec = TextCodec(model_path, data)
+    codec.check_vocabulary()
+    return codec
+
+
+def seen_file(name: str) -> str:
+    """The file of the run directory that keeps what was seen of the source ``name``."""
+    return f"prompt_rows.{name}.jsonl" if name else SEEN_FILE
+
+
 def _refusal(row: Row, error: Exception) -> str:
     """Why a prompt cannot be encoded, as a line of text."""
     try:
@@ -202,7 +227,7 @@ def _refusal(row: Row, error: Exception) -> str:
 def _settings(job: JobConfig, model_path: Path) -> str:
     """All but the data that decides which rows are used and in which order."""
     digest = xxhash.xxh3_128()
-    digest.update(job.data.model_dump_json(exclude={"path", "epochs"}).encode() + str(job.seed).encode())
+    digest.update(job.data.model_dump_json(exclude=_NOT_THE_SETTINGS).encode() + str(job.seed).encode())
     digest.update(str(prompt_tokens_max(job, model_path)).encode())
     for file in sorted({file for pattern in _TOKENIZER_FILES for file in model_path.glob(pattern) if file.is_file()}):
         digest.update(file.name.encode() + file.read_bytes())

@@ -19,7 +19,7 @@ from actors.environments.prompts.rows import Row, Source, digest_of
 from actors.environments.prompts.tables import LineSource, TableSource, open_table
 from actors.environments.prompts.text_rows import TextRows
 from configs.data_forms import DataForm, UnknownForm, form_of
-from configs.schema import DataConfig, RewardConfig
+from configs.schema import DataConfig, JobConfig, RewardConfig
 
 
 def open_source(data: DataConfig, seed: int, *, compares: bool = False) -> Source:
@@ -37,9 +37,15 @@ def open_source(data: DataConfig, seed: int, *, compares: bool = False) -> Sourc
         form = form_of(path, data.source)
         if form is DataForm.TEXT:
             return LineSource(TextRows(path), data, compares=compares)
-        return TableSource(open_table(path, form), data, compares=compares)
+        return TableSource(open_table(path, form, data.config, data.split), data, compares=compares)
     except UnknownForm as error:
         raise SourceUnreadable(f"data.path {data.path}: {error}. {error.fix}") from error
+
+
+def open_sources(job: JobConfig) -> dict[str, Source]:
+    """Every source of ``job`` by its name, opened for its rewards. Raises as ``open_source``."""
+    text = compares(job.reward)
+    return {name: open_source(data, job.seed, compares=text) for name, data in job.data.sources.items()}
 
 
 def stream_index(data: DataConfig, seed: int, length: int, ordinal: int) -> int | None:
@@ -124,9 +130,9 @@ def _nearest_task(task: str | None) -> str:
 
 def needs_source(reward: RewardConfig) -> bool:
     """Whether scoring asks the data set itself."""
-    return reward.kind == "reasoning_gym"
+    return any(one.kind == "reasoning_gym" for _, one in reward.each)
 
 
 def compares(reward: RewardConfig) -> bool:
-    """Whether the answer of a row is compared with the response, as text or as mathematics."""
-    return reward.kind in ("exact_match", "math_verify")
+    """Whether a reward compares the answer of a row with the response, as text or as mathematics."""
+    return any(one.compares for _, one in reward.each)

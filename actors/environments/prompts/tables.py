@@ -117,8 +117,8 @@ class TableSource(_Columns):
         return suspects
 
 
-def open_table(path: Path, form: DataForm) -> Any:
-    """The ``datasets.Dataset`` at ``path``.
+def open_table(path: Path, form: DataForm, config: str | None = None, split: str | None = None) -> Any:
+    """The ``datasets.Dataset`` at ``path``; ``config`` and ``split`` choose one of several.
 
     Raises:
         SourceUnreadable: the library cannot read it; says why.
@@ -130,7 +130,10 @@ def open_table(path: Path, form: DataForm) -> Any:
     try:
         if form is DataForm.PARQUET:
             return datasets.load_dataset("parquet", data_files=[str(path)], split="train")
-        loaded = datasets.load_from_disk(str(path)) if form is DataForm.SAVED else datasets.load_dataset(str(path))
+        if form is DataForm.SAVED:
+            loaded: Any = datasets.load_from_disk(str(path))
+        else:
+            loaded = datasets.load_dataset(str(path), config)
     except UnknownForm:
         raise
     except Exception as error:
@@ -139,8 +142,10 @@ def open_table(path: Path, form: DataForm) -> Any:
         fix = "expected Parquet files, or a directory written by save_to_disk or laid out as on the hub"
         raise SourceUnreadable(f"data.path {path}: {type(error).__name__}: {error}; {fix}") from error
     if isinstance(loaded, datasets.Dataset):
+        if split is not None:
+            raise UnknownForm(f"{str(path)!r} is one data set without splits", "Remove data.split")
         return loaded
     splits = [str(name) for name in loaded]
     with contextlib.suppress(KeyError):
-        return loaded[chosen_split(splits, path)]
+        return loaded[chosen_split(splits, path, split)]
     raise UnknownForm(f"{str(path)!r} is streamed", "Name a directory of files")

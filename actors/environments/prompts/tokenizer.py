@@ -54,8 +54,10 @@ class TextCodec:
         SourceUnreadable: the directory has no tokenizer, or a chat template is needed and missing.
     """
 
-    def __init__(self, model_path: Path, data: DataConfig, *, special_tokens: bool = False) -> None:
-        self._tokenizer = load_tokenizer(model_path)
+    def __init__(
+        self, model_path: Path, data: DataConfig, *, special_tokens: bool = False, tokenizer: Any = None
+    ) -> None:
+        self._tokenizer = load_tokenizer(model_path) if tokenizer is None else tokenizer
         self._data = data
         self._directory = model_path
         self._hides_specials = not special_tokens
@@ -63,6 +65,10 @@ class TextCodec:
             raise SourceUnreadable(
                 f"data.chat is set, but the tokenizer in {model_path} has no chat template; unset it or add one"
             )
+
+    def for_data(self, data: DataConfig) -> TextCodec:
+        """The same tokenizer for prompts with other settings; the chat is alike."""
+        return TextCodec(self._directory, data, special_tokens=not self._hides_specials, tokenizer=self._tokenizer)
 
     @property
     def tokenizer(self) -> Any:

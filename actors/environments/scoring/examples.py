@@ -1,12 +1,14 @@
 """What a response answers: the row of the data set, found again by what its prompt was issued with.
 
 context = msgpack [index, digest]                    ──▶ row of the data set, if it is still the same
+        | msgpack [index, digest, name]              ──▶ the same, of the source of that name (``data.mix``)
         | msgpack [prompt, answer, index, columns]   ──▶ itself: how journals of 0.1 have it
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import msgpack
@@ -21,6 +23,12 @@ def row_of(context: bytes) -> int:
     return int(named[2] if len(named) == 4 else named[0])
 
 
+def source_of(context: bytes) -> str:
+    """The name of the source that ``context`` names; empty where there is one only."""
+    named = cast("list[Any]", msgpack.unpackb(context))
+    return str(named[2]) if len(named) == 3 else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Example:
     """Holds what a scorer may know besides the response."""
@@ -29,13 +37,15 @@ class Example:
     answer: Any
     index: int
     extra: dict[str, Any]
+    source: Source | None = field(default=None, compare=False)
+    """The data set that it is of, where it is known."""
 
 
 class Examples:
-    """Finds examples in one data set."""
+    """Finds examples in the job's data sets, which are told apart by name."""
 
-    def __init__(self, source: Source | None) -> None:
-        self._source = source
+    def __init__(self, sources: Mapping[str, Source]) -> None:
+        self._sources = sources
 
     def of(self, context: bytes) -> Example:
         """The example that ``context`` names, made anew: a verifier may change what it is given.
@@ -46,15 +56,18 @@ class Examples:
         named = cast("list[Any]", msgpack.unpackb(context))
         if len(named) == 4:
             return Example(*named)
-        index, digest = named
-        if self._source is None:
-            raise RowChanged(f"row {index}: this process was started without the data set")
-        row = self._source.row(index) if index < len(self._source) else None
+        index, digest, *names = named
+        name = names[0] if names else ""
+        of = f" of {name}" if name else ""
+        source = self._sources.get(name)
+        if source is None:
+            raise RowChanged(f"row {index}{of}: this process was started without the data set")
+        row = source.row(index) if index < len(source) else None
         if row is None or row.digest != digest:
             raise RowChanged(
-                f"row {index} of the data is not what it was when its prompt was issued: no reward is known"
+                f"row {index} of the data{of} is not what it was when its prompt was issued: no reward is known"
             )
-        return Example(row.prompt, row.answer, row.index, row.extra)
+        return Example(row.prompt, row.answer, row.index, row.extra, source)
 
     def answer(self, context: bytes) -> str:
         """The row's answer as people read it; empty if the row is another one now."""

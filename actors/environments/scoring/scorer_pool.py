@@ -48,6 +48,8 @@ class PoolVerdict:
 
     reward: float | None
     reason: str = ""
+    parts: tuple[float, ...] = ()
+    """Rewards that it is the weighted sum of, where the job has several."""
 
 
 class ScorerPool:
@@ -167,7 +169,7 @@ class _Trial:
         self.warnings: list[str] = []
 
     def warn(self, text: str) -> None:
-        if text and text not in self.warnings:
+        if text not in self.warnings:
             self.warnings.append(text)
 
 
@@ -196,7 +198,8 @@ class _ScorerProcess:
             await self._exec()
             return
         await self._check(reply)
-        trial.warn(reply["warning"])
+        for warning in reply["warnings"]:
+            trial.warn(warning)
 
     async def _check(self, reply: dict[str, Any]) -> None:
         """Raise what makes the process useless."""
@@ -283,7 +286,7 @@ class _ScorerProcess:
             except ScorerTimedOut as error:
                 raise ScorerTimedOut(f"no verdict within reward.timeout_s ({self._job.reward.timeout_s} s)") from error
             self._trim_log()
-            verdicts += [PoolVerdict(reward, reason) for reward, reason in gathered]
+            verdicts += [PoolVerdict(reward, reason, tuple(parts)) for reward, reason, parts in gathered]
 
     async def _send(self, value: object) -> None:
         process = self._running()

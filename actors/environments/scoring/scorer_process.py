@@ -6,13 +6,15 @@ Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack valu
           "rows": whether it holds the data set}                                        once
     out  {"ready": true} | {"broken": reason, "data": whether it is the data's fault}   once
     in   {"try": true}
-    out  {"warning": text, empty if all is well} | {"broken": reason, "data": …}        (trial.py)
+    out  {"warnings": [text, …]} | {"broken": reason, "data": …}        (trial.py)
     in   {"score": [[response, context], …], "gather_s": float}
-    out  [[reward, ""] or [nil, reason], …]                               one verdict a response, in order
+    out  [[reward, "", parts] or [nil, reason, []], …]                    one verdict a response, in order
     in   {"read": [start, count]}
     out  what ``PromptStream.read`` returns | {"broken": reason, "data": …}
     in   {"answers": [context, …]}
     out  {"answers": [text, …]} | {"broken": reason, "data": …}
+
+Parts are the rewards that the sum is made of, where the job has several.
 
 A context says which row of the data set the response answers, and what the row's content comes to; the row itself is
 looked up here, so that its columns reach the verifier with their own types and travel through nobody's messages.
@@ -28,6 +30,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -41,10 +44,11 @@ from actors.host.standard_streams import open_standard_streams
 from configs.schema import JobConfig
 
 if TYPE_CHECKING:
-    from actors.environments.scoring.examples import Example, Examples
+    from actors.environments.scoring.examples import Examples
+    from actors.environments.scoring.scorers import Scorers
 
-Verdict = tuple[float | None, str]
-"""A reward, or why there is none."""
+Verdict = tuple[float | None, str, list[float]]
+"""A reward, or why there is none, and what several rewards were."""
 Send = Callable[[object], None]
 Answer = Callable[[dict[str, Any]], None]
 """Answers one request, or raises."""
@@ -114,13 +118,13 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
 
 def _reader(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
     import_transformers_without_torch()
-    from actors.environments.prompts.prompt_stream import PromptStream
-    from actors.environments.prompts.sources import compares, open_source
+    from actors.environments.prompts.mixed_stream import open_stream
+    from actors.environments.prompts.sources import open_sources
     from actors.environments.scoring.examples import Examples
 
-    source = open_source(job.data, job.seed, compares=compares(job.reward))
+    sources = open_sources(job)
     run_dir = Path(order["run_dir"]) if order["run_dir"] else None
-    stream, examples = PromptStream(job, Path(order["model"]), run_dir, source=source), Examples(source)
+    stream, examples = open_stream(job, Path(order["model"]), run_dir, sources), Examples(sources)
 
     def answer(request: dict[str, Any]) -> None:
         if "answers" in request:
@@ -132,19 +136,19 @@ def _reader(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
 
 
 def _scorer(job: JobConfig, send: Send, *, rows: bool) -> Answer:
-    from actors.environments.prompts.sources import compares, open_source
+    from actors.environments.prompts.sources import open_sources
     from actors.environments.scoring.examples import Examples
-    from actors.environments.scoring.scorers import make_scorer
+    from actors.environments.scoring.scorers import Scorers
     from actors.environments.scoring.trial import try_once
 
-    source = open_source(job.data, job.seed, compares=compares(job.reward)) if rows else None
-    score, examples = make_scorer(job, source), Examples(source)
+    sources = open_sources(job) if rows else None
+    scorers, examples = Scorers(job, sources), Examples(sources or {})
 
     def answer(request: dict[str, Any]) -> None:
         if "try" in request:
-            send({"warning": _text(try_once(job, score, source) if source is not None else "")})
+            send({"warnings": [_text(warning) for warning in try_once(job, scorers, sources or {})]})
         else:
-            _score_all(score, examples, request["score"], send, gather_s=request["gather_s"])
+            _score_all(scorers, examples, request["score"], send, gather_s=request["gather_s"])
 
     return answer
 
@@ -155,7 +159,7 @@ def _text(value: str) -> str:
 
 
 def _score_all(
-    score: Callable[[str, Example], float],
+    scorers: Scorers,
     examples: Examples,
     answers: Sequence[tuple[str, bytes]],
     send: Send,
@@ -168,9 +172,10 @@ def _score_all(
     sent_s = monotonic()
     for response, context in answers:
         try:
-            verdicts.append((score(response, examples.of(context)), ""))
+            reward, parts = scorers.score(response, partial(examples.of, context))
+            verdicts.append((reward, "", parts))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
-            verdicts.append((None, _text(described(error))))
+            verdicts.append((None, _text(described(error)), []))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

@@ -8,44 +8,110 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from actors.environments.errors import RewardRefused, ScorerBroken
+from actors.environments.errors import RewardRefused, RowChanged, ScorerBroken
 from actors.environments.prompts.rows import Source
-from actors.environments.prompts.sources import compares, needs_source, open_source
+from actors.environments.prompts.sources import needs_source, open_sources
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.user_code import as_number, defined_at, described
 from configs.schema import JobConfig
+from configs.task_schema import Reward
 
 Scorer = Callable[[str, Example], float]
 
 
-def make_scorer(job: JobConfig, source: Source | None = None) -> Scorer:
-    """The scorer that ``job.reward`` names, with the answer extracted first where a pattern is set.
+@dataclass(frozen=True)
+class NamedScorer:
+    """One reward of a job, ready to be asked."""
 
-    ``source``: the job's data set, if it is open already. Where response and reference are compared, the pattern cuts
-    both: data such as GSM8K's hold worked solutions. A reference that is a number stands for its text.
+    config: Reward
+    where: str
+    """Where it stands in the job file: ``reward``, ``reward.parts.0``."""
+    name: str
+    """Its name among several; empty where it is the only one."""
+    weight: float
+    score: Scorer
+
+    @property
+    def verifier(self) -> str:
+        """It as a person finds it: the key that names it, and the value."""
+        if self.config.function:
+            return f"{self.where}.function {self.config.function}"
+        return f"{self.where}.kind {self.config.kind}"
+
+
+class Scorers:
+    """All rewards of a job: one, or several whose weighted sum is the reward.
+
+    ``sources``: the job's data sets, if they are open already.
     """
-    if source is None and needs_source(job.reward):
-        source = open_source(job.data, job.seed)
-    score = _scorer(job, source)
-    pattern = re.compile(job.reward.answer_pattern, re.DOTALL) if job.reward.answer_pattern else None
-    comparing = compares(job.reward)
+
+    def __init__(self, job: JobConfig, sources: Mapping[str, Source] | None = None) -> None:
+        if sources is None:
+            sources = open_sources(job) if needs_source(job.reward) else {}
+        only = next(iter(sources.values())) if len(sources) == 1 else None
+        parts = job.reward.parts
+        names = [(part.called, part.weight) for part in parts] or [("", 1.0)]
+        self.each = [
+            NamedScorer(config, where, name, weight, _with_answer(config, where, only))
+            for (where, config), (name, weight) in zip(job.reward.each, names, strict=True)
+        ]
+
+    def score(self, response: str, example: Callable[[], Example]) -> tuple[float, list[float]]:
+        """The reward, and each of several. ``example`` makes the example anew: a verifier may change what it is given.
+
+        Raises:
+            ScorerBroken: one of several has no result, so there is no sum; says which.
+            Exception: what the only one raises.
+        """
+        if not self.each[0].name:
+            return self.each[0].score(response, example()), []
+        found = [_part(one, response, example) for one in self.each]
+        total = math.fsum(one.weight * value for one, value in zip(self.each, found, strict=True))
+        if not math.isfinite(total):
+            raise ScorerBroken(f"reward.parts: their weighted sum is {total}; expected a finite number")
+        return total, found
+
+
+def _part(one: NamedScorer, response: str, example: Callable[[], Example]) -> float:
+    try:
+        return one.score(response, example())
+    except RowChanged:
+        raise
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        raise ScorerBroken(f"reward {one.name}: {described(error)}") from error
+
+
+def make_scorer(job: JobConfig, source: Source | None = None) -> Scorer:
+    """The reward of ``job`` as one function. ``source``: its only data set, if it is open already."""
+    scorers = Scorers(job, None if source is None else {"": source})
+    return lambda response, example: scorers.score(response, lambda: example)[0]
+
+
+def _with_answer(reward: Reward, where: str, source: Source | None) -> Scorer:
+    """The scorer that ``reward`` names, with the answer extracted first where a pattern is set.
+
+    Where response and reference are compared, the pattern cuts both: data such as GSM8K's hold worked solutions. A
+    reference that is a number stands for its text.
+    """
+    score = _scorer(reward, where, source)
+    pattern = re.compile(reward.answer_pattern, re.DOTALL) if reward.answer_pattern else None
 
     def scored(response: str, example: Example) -> float:
         answer = extract_answer(response, pattern)
         if answer is None:
             return 0.0  # the response holds no answer at all: that is a verdict, not a failure
-        if comparing:
+        if reward.compares:
             reference = str(example.answer)
             cut = extract_answer(reference, pattern)
             example = replace(example, answer=reference if cut is None else cut)
-        reward = float(score(answer, example))
-        if not math.isfinite(reward):
-            raise ScorerBroken(f"reward.kind {job.reward.kind}: the scorer returned {reward}; expected a finite number")
-        return reward
+        value = float(score(answer, example))
+        if not math.isfinite(value):
+            raise ScorerBroken(f"{where}.kind {reward.kind}: the scorer returned {value}; expected a finite number")
+        return value
 
     return scored
 
@@ -60,15 +126,19 @@ def extract_answer(text: str, pattern: re.Pattern[str] | None) -> str | None:
     return found
 
 
-def _scorer(job: JobConfig, source: Source | None) -> Scorer:
-    reward = job.reward
+def _scorer(reward: Reward, where: str, source: Source | None) -> Scorer:
     if reward.kind == "exact_match":
         return lambda response, example: float(_normal(response) == _normal(example.answer))
-    if reward.kind == "reasoning_gym" and source is not None:
-        return lambda response, example: source.score(response.strip(), example.index)
+    if reward.kind == "reasoning_gym":
+        return lambda response, example: _of_task(example.source or source, response, example)
     if reward.kind == "math_verify":
         return _math_verify()
-    return _function(reward.function or "")
+    return _function(reward.function or "", where)
+
+
+def _of_task(source: Source | None, response: str, example: Example) -> float:
+    assert source is not None, "whoever scores a task has opened it"
+    return source.score(response.strip(), example.index)
 
 
 def _normal(text: str) -> str:
@@ -89,8 +159,8 @@ def _math_verify() -> Scorer:
     return score
 
 
-def load_function(path: str) -> Callable[..., Any]:
-    """The function that ``reward.function`` names.
+def load_function(path: str, where: str = "reward") -> Callable[..., Any]:
+    """The function that ``function`` of the reward at ``where`` names.
 
     Raises:
         RewardRefused: it cannot be imported; says what its module raised, and where.
@@ -100,17 +170,17 @@ def load_function(path: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), name)
     except (Exception, SystemExit) as error:
         raise RewardRefused(
-            f"reward.function {path!r} cannot be imported: {described(error)}; expected 'package.module:name'"
+            f"{where}.function {path!r} cannot be imported: {described(error)}; expected 'package.module:name'"
         ) from error
     if not callable(function):
-        raise RewardRefused(f"reward.function {path!r} is a {type(function).__name__}, expected a function")
+        raise RewardRefused(f"{where}.function {path!r} is a {type(function).__name__}, expected a function")
     return function
 
 
-def _function(path: str) -> Scorer:
+def _function(path: str, where: str) -> Scorer:
     """A user's function ``module:name(prompt, response, answer, **columns) -> float``."""
-    function = load_function(path)
-    whose = f"reward.function {path} ({defined_at(function)})"
+    function = load_function(path, where)
+    whose = f"{where}.function {path} ({defined_at(function)})"
 
     def score(response: str, example: Example) -> float:
         return as_number(function(example.prompt, response, example.answer, **example.extra), whose)

@@ -14,7 +14,7 @@ It is also a warm-up: a function that imports on its first call does so here, wh
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
 from types import ModuleType
 from typing import Any, Final
@@ -23,49 +23,54 @@ from actors.environments.errors import NoNumber, RewardRefused, SourceUnreadable
 from actors.environments.prompts.rows import Source
 from actors.environments.prompts.sources import epoch_order
 from actors.environments.scoring.examples import Example
-from actors.environments.scoring.scorers import Scorer, load_function
+from actors.environments.scoring.scorers import NamedScorer, Scorers, load_function
 from actors.environments.scoring.user_code import defined_at, described
-from configs.schema import JobConfig
+from configs.schema import DataConfig, JobConfig
 
 CALLED: Final = "called with the first row of the data and its own answer as the response"
 _ROWS: Final = 32
 """First rows whose columns are held against the function."""
 
 
-def try_once(job: JobConfig, score: Scorer, source: Source) -> str:
-    """Call ``score`` on the first row; returns what people are to be warned of, empty if nothing.
+def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) -> list[str]:
+    """Call every reward on the first row of every source; returns what people are to be warned of.
 
     Raises:
         RewardRefused: no call could succeed; says why, with file and line.
         SourceUnreadable: the first row cannot be read.
     """
-    examples = _first_examples(job, source)
-    if not examples:
-        return ""  # no prompt at all: the job says so
-    warning = _check_calls(job.reward.function, examples) if job.reward.function else ""
-    return _call(job, score, examples[0]) or warning
+    warnings: list[str] = []
+    for name, source in sources.items():
+        for one in scorers.each:
+            examples = _first_examples(job.data.sources[name], job.seed, source)  # anew: a verifier may change them
+            if not examples:
+                break  # no prompt at all: the job says so
+            warning = _check_calls(one, examples) if one.config.function else ""
+            if warning := _call(job, one, examples[0]) or warning:
+                warnings.append(f"with the data of {name}: {warning}" if name else warning)
+    return warnings
 
 
-def _first_examples(job: JobConfig, source: Source) -> list[Example]:
+def _first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]:
     """The first rows of the stream; those after the first only as far as they can be read."""
     examples: list[Example] = []
-    for index in epoch_order(job.data, job.seed, len(source), 0)[:_ROWS]:
+    for index in epoch_order(data, seed, len(source), 0)[:_ROWS]:
         try:
             row = source.row(int(index))
         except SourceUnreadable:
             if examples:
                 break  # whoever needs it will say so
             raise
-        examples.append(Example(row.prompt, row.answer, row.index, row.extra))
+        examples.append(Example(row.prompt, row.answer, row.index, row.extra, source))
     return examples
 
 
-def _check_calls(path: str, examples: list[Example]) -> str:
+def _check_calls(one: NamedScorer, examples: list[Example]) -> str:
     """Whether the function can be called with the columns of each row; a warning if it is with some only."""
-    function = load_function(path)
+    function = load_function(one.config.function or "", one.where)
     if inspect.iscoroutinefunction(function):
         raise RewardRefused(
-            f"reward.function {path} ({defined_at(function)}) is a coroutine function; write def, not async def"
+            f"{one.verifier} ({defined_at(function)}) is a coroutine function; write def, not async def"
         )
     problems = [_misfit(function, example) for example in examples]
     found = [problem for problem in problems if problem]
@@ -74,7 +79,7 @@ def _check_calls(path: str, examples: list[Example]) -> str:
     example = examples[next(i for i, problem in enumerate(problems) if problem)]
     columns = "".join(f", {column}=…" for column in example.extra)
     text = (
-        f"reward.function {path} ({defined_at(function)}) cannot be called as "
+        f"{one.verifier} ({defined_at(function)}) cannot be called as "
         f"(prompt, response, answer{columns}), as row {example.index} of the data asks: {found[0]}. Its first three "
         "parameters are prompt, response and answer; further columns come by name"
     )
@@ -95,11 +100,11 @@ def _misfit(function: Callable[..., Any], example: Example) -> str:
     return ""
 
 
-def _call(job: JobConfig, score: Scorer, example: Example) -> str:
-    verifier = f"reward.function {job.reward.function}" if job.reward.function else f"reward.kind {job.reward.kind}"
+def _call(job: JobConfig, one: NamedScorer, example: Example) -> str:
+    verifier = one.verifier
     began_s = monotonic()
     try:
-        score(example.answer if isinstance(example.answer, str) else "", example)
+        one.score(example.answer if isinstance(example.answer, str) else "", example)
     except (Exception, SystemExit, KeyboardInterrupt) as error:
         if isinstance(error, NoNumber):
             raise RewardRefused(f"{error}, {CALLED}") from error

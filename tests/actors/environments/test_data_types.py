@@ -62,7 +62,7 @@ def test_what_stands_in_a_row_arrives_in_type_and_value(folder: Path, rows: list
     for index, record in enumerate(records):
         source.check(index)
         context = msgpack.packb([index, source.row(index).digest])
-        example = Examples(source).of(context)
+        example = Examples({"": source}).of(context)
         assert same(example.answer, record["answer"]) and same(example.extra, {"more": record["more"]})
 
 
@@ -173,7 +173,7 @@ def test_an_answer_that_nothing_can_equal_is_refused_where_text_is_compared(
 @pytest.mark.parametrize(("answer", "response"), [(7, "7"), (-1.5, "-1.5"), ("7", "7")])
 @pytest.mark.parametrize("kind", ["exact_match", "math_verify"])
 def test_a_number_is_compared_as_its_text(answer: object, response: str, kind: str) -> None:
-    example = Examples(None).of(msgpack.packb(["p", answer, 0, {}]))
+    example = Examples({}).of(msgpack.packb(["p", answer, 0, {}]))
     assert make_scorer(smallest_job(reward={"kind": kind}))(response, example) == 1.0
 
 
@@ -183,10 +183,10 @@ def test_a_row_that_has_changed_gives_no_answer_of_another_one(tmp_path: Path) -
     context = msgpack.packb([1, open_source(data_of(path), 0).row(1).digest])
     path.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "3"}\n')
     with pytest.raises(RowChanged, match="row 1"):
-        Examples(open_source(data_of(path), 0)).of(context)
+        Examples({"": open_source(data_of(path), 0)}).of(context)
     path.write_text('{"prompt": "a", "answer": "1"}\n')
     with pytest.raises(RowChanged, match="row 1"):
-        Examples(open_source(data_of(path), 0)).of(context)
+        Examples({"": open_source(data_of(path), 0)}).of(context)
 
 
 SEEING = """

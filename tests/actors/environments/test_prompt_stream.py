@@ -57,7 +57,7 @@ def test_prompts_carry_their_tokens_and_their_answer(tokenizer: Path) -> None:
     assert (ordinal, text) == (1, "xbbb")
     assert np.frombuffer(ids, np.int32).tolist() == [23, 1, 1, 1]
     source = open_source(smallest_job(data={"source": "jsonl", "path": str(tokenizer / "rows.jsonl")}).data, 3)
-    assert Examples(source).of(context) == Example("bbb", "b", 1, {})
+    assert Examples({"": source}).of(context) == Example("bbb", "b", 1, {})
 
 
 def test_prompts_that_are_too_long_are_passed_over_and_ordinals_stay_dense(tokenizer: Path) -> None:

@@ -16,7 +16,7 @@ from actors.environments.prompts.rows import Row
 from actors.environments.prompts.sources import open_source
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.scorer_pool import ScorerPool
-from actors.environments.scoring.scorers import make_scorer
+from actors.environments.scoring.scorers import Scorers, make_scorer
 from actors.environments.scoring.trial import try_once
 from configs.schema import JobConfig
 from tests.smallest_job import smallest_job
@@ -50,7 +50,7 @@ def trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]
         reward = {"kind": "function", "function": f"{name}:score", "timeout_s": timeout_s}
         job = smallest_job(reward=reward, data={"source": "jsonl", "path": "unused.jsonl", "shuffle": False})
         try:
-            return try_once(job, make_scorer(job), Table(rows))  # type: ignore[arg-type]
+            return "; ".join(try_once(job, Scorers(job), {"": Table(rows)}))  # type: ignore[arg-type]
         finally:
             sys.modules.pop(name, None)
 
@@ -218,7 +218,7 @@ async def test_a_process_that_is_started_again_is_warm_before_it_scores(
 
 def test_a_real_data_set_is_one_that_can_be_tried(tmp_path: Path) -> None:
     job = pool_job(tmp_path, "").model_copy(update={"reward": smallest_job().reward})
-    assert try_once(job, make_scorer(job), open_source(job.data, job.seed)) == ""
+    assert try_once(job, Scorers(job), {"": open_source(job.data, job.seed)}) == []
 
 
 async def test_a_verifier_that_ends_its_process_says_so_in_its_verdict(

@@ -342,7 +342,7 @@ ON_DISK = {
     "paused": "paused",
     "returned": "worker assignments reason blame crashed",
     "rewound": "step",
-    "scored": "step rows rewards",
+    "scored": "step rows rewards parts",
     "stopping": "stopping",
     "suspected": "worker steps rows",
     "tokens_appended": "workers versions row_counts assignments offsets counts finished tokens logprobs",

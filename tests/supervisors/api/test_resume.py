@@ -146,3 +146,27 @@ def test_options_that_do_not_go_with_it_are_refused(run: Path, tmp_path: Path) -
                     (None, None, run, ["trainer.lr=1"])):  # fmt: skip
         with pytest.raises(ConfigError):
             check_options(*options)
+
+
+def test_of_a_mix_each_source_is_held_against_the_record_and_may_lie_elsewhere(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n')
+
+    def mixed(weight: float = 1.0, names: tuple[str, ...] = ("a", "b"), place: str = "") -> JobConfig:
+        return smallest_job(
+            data={"mix": [{"name": n, "weight": weight, "path": str(tmp_path / f"{place}{n}.jsonl")} for n in names]}
+        )
+
+    write_record(tmp_path, mixed())
+    assert changed_keys(tmp_path, mixed()) == [] and data_news(tmp_path, mixed()) == ""
+    (tmp_path / "b.jsonl").rename(tmp_path / "moved_b.jsonl")
+    (tmp_path / "a.jsonl").rename(tmp_path / "moved_a.jsonl")
+    assert changed_keys(tmp_path, mixed(place="moved_")) == [], "they are taken for the same, in another place"
+    (tmp_path / "moved_b.jsonl").write_text("other rows")
+    news = data_news(tmp_path, mixed(place="moved_"))
+    assert news.startswith("data.mix.1.path: ") and "moved_b.jsonl has changed since the run began" in news
+    assert changed_keys(tmp_path, mixed(weight=2.0)) == [
+        ("data.mix.0.weight", 1.0, 2.0),
+        ("data.mix.1.weight", 1.0, 2.0),
+    ]
+    assert ("data.mix", "2 of them", "1 of them") in changed_keys(tmp_path, mixed(names=("a",)))

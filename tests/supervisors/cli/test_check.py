@@ -38,6 +38,34 @@ def test_a_job_that_can_run_is_told_in_a_few_lines_and_nothing_is_written(tmp_pa
     assert whole == load_job("quickstart").model_dump(mode="json")
 
 
+def test_sources_and_rewards_are_told_with_their_weights(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n')
+    (tmp_path / "job.yaml").write_text(
+        """
+name: j
+steps: 1
+model: {source: tiny}
+data:
+  mix:
+    - {name: sums, weight: 3, path: acme/sums, prompt_key: question}
+    - {name: ours, path: rows.jsonl}
+reward:
+  - {kind: exact_match, name: right}
+  - {kind: math_verify, weight: 0.5}
+"""
+    )
+    said = invoke("check", "job.yaml").stdout
+    assert "75 % sums: file acme/sums of the hub, which is asked when the run starts, column question" in said
+    assert f"25 % ours: file {tmp_path / 'rows.jsonl'}, column prompt" in said
+    assert "1 x right + 0.5 x math_verify" in said
+    wrong = (tmp_path / "job.yaml").read_text().replace("kind: math_verify", "kind: reasoning_gym")
+    (tmp_path / "job.yaml").write_text(wrong)
+    assert (
+        "job.yaml:11: reward.parts.1.kind: reasoning_gym scores its own tasks only"
+        in invoke("check", "job.yaml").stderr
+    )
+
+
 def test_what_a_run_would_refuse_ends_with_code_2_and_the_same_words() -> None:
     wrong = ("quickstart", "--set", "rollout.wokers=1")
     checked, run = invoke("check", *wrong), invoke("run", *wrong)

@@ -91,7 +91,8 @@ def test_the_schema_has_every_key_with_what_it_means_and_fits_the_presets() -> N
         section = printed
         *names, last = key.split(".")
         for name in names:
-            section = printed["$defs"][section["properties"][name]["$ref"].rpartition("/")[2]]
+            either = section["properties"][name]
+            section = printed["$defs"][either.get("anyOf", [either])[0]["$ref"].rpartition("/")[2]]
         assert last in section["properties"], key
         assert section["additionalProperties"] is False
         if not names:

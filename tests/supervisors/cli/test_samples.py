@@ -47,6 +47,16 @@ def test_the_newest_step_is_shown_and_any_other_by_its_number(run_dir: Path) -> 
     assert "step 3" in invoke(str(run_dir), "--step", "5").stdout, "the last one before it: not every step is kept"
 
 
+def test_several_rewards_and_the_source_of_a_prompt_are_shown_beside_the_sum(run_dir: Path) -> None:
+    parts = {"source": "ours", "reward": 1.1, "reward_right": 1.0, "reward_form": 0.2}
+    SamplesFile(run_dir / "samples.jsonl", 1 << 20).add(
+        [sample(9, **parts), sample(9, chosen="dropped", **dict.fromkeys(parts, None))]
+    )
+    shown = invoke(str(run_dir)).stdout
+    assert "prompt 7 of ours, sibling 1: best, reward 1.100 (right 1.000, form 0.200), 4 tokens" in shown
+    assert "dropped, reward –, 4 tokens" in shown
+
+
 def test_what_a_model_wrote_is_shown_as_it_is_and_steers_nothing(run_dir: Path) -> None:
     assert r"\x1b]0;owned\x07[red]hi[/]" in invoke(str(run_dir), "--step", "3").stdout
     rows = json.loads(invoke(str(run_dir), "--step", "3", "--json").stdout)

@@ -1,9 +1,12 @@
-"""A hub that is not there: enough of its HTTP interface for ``huggingface_hub`` to list and fetch models from it.
+"""A hub that is not there: enough of its HTTP interface for ``huggingface_hub`` and ``datasets`` to fetch from it.
 
 GET  /api/models/{name}[/revision/{r}]      sha and files
 GET  /api/models/{name}/tree/{r}            files with sizes
+POST /api/models/{name}/paths-info/{r}      those that are named, as in the tree
 HEAD /{name}/resolve/{r}/{file}             size, hash, commit
 GET  the same                               the bytes; ``flow`` may stop them
+
+Data sets have ``/api/datasets/…`` and ``/datasets/{name}/…``; their repositories are called ``datasets/{name}`` here.
 """
 
 from __future__ import annotations
@@ -45,6 +48,15 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def _entries(files: dict[str, bytes]) -> list[dict[str, Any]]:
+    """Files and folders as the hub lists them."""
+    folders = {str(parent) for path in files for parent in Path(path).parents if str(parent) != "."}
+    return [
+        *({"type": "directory", "path": path, "size": 0, "oid": hash_of(path.encode())} for path in sorted(folders)),
+        *({"type": "file", "path": path, "size": len(data), "oid": hash_of(data)} for path, data in files.items()),
+    ]
+
+
 class HubServer:
     """Serves ``repositories`` at ``endpoint`` until ``close``. ``fetched``: the files whose bytes were asked for."""
 
@@ -77,6 +89,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(body=True)
 
+    def do_POST(self) -> None:
+        self.asked = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self._answer(body=True)
+
     def do_HEAD(self) -> None:
         self._answer(body=False)
 
@@ -84,9 +100,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if self.hub.broken_status is not None:
             self._send(self.hub.broken_status, b"out of order", body=body)
-        elif info := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/(revision|tree)/(.+))?", path):
-            self._about(info[1], info[2] or "revision", info[3] or "main", body=body)
-        elif file := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
+        elif info := re.fullmatch(r"/api/(models/|datasets/)([^/]+/[^/]+)(?:/(revision|tree|paths-info)/(.+))?", path):
+            kind = info[1].removeprefix("models/")
+            self._about(kind + info[2], info[3] or "revision", info[4] or "main", body=body)
+        elif file := re.fullmatch(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self._file(file[1], file[2], file[3], body=body)
         else:
             self._send(404, b"", body=body)
@@ -108,15 +125,22 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _about(self, name: str, what: str, revision: str, *, body: bool) -> None:
+        revision, _, folder = revision.partition("/")
         commit = self._commit(name, revision, files=False, body=body)
         if commit is None:
             return
         files = self.hub.repositories[name].commits[commit]
         reply: Any
-        if what == "tree":
-            reply = [
-                {"type": "file", "path": path, "size": len(data), "oid": hash_of(data)} for path, data in files.items()
-            ]
+        if what == "paths-info":
+            wanted = json.loads(self.asked)["paths"]
+            reply = [entry for entry in _entries(files) if entry["path"] in wanted]
+        elif what == "tree":
+            deep = "recursive=true" in urlsplit(self.path).query.lower() or not name.startswith("datasets/")
+            inside = [entry for entry in _entries(files) if entry["path"].startswith(f"{folder}/" if folder else "")]
+            depth = folder.count("/") + 1 if folder else 0
+            reply = [entry for entry in inside if deep or entry["path"].count("/") == depth]
+            if deep and not name.startswith("datasets/"):
+                reply = [entry for entry in reply if entry["type"] == "file"]
         else:
             siblings = [{"rfilename": path, "size": len(data)} for path, data in files.items()]
             reply = {"_id": name, "id": name, "sha": commit, "siblings": siblings, "private": False, "tags": []}

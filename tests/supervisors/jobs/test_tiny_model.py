@@ -58,6 +58,18 @@ async def test_a_model_is_made_once_and_each_run_has_its_own_copy(tmp_path: Path
     assert await prepare_model(a_job(tmp_path), tmp_path / "second") == second
 
 
+async def test_a_model_of_mixed_sources_knows_the_letters_of_each(tmp_path: Path) -> None:
+    (tmp_path / "greek.jsonl").write_text('{"prompt": "αβγ", "answer": "δ"}\n')
+    a_job(tmp_path)
+    mix = [
+        {"name": "sums", "path": str(tmp_path / "prompts.jsonl"), "template": "{prompt}±"},
+        {"name": "greek", "path": str(tmp_path / "greek.jsonl")},
+    ]
+    directory = await prepare_model(a_job(tmp_path, data={"mix": mix}), a_run_dir(tmp_path, "run"))
+    words = (directory / "tokenizer.json").read_text()
+    assert all(letter in words for letter in "αβγδ±")
+
+
 def test_whatever_determines_a_model_is_in_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = a_job(tmp_path).data.path
     keys = [

@@ -1,0 +1,164 @@
+"""What is asked, and how answers are scored: the sections ``data`` and ``reward`` of a job file.
+
+    data      one source                      data.mix      several, each with a weight
+    reward    one reward                      reward.parts  several, each with a weight; a list stands for them
+
+Whoever reads data goes through ``DataConfig.sources``, and whoever scores through ``RewardConfig.each``: one is a list
+of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import model_validator
+
+from configs.section import PartName, PositiveFloat, PositiveInt, Section
+
+
+class SourceConfig(Section):
+    """One source of prompts."""
+
+    source: Literal["file", "reasoning_gym", "jsonl", "hf_dataset"] = "file"
+    """``file``: what ``path`` names, in the form that its name's ending says. ``reasoning_gym``: a generated task.
+    ``jsonl`` and ``hf_dataset`` mean ``file``; with ``jsonl`` an ending that says nothing means JSON lines."""
+    task: str | None = None
+    """``reasoning_gym``: the data set's name, such as ``spell_backward``."""
+    task_args: dict[str, Any] = {}
+    """``reasoning_gym``: its parameters, such as ``{min_word_len: 3}``."""
+    path: str | None = None
+    """A ``.jsonl``, ``.json`` (each also with ``.gz``) or ``.parquet`` file, a directory written by ``save_to_disk``,
+    or one laid out as on the Hugging Face hub (``data/train-*.parquet``); or a hub name such as ``openai/gsm8k``,
+    fetched once into the run directory."""
+    config: str | None = None
+    """The configuration (subset) of a hub name, or of a directory as on the hub, such as ``main``."""
+    split: str | None = None
+    """The split of a hub name or of a directory, such as ``test``; of a hub name also a part, such as
+    ``train[:1000]``. Unset: ``train``, or the only one."""
+    revision: str | None = None
+    """A branch, a tag or a commit of a hub name; unset: the default branch. A resumed run keeps what was fetched."""
+    prompt_key: str = "prompt"
+    """Column of the prompt: a string, or a list of chat messages."""
+    answer_key: str = "answer"
+    """Column of the right answer, of any type; all further columns reach a reward function by name."""
+    template: str = "{prompt}"
+    """Text around a string prompt; ``{prompt}`` stands for it."""
+    size: PositiveInt = 10_000
+    """``reasoning_gym``: distinct prompts before the stream repeats."""
+
+
+class MixedSource(SourceConfig):
+    """One of several sources."""
+
+    name: PartName
+    """What it is called in samples and metrics (``source_NAME_reward_mean``)."""
+    weight: PositiveFloat = 1.0
+    """Its share of the prompts is this by the sum of all weights, whatever its length."""
+
+
+class DataConfig(SourceConfig):
+    """Where prompts come from: one source, or several that ``mix`` names."""
+
+    mix: list[MixedSource] = []
+    """Several sources, in place of ``path`` or ``task``: a list of ``{name, weight, path, …}``, each with its own of
+    the keys above. Prompts alternate between them by weight, in an order that ``seed`` fixes."""
+    epochs: PositiveInt | None = None
+    """How often the data may repeat; unset: for ever. With ``mix`` the job ends when the first source is through."""
+    shuffle: bool = True
+    """Visit the rows in an order that ``seed`` fixes, drawn anew for each epoch."""
+    chat: bool = False
+    """Wrap string prompts in the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Further arguments of ``apply_chat_template``, such as ``{enable_thinking: false}``, ``{tools: […]}`` or, where
+    the tokenizer has several templates, ``{chat_template: NAME}``."""
+    system_prompt: str | None = None
+    """A first message of role ``system`` where the chat template is used and the prompt does not begin with its own."""
+    max_prompt_tokens: PositiveInt = 512
+    """Longer prompts are passed over, as are those that leave ``rollout.max_tokens`` no room in the model."""
+
+    @property
+    def sources(self) -> dict[str, DataConfig]:
+        """Each source as if it were the only one, by its name; the only one has none."""
+        if not self.mix:
+            return {"": self}
+        plain = self.model_copy(update={"mix": []})
+        return {
+            source.name: plain.model_copy(update={key: getattr(source, key) for key in SourceConfig.model_fields})
+            for source in self.mix
+        }
+
+    def with_sources(self, sources: dict[str, DataConfig]) -> DataConfig:
+        """The same data with other ``sources``, of the same names."""
+        if not self.mix:
+            return sources[""]
+        changed = [
+            source.model_copy(update={key: getattr(sources[source.name], key) for key in SourceConfig.model_fields})
+            for source in self.mix
+        ]
+        return self.model_copy(update={"mix": changed})
+
+    def key_of(self, name: str) -> str:
+        """Where the source ``name`` stands in the job file."""
+        return f"data.mix.{[source.name for source in self.mix].index(name)}" if self.mix else "data"
+
+
+class Reward(Section):
+    """One way to score a response."""
+
+    kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"] | None = None
+    """Equal up to white space; equal as mathematics; the task's own scorer; your function. The first two compare text:
+    an answer that is a number stands for its text, and a null or missing one is refused."""
+    function: str | None = None
+    """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
+    answer_pattern: str | None = None
+    """Regular expression with one group; its last match in the response is the answer. Unset: the whole response.
+    ``exact_match`` and ``math_verify`` cut the reference answer alike where it matches there, else take it as it is."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether the answer of a row is compared with the response, as text or as mathematics."""
+        return self.kind in ("exact_match", "math_verify")
+
+
+class WeightedReward(Reward):
+    """One of several rewards."""
+
+    name: PartName | None = None
+    """What it is called in metrics (``reward_NAME_mean``) and samples; unset: the function's name, else the kind."""
+    weight: float = 1.0
+    """What it counts in the sum; below 0 it is a penalty, and with 0 it is only shown."""
+
+    @property
+    def called(self) -> str:
+        """Its name, given or not."""
+        return self.name or (self.function or "").rpartition(":")[2] or str(self.kind)
+
+
+class RewardConfig(Reward):
+    """How responses are scored: by one reward, or by the weighted sum of several. A list stands for ``parts``."""
+
+    parts: list[WeightedReward] = []
+    """Several rewards, in place of ``kind``: a list of ``{kind, weight, name, function, answer_pattern}``. The reward
+    of a sample is the sum of each times its weight; without one of them the sample has no result."""
+    special_tokens: bool = False
+    """Show the tokenizer's special tokens in responses, the end token too; unset, they are left out of the text."""
+    timeout_s: PositiveFloat = 10.0
+    """One response, all rewards together; beyond it the sample has no result, which is never a reward of 0."""
+    workers: PositiveInt = 1
+    """Scorer processes."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_list(cls, value: Any) -> Any:
+        """``reward: [{kind: …}, …]`` is short for ``reward: {parts: […]}``."""
+        return {"parts": value} if isinstance(value, list) else value
+
+    @property
+    def each(self) -> list[tuple[str, Reward]]:
+        """Every reward, and where it stands in the job file."""
+        return [(f"reward.parts.{i}", part) for i, part in enumerate(self.parts)] or [("reward", self)]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parts; none where there is one reward only."""
+        return [part.called for part in self.parts]

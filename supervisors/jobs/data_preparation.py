@@ -1,0 +1,88 @@
+"""The job's data, before any process needs them: data sets of a hub are fetched once, into the run directory.
+
+    data.path is a hub name ──▶ supervisors.jobs.dataset_download ──▶ RUN_DIR/dataset; of a mix: RUN_DIR/dataset-NAME
+    anything else ────────────▶ itself
+
+Role processes get the job with the path of the copy, so they know of no hub; a resumed run, and a head that was started
+again, find the copy and ask nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from configs.checks.data_checks import check_data
+from configs.hub_names import is_hub_data
+from configs.schema import JobConfig
+from configs.task_schema import DataConfig
+from supervisors.jobs.child_wait import child_ended
+from supervisors.jobs.dataset_download import DataOrder
+from supervisors.jobs.hub_download import read_report
+from supervisors.machine.process import Launch, launch
+from supervisors.machine.process_log import last_lines
+from supervisors.tree.errors import DataNotFetched
+
+Say = Callable[[str], None]
+"""Callback that tells a person something once."""
+
+
+async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:
+    """Have every source of the job on disk; returns the job with their places.
+
+    Raises:
+        DataNotFetched: a hub name led to no data, or to other columns; the message names the field and what to do.
+    """
+    sources = job.data.sources
+    for name, source in sources.items():
+        if is_hub_data(source.path, source.source):
+            directory = run_dir.resolve() / (f"dataset-{name}" if name else "dataset")
+            if not (directory / "state.json").is_file():
+                await _fetch(job, job.data.key_of(name), source, directory, run_dir, say)
+            update = {"path": str(directory), "config": None, "split": None, "revision": None}
+            sources[name] = source.model_copy(update=update)
+    prepared = job.model_copy(update={"data": job.data.with_sources(sources)})
+    if prepared != job:  # what the job file's check could not see yet
+        try:
+            async with asyncio.timeout(job.limits.data_download_timeout_s):
+                found = await asyncio.to_thread(check_data, prepared)
+        except TimeoutError as error:
+            raise DataNotFetched(
+                "data: the first rows could not be read within limits.data_download_timeout_s"
+            ) from error
+        for field, wrong, fix in found:
+            raise DataNotFetched(f"{field}: {wrong}. {fix}")
+    return prepared
+
+
+async def _fetch(job: JobConfig, key: str, source: DataConfig, directory: Path, run_dir: Path, say: Say) -> None:
+    name, report_file, log = str(source.path), run_dir / "data_download.json", run_dir / "logs" / "data.log"
+    report_file.unlink(missing_ok=True)
+    say(f"looking for the data set {name}")
+    order = DataOrder(
+        name=name, key=key, config=source.config, split=source.split, revision=source.revision,
+        directory=str(directory), report=str(report_file),
+    )  # fmt: skip
+    command = [sys.executable, "-P", "-m", "supervisors.jobs.dataset_download"]
+    fetcher = launch(Launch(command, log, stdin=json.dumps(asdict(order)).encode()))
+    limit_s = job.limits.data_download_timeout_s
+    try:
+        end = await child_ended(fetcher, limit_s)
+    except TimeoutError as error:
+        wrong = f"{key}.path: {name!r} was not fetched within limits.data_download_timeout_s ({limit_s:g} s)"
+        raise DataNotFetched(f"{wrong}. Raise it and start again: what the cache has is kept") from error
+    report = read_report(report_file)
+    if report is None:
+        tail = "\n".join(last_lines(log, job.limits.exit_log_lines))
+        wrong = f"{key}.path: {name!r} could not be fetched: the process that fetches it ended without a word ({end})"
+        raise DataNotFetched(f"{wrong}. The last lines of {log}:\n{tail}")
+    report_file.unlink()
+    if report.stage == "failed":
+        raise DataNotFetched(f"{report.field}: {report.wrong}. {report.fix}")
+    if report.note:
+        say(report.note)
+    say(f"the data set is {name}: {report.bytes_total} rows, kept in {directory}")
