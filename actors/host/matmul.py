@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
 
-LEAST_WEIGHTS: Final = 1 << 17
+LEAST_WEIGHTS: Final = 1 << 16
 """Weights in a matrix from which on the call's own time, some 10 µs more, no longer counts."""
 
 
