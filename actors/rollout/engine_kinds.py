@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import cast
 
+from actors.host.thread_pool import let_waiting_threads_rest
 from actors.rollout.engine import RolloutEngine
 from actors.rollout.errors import EngineUnavailable
 
@@ -24,6 +25,8 @@ def create_engine(kind: str) -> RolloutEngine:
     """
     if kind not in ENGINES:
         raise EngineUnavailable(f"rollout.engine is {kind!r}: expected one of {', '.join(ENGINES)}")
+    if kind == "torch":
+        let_waiting_threads_rest()
     module, _, name = ENGINES[kind].partition(":")
     try:
         return cast(RolloutEngine, getattr(importlib.import_module(module), name)())

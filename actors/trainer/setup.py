@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.host.host_memory import keep_freed_memory
+from actors.host.thread_pool import let_waiting_threads_rest
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
 from configs.schema import JobConfig
@@ -22,9 +23,7 @@ REPLICAS_MAX: Final = 2
 def make_backend(kind: str) -> TrainBackend:
     """The backend of that kind; imports its code and no other's."""
     if kind == "torch":
-        # Read when torch's thread pool loads. Threads that spin while they wait for each other take the cores from
-        # whoever shares them: on two busy cores a step with two spinning threads took five times as long.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        let_waiting_threads_rest()
         keep_freed_memory(one_arena=True)
         from actors.trainer.backends.torch.torch_backend import TorchBackend
 

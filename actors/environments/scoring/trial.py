@@ -1,4 +1,4 @@
-"""One call of the verifier on real data before anything is generated: what can only fail is refused at once.
+"""The verifier tried on real data before anything is generated: what can only fail is refused at once.
 
     first rows ─▶ does the call fit the function? ─no─▶ RewardRefused
                   │ yes
@@ -7,6 +7,9 @@
                   │ raises
                   ├─ whatever the response: a name or attribute that is missing, an import, no number ─▶ RewardRefused
                   └─ else it may be the response's fault, for which no run is refused ────────────────▶ a warning
+    first rows, the prompt itself as the response ─▶ most are counted right ──────────────────────────▶ a warning
+
+The last is for verifiers of ours alone: a function of the user's is called once, for it may be dear or have effects.
 
 It is also a warm-up: a function that imports on its first call does so here, where there is time for it.
 """
@@ -30,6 +33,8 @@ from configs.schema import DataConfig, JobConfig
 CALLED: Final = "called with the first row of the data and its own answer as the response"
 _ROWS: Final = 32
 """First rows whose columns are held against the function."""
+_REPEATED: Final = 8
+"""First rows whose prompt is scored as if it were the response."""
 
 
 def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) -> list[str]:
@@ -46,7 +51,8 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
             if not examples:
                 break  # no prompt at all: the job says so
             warning = _check_calls(one, examples) if one.config.function else ""
-            if warning := _call(job, one, examples[0]) or warning:
+            warning = _call(job, one, examples[0]) or warning or _check_repeated_prompts(one, examples[:_REPEATED])
+            if warning:
                 warnings.append(f"with the data of {name}: {warning}" if name else warning)
     return warnings
 
@@ -118,6 +124,35 @@ def _call(job: JobConfig, one: NamedScorer, example: Example) -> str:
             "If later calls take as long, their samples will have no verdict: raise it"
         )
     return ""
+
+
+def _check_repeated_prompts(one: NamedScorer, examples: list[Example]) -> str:
+    """A warning if a model that only repeats its prompt would be rewarded: it would soon learn nothing else.
+
+    ``math_verify`` finds "To find 37 + 2, we need …" equal to the answer 39, unless a pattern says where an answer
+    stands. A question mark would hide the sum from it; models repeat the question without one.
+    """
+    if one.config.kind == "function":
+        return ""
+    prompts = [(example.prompt, example) for example in examples if isinstance(example.prompt, str)]
+    right = sum(
+        any(_is_right(one, response, example) for response in (prompt, prompt.replace("?", ",")))
+        for prompt, example in prompts
+    )
+    if 2 * right <= len(prompts):
+        return ""
+    return (
+        f"{one.verifier} gives full marks to a response that only repeats the prompt, in {right} of the "
+        f"first {len(prompts)} rows: the reward may rise while the model gets no better. Set "
+        f"{one.where}.answer_pattern, so that the answer alone is scored, and look at headrace samples RUN_DIR"
+    )
+
+
+def _is_right(one: NamedScorer, response: str, example: Example) -> bool:
+    try:
+        return one.score(response, example) >= 1.0
+    except Exception:  # noqa: BLE001 (no verdict is no full marks, and the response is not a model's)
+        return False
 
 
 def _is_hopeless(error: BaseException) -> bool:

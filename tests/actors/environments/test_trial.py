@@ -140,6 +140,35 @@ def test_an_error_of_a_library_is_located_where_the_users_code_called_it(
     assert described(error.value).endswith("(in_library.py:5)")
 
 
+def tried(tmp_path: Path, prompts: list[Any], **reward: Any) -> str:
+    """What a trial says of a verifier of ours, on sums as questions."""
+    rows = [{"prompt": prompt, "answer": str(index + 1)} for index, prompt in enumerate(prompts)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    job = smallest_job(data={"path": str(tmp_path / "sums.jsonl"), "shuffle": False}, reward=reward)
+    sources = {"": open_source(job.data, job.seed)}
+    return "; ".join(try_once(job, Scorers(job, sources), sources))
+
+
+SUMS = [f"What is {number} + 1? Answer with the number alone." for number in range(8)]
+
+
+def test_full_marks_for_a_response_that_only_repeats_the_prompt_are_warned_of(tmp_path: Path) -> None:
+    """``math_verify`` finds "What is 3 + 1, …" equal to 4."""
+    warning = tried(tmp_path, SUMS, kind="math_verify")
+    assert "reward.kind math_verify gives full marks to a response that only repeats the prompt" in warning
+    assert "in 8 of the first 8 rows" in warning and "reward.answer_pattern" in warning
+
+
+@pytest.mark.parametrize("kind", ["math_verify", "exact_match"])
+def test_a_reward_that_looks_at_the_answer_alone_is_said_nothing_of(tmp_path: Path, kind: str) -> None:
+    """That the first question ends in its own answer, 1, is chance."""
+    assert tried(tmp_path, SUMS, kind=kind, answer_pattern=r"(-?\d+)") == ""
+
+
+def test_prompts_that_are_messages_are_not_tried_as_responses(tmp_path: Path) -> None:
+    assert tried(tmp_path, [[{"role": "user", "content": prompt}] for prompt in SUMS], kind="math_verify") == ""
+
+
 # ------------------------------------------------------------ in its process
 
 

@@ -28,6 +28,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.host.matmul import linear
 from actors.rollout.engines.torch.kv_cache import KvCache
 from actors.rollout.engines.torch.least_rows import least_rows
 from actors.rollout.engines.torch.prefill import prefill_chunks
@@ -90,20 +91,20 @@ class _Layer:
                 self.qk_norm.copy_(stacked)
 
 
-def _bias(linear: Any) -> Tensor | None:
-    return None if linear.bias is None else linear.bias.detach()
+def _bias(layer: Any) -> Tensor | None:
+    return None if layer.bias is None else layer.bias.detach()
 
 
 def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
     """Join several matrices into one; the modules' parameters become views of it."""
-    weight = torch.cat([linear.weight.detach() for linear in linears])
-    bias = None if linears[0].bias is None else torch.cat([linear.bias.detach() for linear in linears])
+    weight = torch.cat([part.weight.detach() for part in linears])
+    bias = None if linears[0].bias is None else torch.cat([part.bias.detach() for part in linears])
     start = 0
-    for linear in linears:
-        stop = start + linear.weight.shape[0]
-        linear.weight.data = weight[start:stop]
+    for part in linears:
+        stop = start + part.weight.shape[0]
+        part.weight.data = weight[start:stop]
         if bias is not None:
-            linear.bias.data = bias[start:stop]
+            part.bias.data = bias[start:stop]
         start = stop
     return weight, bias
 
@@ -254,7 +255,7 @@ class FusedDecoder:
     def _project(self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Normed and rotated queries and keys, and values, of hidden [n, h]: [n, heads or kv_heads, head_dim] each."""
         d, half = self._head_dim, self._head_dim // 2
-        qkv = F.linear(self._rms(hidden, layer.norm_1), layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, d)
+        qkv = linear(self._rms(hidden, layer.norm_1), layer.qkv, layer.qkv_bias).view(hidden.shape[0], -1, d)
         qk, v = qkv[:, : layer.heads + layer.kv_heads], qkv[:, layer.heads + layer.kv_heads :]
         if layer.qk_norm is not None:
             qk = self._rms(qk, layer.qk_norm)
@@ -262,12 +263,12 @@ class FusedDecoder:
         return qk[:, : layer.heads], qk[:, layer.heads :], v
 
     def _finish_layer(self, layer: _Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        hidden = hidden + F.linear(mixed, layer.o, layer.o_bias)
-        gate, up = F.linear(self._rms(hidden, layer.norm_2), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return hidden + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        hidden = hidden + linear(mixed, layer.o, layer.o_bias)
+        gate, up = linear(self._rms(hidden, layer.norm_2), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+        return hidden + linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """Logits [n, vocab] of hidden [n, h]; padded to the least rows, so that few rows give the same bits as many."""
         n = hidden.shape[0]
         hidden = F.pad(hidden, (0, 0, 0, max(0, self._least_rows - n)))
-        return F.linear(self._rms(hidden, self._norm), self._head)[:n]
+        return linear(self._rms(hidden, self._norm), self._head)[:n]

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from typing import Final
 
 import torch
-import torch.nn.functional as F  # noqa: N812  torch's own name for it
 from torch import Tensor
+
+from actors.host.matmul import linear
 
 FEWEST: Final = 4
 MOST: Final = 16
@@ -30,8 +31,8 @@ def _least_rows(weight: Tensor) -> int:
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return FEWEST
     hidden = torch.randn(_MANY, weight.shape[1], generator=torch.Generator().manual_seed(0))
-    many = F.linear(hidden, weight)
+    many = linear(hidden, weight)
     for rows in range(MOST - 1, FEWEST - 1, -1):
-        if not torch.equal(F.linear(hidden[:rows], weight), many[:rows]):
+        if not torch.equal(linear(hidden[:rows], weight), many[:rows]):
             return rows + 1
     return FEWEST

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from actors.host.import_guard import hide_broken_optionals
 from actors.host.model_errors import brief, passes
 from actors.trainer.backend import BackendSpec, MicroBatch
+from actors.trainer.backends.torch.fast_linear import replace_linears
 from actors.trainer.backends.torch.packing import Layout, choose, packed, padded, plan_blocks
 from actors.trainer.backends.torch.recompute import recompute_layers
 from actors.trainer.backends.torch.rms_norm import replace_rms_norms
@@ -48,6 +49,7 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
         ) from error
     model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
     replace_rms_norms(model)
+    replace_linears(model)
     model.eval()  # and so it stays: whatever training mode adds would make it another policy than the engine's
     if spec.gradient_checkpointing:
         recompute_layers(model)
