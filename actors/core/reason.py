@@ -6,7 +6,7 @@ Invariants
 - The reason names the error that was raised first, not what it was wrapped in on the way out: StartFailed, a group.
 - A reason is permanent if any error that led to the end says so (``HeadraceError.permanent``), in this process or, by
   an Unanswerable, in the one that was asked. Whoever restarts gives up on it at once.
-- Its text is bounded and printable: it may hold what a user's code has said.
+- Its text is bounded and harmless to a terminal: it may hold what a user's code has said.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import cast
 import msgspec
 
 from actors.core.errors import StartFailed
+from actors.core.terminal_text import harmless
 from configs.limits import DEFAULT_LIMITS
 from transport.errors import HeadraceError
 
@@ -68,7 +69,7 @@ def _inner(error: BaseException) -> BaseException | None:
 
 
 def _readable(text: str) -> str:
-    """Without control characters, which a terminal would obey, and no longer than people read."""
+    """Without what a terminal would obey, and no longer than people read."""
     longest = DEFAULT_LIMITS.exit_reason_characters
-    text = text if len(text) <= longest else f"{text[: longest - 1]}…"
-    return "".join(c if c == "\n" or c.isprintable() else "�" for c in text)
+    text = harmless(text[: longest + 1])
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"

@@ -2,6 +2,7 @@
 
     before     require_room(path, bytes, what)    the file system has fewer free ─▶ NoSpaceLeft
     after      no_space(error, path, what)        an error of whatever library that means a full disk, as NoSpaceLeft
+               without_room(path, what)           the sentence alone, for an error of the caller's
 
 What writes to a full disk can only meet it again, so the error is permanent: the run ends with where it stands, and
 goes on once somebody has made room.
@@ -82,13 +83,18 @@ def no_space(error: BaseException, path: Path, what: str, needed_bytes: int = 0)
         if isinstance(cause, NoSpaceLeft):
             return cause
         if getattr(cause, "errno", None) in _FULL or any(word in str(cause).lower() for word in _WORDS):
-            try:
-                free = free_bytes(path)
-            except OSError:
-                free = 0
-            return NoSpaceLeft(_sentence(path, what, free, needed_bytes))
+            return NoSpaceLeft(without_room(path, what, needed_bytes))
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def without_room(path: Path, what: str, needed_bytes: int = 0) -> str:
+    """The sentence that says that ``what`` found no room at ``path``, how much is free there, and what to do."""
+    try:
+        free = free_bytes(path)
+    except OSError:
+        free = 0
+    return _sentence(path, what, free, needed_bytes)
 
 
 def _sentence(path: Path, what: str, free: int, needed_bytes: int) -> str:

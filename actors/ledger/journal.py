@@ -26,7 +26,7 @@ from typing import Protocol
 
 import msgspec
 
-from actors.host.room import is_short, no_space, require_room
+from actors.host.room import is_short, no_space, require_room, without_room
 from actors.ledger import events as ev
 from actors.ledger import seals
 from actors.ledger.batch import StepBatch
@@ -219,8 +219,10 @@ class SqliteJournal:
         try:
             self._transact(items, sync)
         except Exception as error:
-            kind = JournalFull if is_short(self._path) else JournalFailed
-            self._broken = kind(f"the journal could not be written to {self._path}: {error}")
+            if is_short(self._path):
+                self._broken = JournalFull(f"{without_room(self._path, 'the journal')} ({error})")
+            else:
+                self._broken = JournalFailed(f"the journal could not be written to {self._path}: {error}")
             raise self._broken from error
 
     def _transact(self, items: Iterable[ev.Event | StepBatch | _Prune], sync: bool) -> None:

@@ -35,7 +35,10 @@ _REFUSALS: Final = (ValueError, TypeError, KeyError, AttributeError, NotImplemen
 
 
 class Checkpointer:
-    """Loads and writes the checkpoints of one job. ``ask`` puts a question to the scheduler until it is answered."""
+    """Loads and writes the checkpoints of one job.
+
+    ``ask`` puts a question to the scheduler until it is answered; ``on_trouble`` has people told a text of a kind.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Checkpointer:
         job: JobConfig,
         run_dir: Path,
         ask: Callable[[CheckpointTaken, type[Acknowledged]], Awaitable[Acknowledged]],
+        on_trouble: Callable[[str, str], None],
     ) -> None:
         self._ctx = ctx
         self._backend = backend
@@ -52,6 +56,7 @@ class Checkpointer:
         self._job = job
         self._run_dir = run_dir
         self._ask = ask
+        self._on_trouble = on_trouble
         self._storing: asyncio.Task[object] | None = None
 
     async def resume(self, named: str) -> int:
@@ -84,16 +89,20 @@ class Checkpointer:
                 async with asyncio.timeout(limit_s):
                     await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
                 async with asyncio.timeout(limit_s):
-                    await self._export(partial)
+                    await self._export(partial, step)
         self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
 
-    async def _export(self, partial: Path) -> None:
+    async def _export(self, partial: Path, step: int) -> None:
         """Write the model for others. If its library refuses, the checkpoint goes without it: training needs none."""
         try:
             await self._backend.export_checkpoint(partial)
         except _REFUSALS as error:
             why = f"the model could not be exported: {type(error).__name__}: {error}"
             self._ctx.log.error("a checkpoint without an exported model", path=str(partial), why=why)
+            self._on_trouble(
+                "model_not_exported",
+                f"the checkpoint of step {step} holds no model for other programs; training goes on from it: {why}",
+            )
             note = f"{why}\nTraining goes on from this checkpoint; no other program can load it.\n"
             await self._ctx.run_blocking((partial / EXPORT_NOTE).write_text, note)
 

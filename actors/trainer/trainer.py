@@ -44,6 +44,7 @@ from actors.core.tenure import RenewLease
 from actors.core.watch import Down
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
+from actors.protocol.job_news import Trouble
 from actors.protocol.services import RegisterService, ServiceChanged
 from actors.protocol.steps import CommitStep, Committed, OpenStep, StepGranted
 from actors.roles import RoleArgs
@@ -98,7 +99,9 @@ class Trainer(RegisteredActor):
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
-        self._checkpointer = Checkpointer(ctx, self._backend, self._spans, self._job, self._run_dir, self._ask)
+        self._checkpointer = Checkpointer(
+            ctx, self._backend, self._spans, self._job, self._run_dir, self._ask, self._tell_trouble
+        )
         await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
         sizes = self._backend.stored_bytes()
         await ctx.run_blocking(require_room_for_run, self._job, self._run_dir, sizes)
@@ -261,6 +264,10 @@ class Trainer(RegisteredActor):
     async def _ask(self, message: Message, reply: type[M]) -> M:
         """Ask the scheduler, whichever life of it answers."""
         return await ask_patiently(self.ctx, lambda: self.hub.address, message, reply, renew=self.hub.find)
+
+    def _tell_trouble(self, kind: str, text: str) -> None:
+        """Have people told what has gone wrong."""
+        self.ctx.ref(self.hub.address).tell(Trouble(job=self._job.name, kind=kind, text=text))
 
     # ------------------------------------------------------------ training
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.host.room import require_size
+from actors.host.room import no_space, require_size
 from actors.protocol.weights import Chunk, Manifest
 from actors.weights.delta import apply_delta
 from actors.weights.errors import MalformedDelta, NoRoom
@@ -168,8 +168,10 @@ def open_holding(manifest: Manifest, path: Path, writer: SegmentWriter, *, first
     try:
         memory, resumed = writer.begin(path, manifest.total_bytes)
     except OSError as error:
-        require_size(path, manifest.total_bytes, f"version {manifest.policy_version} of the weights")
-        raise NoRoom(f"version {manifest.policy_version} of {manifest.total_bytes} bytes at {path}: {error}") from error
+        what = f"version {manifest.policy_version} of the weights"
+        require_size(path, manifest.total_bytes, what)
+        full = no_space(error, path, what, manifest.total_bytes)
+        raise NoRoom(f"{full or f'{what} at {path}: {error}'}") from error
     view = memoryview(memory)
     missing = damaged_chunks(manifest, view) if resumed else range(len(manifest.chunk_hashes))
     return Holding(manifest, path, view, set(missing), own=True)

@@ -61,7 +61,7 @@ def committed_steps(run_dir: Path) -> int:
     from configs.limits import DEFAULT_LIMITS
     from supervisors.machine.file_end import whole_lines
 
-    at_most = DEFAULT_LIMITS.error_text_chars
+    at_most = DEFAULT_LIMITS.control_read_bytes
     try:
         rows: list[Any] = [json.loads(line) for line in whole_lines(run_dir / "metrics.jsonl", 1, at_most)]
         return int(rows[-1]["step"]) + 1 if rows else 0

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar
 
 import typer
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from configs.errors import ConfigError, Problem
 from transport.errors import HeadraceError
 

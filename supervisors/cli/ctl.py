@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from configs.errors import ConfigError
 from configs.local_paths import RUN_ROOT
 from transport.errors import HeadraceError

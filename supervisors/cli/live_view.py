@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from supervisors.api.step_line import figure, step_line, tokens_per_second
 from supervisors.cli.outlook import PhaseProgress, duration, seconds_left, trend
 

@@ -26,8 +26,8 @@ from packaging.requirements import Requirement
 from rich.table import Table
 from rich.text import Text
 
+from actors.core.terminal_text import harmless
 from actors.host.import_guard import BROKEN_ON_CPU, hide_broken_optionals
-from actors.host.terminal_text import harmless
 
 State = Literal["ok", "missing", "problem"]
 """``missing`` is something optional; ``problem`` is something that runs will stumble over."""

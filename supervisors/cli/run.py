@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 from rich.console import Console
 
+from actors.core.terminal_text import harmless
 from actors.host.open_files import TooFewDescriptors, check_enough_for
 from actors.host.room import NoSpaceLeft
-from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from configs.local_paths import RUN_ROOT
 from supervisors.cli.command import (

@@ -12,7 +12,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from actors.ledger.errors import JournalUnreadable
 from supervisors.checkers.checks import PROMISES, Report, check
 from supervisors.checkers.condition import Condition, look

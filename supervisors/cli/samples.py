@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from supervisors.cli.command import EXIT_BAD_CONFIG, EXIT_FAILED, Json, fail, wrong
 
 _NAMES: Final = {"ended": "ended", "cut": "cut at max_tokens"}

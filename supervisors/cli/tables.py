@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "workers", "reward_last", "error", "run_dir"),

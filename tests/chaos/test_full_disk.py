@@ -23,8 +23,10 @@ from small_job import simulated_job
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 10
 DISK_BYTES, SHARED_MEMORY_BYTES = 40 << 20, 4 << 20
-END_S = 150.0
-"""Within this a run on a full disk has ended: its supervisors have given up, or a permanent error has ended it."""
+END_S = 30.0
+"""Within this a run on a full disk has ended: the first write that fails is a permanent error. It took up to 0.7 s."""
+RESUMED_S = 150.0
+"""Within this a resumed run of ten short steps is over, on a machine that is busy with other tests."""
 
 Place = Literal["disk", "shared memory"]
 MOMENTS = [
@@ -109,11 +111,11 @@ def test_a_full_disk_costs_no_sample_and_trains_none_twice(
         first.kill()
     said = (tmp_path / "first.txt").read_text()
     assert code in (0, 1), said
-    assert code == 0 or _summary(tmp_path / "first.txt")["error"], said
+    assert code == 0 or "make room" in _summary(tmp_path / "first.txt")["error"], said
     disks.free(place)
 
     again = disks.start("run", "--resume", str(run_dir), "--json", said=tmp_path / "again.txt")
-    assert again.wait(END_S) == 0, (tmp_path / "again.txt").read_text()
+    assert again.wait(RESUMED_S) == 0, (tmp_path / "again.txt").read_text()
     summary = _summary(tmp_path / "again.txt")
     assert (summary["state"], summary["steps"]) == ("finished", STEPS)
     assert (summary["prompts_lost"], summary["samples_trained_twice"]) == (0, 0)

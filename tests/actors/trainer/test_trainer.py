@@ -183,6 +183,9 @@ def test_an_export_that_its_library_refuses_does_not_cost_the_checkpoint(
     assert checkpoint.read(Path(taken.path)).step == 3, "training can go on from it"
     note = (Path(taken.path) / "export_failed.txt").read_text()
     assert "ValueError: GenerationConfig is invalid" in note
+    (told,) = world.scheduler.troubles
+    assert (told.job, told.kind) == ("j", "model_not_exported")
+    assert "checkpoint of step 3" in told.text and told.text.endswith("ValueError: GenerationConfig is invalid")
 
 
 def test_a_disk_that_takes_no_export_takes_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from actors.core.system import ActorSystem
 from actors.core.tenure import LeaseRenewed, RenewLease
 from actors.protocol.failures import Acknowledged
 from actors.protocol.groups import EarlySamples, GrantGroups, GroupGrant
+from actors.protocol.job_news import Trouble
 from actors.protocol.metrics import Spans
 from actors.protocol.services import LookupService, RegisterService, ServiceChanged, ServiceFound
 from actors.protocol.steps import CheckpointTaken, CommitStep, Committed, OpenStep, StepGranted
@@ -103,6 +104,7 @@ class ScriptedScheduler(Actor):
         self.commits: dict[int, CommitStep] = {}
         self.commit_times: list[float] = []
         self.checkpoints: list[CheckpointTaken] = []
+        self.troubles: list[Trouble] = []
         self.services: dict[str, ActorAddress] = {}
         self.registered = 0
         self.back = asyncio.Event()
@@ -162,6 +164,10 @@ class ScriptedScheduler(Actor):
     async def checkpoint_taken(self, message: CheckpointTaken) -> Acknowledged:
         self.checkpoints.append(message)
         return Acknowledged()
+
+    @handles(Trouble)
+    async def trouble(self, message: Trouble) -> None:
+        self.troubles.append(message)
 
 
 class BookkeepingWeights(Actor):

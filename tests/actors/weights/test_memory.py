@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import xxhash
 
 from actors.protocol.weights import Manifest
 from actors.weights import memory
-from actors.weights.holding import mapped_holding
+from actors.weights.errors import NoRoom
+from actors.weights.holding import mapped_holding, open_holding
+from actors.weights.manifest import hash_chunks, layout
 from actors.weights.memory import SegmentWriter
 
 NO_PID = 1 << 30
@@ -127,6 +131,27 @@ def test_of_a_segment_that_does_not_fit_nothing_stays(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="too large"), full_disk():
         SegmentWriter().write(tmp_path / "headrace-ab-v1", memoryview(bytes(10_000)), 4096)
     assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_full_now_is_told_with_place_need_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(SegmentWriter, "begin", full)
+    entries, total = layout([("a", "float32", (64,))])
+    manifest = Manifest(
+        job="j",
+        policy_version=3,
+        parent=2,
+        total_bytes=total,
+        chunk_bytes=total,
+        chunk_hashes=hash_chunks(bytes(total), total),
+        tensors=entries,
+    )
+    with pytest.raises(NoRoom, match=r"version 3 of the weights needs 256 bytes at .*, where .* are free: make room"):
+        open_holding(manifest, tmp_path / PULLED, SegmentWriter(), first=True)
 
 
 def test_a_whole_file_that_an_earlier_life_has_left_is_ours_and_has_its_name(tmp_path: Path) -> None:

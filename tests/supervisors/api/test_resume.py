@@ -29,7 +29,9 @@ def run(tmp_path: Path) -> Path:
     (directory / "checkpoints" / "step_000002").mkdir(parents=True)
     (directory / "journal.db").write_bytes(b"...")
     (directory / "job.yaml").write_text("{}")
-    (directory / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1}\n')
+    wide = {f"column_{i}": 0.123456789 for i in range(80)}  # rows are as long as real ones
+    rows = [{"step": step, **wide} for step in range(2)]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     write_record(directory, job(tmp_path))
     return directory
 

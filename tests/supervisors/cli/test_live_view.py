@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from supervisors.api.step_line import step_line
 from supervisors.cli.live_view import ProgressView
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from actors.host.terminal_text import harmless
+from actors.core.terminal_text import harmless
 from supervisors.cli.live_view import ProgressView
 from supervisors.cli.tables import line, print_result
 
