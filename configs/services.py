@@ -101,7 +101,7 @@ class ServicesConfig(Section):
     """A service gets no further job that would keep it computing for more than this part of the time."""
     slowdown_max: Annotated[float, Field(ge=1)] = 1.10
     """A service gets no further job by which any of its jobs is predicted to take longer than this many times."""
-    quotas: list[QuotaConfig] = []
+    quotas: tuple[QuotaConfig, ...] = ()
     """Bounds by project; a project that is not named has none."""
 
     def service(self, name: str) -> ServiceConfig | None:
