@@ -54,8 +54,8 @@ class RoleArgs(ProcessArgs, frozen=True, kw_only=True, tag="job"):
     beside_trainer: bool = False
     """Rollout: it is placed on the head's machine, which is the trainer's, and nowhere else."""
     service: ActorAddress | None = None
-    """Trainer: the training service that computes for it, which keeps its name and place over restarts; None: it
-    computes itself."""
+    """Trainer: the training service that computes for it, in its present life. A next life of the service listens
+    elsewhere: a trainer that loses it ends, and its next life is told the new address. None: it computes itself."""
 
     @property
     def job_config(self) -> JobConfig:
