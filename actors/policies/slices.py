@@ -41,13 +41,13 @@ PolicyName = Literal["hrrs", "fifo", "round_robin"]
 class SliceRules:
     """These do not change while a service runs."""
 
-    policy: PolicyName = "hrrs"
+    policy: PolicyName
+    starvation_s: float
+    """Wait that ``hrrs`` allows nobody to exceed if it can be helped; a few slices of all jobs together at least."""
+    gap_s: float
+    """Time for which a holder that has nothing to do keeps its slice."""
     hysteresis: float = 0.2
     """Part by which the ratio of a job that is not resident has to be larger than that of one that is."""
-    starvation_s: float = 600.0
-    """Wait after which a job runs before all others."""
-    gap_s: float = 1.0
-    """Time for which a holder that has nothing to do keeps its slice."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,9 @@ HeadraceError
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── EngineDisagrees      the engine samples another policy than is trained; another engine may not, do not retry
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
-    └── BackendClosed        our bug: a call outside start … close
+    ├── BackendClosed        our bug: a call outside start … close
+    ├── StateParked          our bug: a call on a backend whose state has been handed over; resume it first
+    └── ParkedStateDamaged   parked state that was altered, or is another model's; start from a checkpoint
 """
 
 from __future__ import annotations
@@ -78,3 +80,11 @@ class TrainingDiverged(TrainerError):
 
 class BackendClosed(TrainerError):
     """A backend was called before ``start`` or after ``close``. Our bug."""
+
+
+class StateParked(TrainerError):
+    """A backend was called while its state is parked. Our bug."""
+
+
+class ParkedStateDamaged(TrainerError):
+    """Parked state does not fit its hashes, or belongs to another model. It is not used; a checkpoint can be."""
