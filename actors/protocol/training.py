@@ -3,7 +3,7 @@
 trainer ──AttachBundle──▶ service ──BundleAttached(life)──▶ trainer          head ──QueryService──▶ service
         ──TrainCall(life, 1)──▶ … the slice comes, the call is computed … ──TrainAnswer(1)──▶
         ──TrainCall(life, 2)──▶ …
-        ──DetachBundle(life)──▶
+        ──StepsCommitted──▶  ──DetachBundle(life)──▶
 
 Always true
 - A *bundle* is the trained state of one job: weights, optimizer, step count, gradient sums. A *life* of it begins with
@@ -138,19 +138,13 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     directory: str
 
 
-class Resume(msgspec.Struct, frozen=True, tag="resume"):
-    """Go on with what the service has kept of the job (``BundleAttached.parked_step``); Finished."""
-
-    step: int
-
-
 class ExportCheckpoint(msgspec.Struct, frozen=True, tag="export_checkpoint"):
     """Write the model for other programs; Finished."""
 
     directory: str
 
 
-TrainBody = Score | Accumulate | Step | ExportSegment | Save | Load | Resume | ExportCheckpoint
+TrainBody = Score | Accumulate | Step | ExportSegment | Save | Load | ExportCheckpoint
 
 
 class Scored(msgspec.Struct, frozen=True, tag="scored"):
@@ -195,6 +189,12 @@ class CallTimes(msgspec.Struct, frozen=True, array_like=True):
     """Time in which the bundle's state was brought to where it is computed with."""
     compute_s: float = 0.0
 
+    def plus(self, others: CallTimes) -> CallTimes:
+        """The sums of two."""
+        return CallTimes(
+            self.waited_s + others.waited_s, self.switch_s + others.switch_s, self.compute_s + others.compute_s
+        )
+
 
 # ------------------------------------------------------------ messages
 
@@ -219,6 +219,8 @@ class AttachBundle(Message):
     wait_s: float
     """Limit of the wait for a slice in which the bundle is made; ``limit_s`` is that of the making."""
     limit_s: float
+    checkpoint_step: int = 0
+    """Steps in the trainer's newest checkpoint: of what the service has kept, only more is of use."""
     priority: int = 0
     share: float = 1.0
 
@@ -229,9 +231,9 @@ class BundleAttached(Message):
 
     life: str
     stored: StoredBytes | None = None
-    parked_step: int | None = None
-    """Steps behind the newest state that the service has kept of this run and that the job has committed; Resume goes
-    on with it. None: it has none."""
+    resumed_step: int | None = None
+    """Number of steps in the state that it goes on from, which the service had kept and the job has committed; None:
+    it had no such state, and the trainer loads its checkpoint."""
     failure: Failed | None = None
 
 
@@ -246,8 +248,6 @@ class TrainCall(Message):
     wait_s: float
     """Limit of the wait for the slice; ``limit_s`` is that of the computing."""
     limit_s: float
-    committed: int = 0
-    """Steps of the job that are committed: the state after that many may be gone on from."""
 
 
 @message("training.answer")
@@ -257,9 +257,18 @@ class TrainAnswer(Message):
     times: CallTimes = CallTimes()
 
 
+@message("training.committed")
+class StepsCommitted(Message):
+    """A trainer says that so many steps of its job are committed: state of no more steps may be gone on from later."""
+
+    job: str
+    life: str
+    steps: int
+
+
 @message("training.detach")
 class DetachBundle(Message):
-    """A trainer has done its last step, or the head says that a job is over: nothing of it is kept.
+    """A trainer goes, or the head says that a job is over.
 
     Answered with core's Done.
     """
@@ -267,6 +276,8 @@ class DetachBundle(Message):
     job: str
     life: str = ""
     """Life that is meant; empty: whichever there is."""
+    keep: bool = False
+    """Whether the next life of the trainer is to find the last state that was stored."""
 
 
 @message("training.query_service")

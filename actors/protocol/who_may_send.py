@@ -98,6 +98,7 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     # to a training service: a trainer speaks for its own job
     "training.attach": _SERVICE,
     "training.call": _SERVICE,
+    "training.committed": _SERVICE,
     "training.detach": _HEAD | _SERVICE,
     "training.query_service": _HEAD,
     "training.answer": _WITHIN,
