@@ -45,7 +45,7 @@ from actors.train_service.bundles import Bundle, ends_burst, failure, perform
 from actors.train_service.errors import NoSlice, NotYours
 from actors.train_service.notes import Notes
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
-from actors.train_service.residency_errors import NeverFits, ResidencyError
+from actors.train_service.residency_errors import NeverFits, NoRoomToPark, ResidencyError
 from actors.train_service.turns import Turns
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
@@ -115,11 +115,12 @@ class TrainService(Actor):
             raise NotYours(f"a process of the job {own!r} spoke for the job {job!r}")
 
     def _begin_life(self, message: AttachBundle, agreed: Agreed) -> Bundle:
-        job = message.job
+        job, before = message.job, self._bundles.get(message.job)
+        if before is not None and before.trainer == message.trainer:  # the same question, a moment earlier
+            return before
         others = [bundle.job for bundle in self._bundles.values() if bundle.job != job and not bundle.over]
         if len(others) >= self._config.jobs_max:
             raise ServiceBusy(f"the service {self._config.name} serves {len(others)} jobs already (jobs_max): {others}")
-        before = self._bundles.get(job)
         if before is not None:
             self._end_life(before, "another life of its trainer has attached")
         self._lives += 1
@@ -160,8 +161,8 @@ class TrainService(Actor):
             answer = ServiceRefuses(f"job {job}, service {self._config.name}: {error}")
         except (BundleLost, ServiceRefuses) as error:
             answer = error
-        except NoSlice as error:
-            answer = ServiceBusy(str(error))
+        except (NoSlice, NoRoomToPark) as error:
+            answer = ServiceBusy(f"job {job}: {error}")
         except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
             self.ctx.log.warning("a bundle could not be made", job=job, error=repr(error))
             answer = BundleAttached(life=bundle.life, failure=failure(error, None, message.limit_s))
@@ -284,19 +285,21 @@ class TrainService(Actor):
 
     def _end_life(self, bundle: Bundle, why: str, *, keep: bool = True) -> None:
         """This life is over. ``keep``: its state may be gone on from."""
-        if not bundle.over:
+        begins = not bundle.over
+        if begins:
             bundle.over = why
             self.ctx.log.info("the life of a bundle is over", job=bundle.job, why=why)
             self._turns.withdraw(bundle.job, BundleLost(f"job {bundle.job}: {why}"))
-            bundle.ending = self.ctx.start_task(self._retire(bundle, keep=keep), f"retire {bundle.job}")
-        elif not keep and bundle.ending is not None and bundle.ending.done():
-            bundle.ending = self.ctx.start_task(self._retire(bundle, keep=False), f"retire {bundle.job}")
+        if begins or not keep:
+            retire = self._retire(bundle, bundle.ending, keep=keep)
+            bundle.ending = self.ctx.start_task(retire, f"retire {bundle.job}")
 
-    async def _retire(self, bundle: Bundle, *, keep: bool) -> None:
+    async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
         """Let go of what a life had, once nothing of it computes any more. It never raises."""
         job = bundle.job
-        if bundle.work is not None:
-            await asyncio.shield(bundle.work)
+        for task in (bundle.work, after):
+            if task is not None:
+                await asyncio.shield(task)
         try:
             if keep and not bundle.is_broken:
                 await self._residency.store(job)

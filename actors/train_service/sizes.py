@@ -1,6 +1,7 @@
 """Bytes of trained state that a model will have, told from its files: nothing is loaded.
 
-weights in the model's dtype ▸ float32 master, if that is another ▸ Adam's two moments ▸ gradient sums of each replica
+State is the weights in the model's dtype, a float32 master if that is another one, Adam's two moments, and the gradient
+sums of each replica.
 """
 
 from __future__ import annotations
