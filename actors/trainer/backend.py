@@ -53,6 +53,8 @@ class BackendSpec:
     seed: int = 0
     needs_reference: bool = False
     gradient_checkpointing: bool = False
+    parkable: bool = False
+    """Whether the state will be parked (``parking.py``): on CUDA, tensors then keep their addresses while it is."""
 
     def learning_rate_of(self, step: int) -> float:
         """Rate of the optimizer step number ``step``, from 0."""

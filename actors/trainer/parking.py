@@ -1,14 +1,14 @@
 """State that a backend hands over and takes back: what a bundle of a training service is parked as.
 
-    StatePart   trained   weights, master, Adam's moments, step counts       changes with ``step`` and ``load``
-                sums      gradient sums, a block for each replica            changes with ``accumulate``, none after ``step``
+    StatePart   trained   weights, master, Adam's moments, step counts   changes with ``step`` and ``load``
+                sums      gradient sums, a block for each replica        changes with ``accumulate``, empty after a step
     Block                 one tensor's bytes at an offset of its part
 
     resident ── copy_out ─▶ resident, stored ── release ─▶ released ── restore ─▶ resident
 
 Invariants (asserted for every kind of backend by ``tests/contracts/test_parkable_contract.py``)
 - ``copy_out``, ``release``, ``restore`` gives weights, master, moments, step counts and gradient sums bit for bit.
-- Equal versions of a part mean equal bytes. Scoring, exporting and saving change no version.
+- Equal versions of a part mean equal bytes. Scoring, exporting, saving and parking change no version, restoring does.
 - A part without blocks holds nothing but zeros: it is not stored, and ``restore`` of nothing gives zeros.
 - After ``release`` a backend refuses every call with ``StateParked`` but ``restore``, ``export_parked``,
   ``stored_bytes``, ``parts`` and ``close``, and holds no more than ``released_bytes`` of what it held.
@@ -64,6 +64,11 @@ class StoredPart:
     hashes: tuple[bytes, ...]
     """Digests (xxh3-128) of each block's chunks of ``chunk_bytes``, one block after the other."""
     chunk_bytes: int
+
+    def block(self, name: str) -> memoryview:
+        """The bytes of one block."""
+        (found,) = (block for block in self.blocks if block.name == name)
+        return self.memory[found.offset_bytes :][: found.length_bytes]
 
 
 def place_blocks(lengths: Sequence[tuple[str, int]]) -> tuple[Block, ...]:
@@ -130,6 +135,10 @@ class Parkable(Protocol):
         Raises:
             ParkedStateDamaged: a byte does not fit its hash; the backend is released.
         """
+        ...
+
+    async def forget_place(self, memory: memoryview) -> None:
+        """``memory``, to or from which was copied, will not be used again: it need not be pinned any more."""
         ...
 
     async def export_parked(
