@@ -98,6 +98,15 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "rewards.show_samples": _HEAD,
     "prompts.read": _HEAD,
     "prompts.prompts_read": _WITHIN,
+    # to a training service: a trainer speaks for its own job
+    "training.attach": _SERVICE,
+    "training.call": _SERVICE,
+    "training.committed": _SERVICE,
+    "training.detach": _HEAD | _SERVICE,
+    "training.query_service": _HEAD,
+    "training.answer": _WITHIN,
+    "training.attached": _WITHIN,
+    "training.service_state": _WITHIN,
     # weights: a worker asks the server, and other workers that pass on what they have
     "weights.get_chunks": _WORKER,
     "weights.get_manifest": _WORKER,
