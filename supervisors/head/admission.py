@@ -15,6 +15,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +23,20 @@ from typing import Any
 
 import structlog
 
+from actors.core.errors import AskError
+from actors.core.message import Done
 from actors.host.clock import time_of_day_s
 from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed
 from actors.policies.placement import decide
 from actors.policies.placement_view import JobView, PlacementRules, PlacementView, Quota, ServiceView
+from actors.protocol.training import DetachBundle
+from actors.train_service.sizes import state_bytes
+from actors.trainer.setup import resolve_replicas
 from configs.schema import JobConfig
 from configs.services import AUTO, ServiceConfig, ServicesConfig, disagreements, problems_with
 from supervisors.head.service_register import Place, ServiceRegister
 from supervisors.head.services import Service, Services
 from supervisors.jobs.service_places import Say
-from supervisors.jobs.trained_bytes import trained_bytes
 from supervisors.tree.errors import NeverServed, ServiceGone
 from transport.address import ActorAddress
 
@@ -101,8 +106,8 @@ class Admission:
         if problems := problems_with(job, self.rules):
             where, wrong, fix = problems[0]
             raise NeverServed(f"{where}: {wrong}. {fix}")
-        named = self.rules.service(job.trainer.service or "")
-        known.state_bytes = await asyncio.to_thread(trained_bytes, job, model_path, named)
+        suitable = [service for service in self.rules.services if not problems_on(job, service)]
+        known.state_bytes = await asyncio.to_thread(trained_bytes, job, model_path, suitable)
         known.waiting = waiting = asyncio.get_running_loop().create_future()
         try:
             self.decide()
@@ -118,8 +123,13 @@ class Admission:
 
     async def leave(self, job: str) -> None:
         self._known.pop(job, None)
-        if job in self._places:
-            self._set_places({name: place for name, place in self._places.items() if name != job})
+        place = self._places.get(job)
+        if place is not None:
+            try:
+                await self._services.ask(place.service, DetachBundle(job=job), Done)
+            except AskError as error:  # whoever kept anything of it is gone, or removes it at its end
+                log.info("a service was not told that a job is over", job=job, error=str(error))
+            self._set_places({name: other for name, other in self._places.items() if name != job})
         self.decide()
 
     def _of(self, job: str) -> Known:
@@ -238,9 +248,26 @@ class Admission:
         ]
 
 
+def problems_on(job: JobConfig, service: ServiceConfig) -> bool:
+    """Whether ``job`` does not go with ``service``, or names another one."""
+    return job.trainer.service not in (AUTO, service.name) or bool(disagreements(job, service))
+
+
+def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig]) -> int:
+    """Bytes of the job's trained state, where it needs most among ``services``; 0: the model's files do not say."""
+    cores = len(os.sched_getaffinity(0))
+    replicas = [
+        1 if service.device == "cuda" else resolve_replicas(service.threads or cores, model_path)
+        for service in services
+    ]
+    return state_bytes(model_path, dtype=job.model.dtype, replicas=max(replicas, default=1))
+
+
 def _room_for_all(config: ServiceConfig, jobs: list[JobView]) -> int:
-    """Bytes for the states of all jobs of a service. While one is stored anew its old copy stays, so there is room for
-    the largest once more."""
+    """Bytes for the states of all jobs of a service.
+
+    While one is stored anew its old copy stays, so there is room for the largest once more.
+    """
     if not config.host_bytes + config.disk_bytes:
         return config.memory_bytes
     known = [job.state_bytes for job in jobs if config.name in (job.on, job.named) or config.name in (job.suits or ())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from configs.schema import Section
 from configs.services import ServiceConfig, ServicesConfig
@@ -35,7 +35,7 @@ class Recorded(Section):
     """The services file, with the services that there are now."""
     draining: tuple[str, ...] = ()
     """Services that take no further job."""
-    places: dict[str, Place] = {}
+    places: dict[str, Place] = Field(default_factory=dict[str, Place])
     """Places by job."""
 
 

@@ -16,11 +16,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import structlog
 
+from actors.core.errors import NotSent
+from actors.core.message import Message
 from actors.roles import ServiceArgs, service_process
+from actors.train_service.residency import remove_parked
 from configs.limits import Limits
 from configs.names import SHARED
 from configs.services import ServiceConfig
@@ -42,6 +45,7 @@ log = structlog.get_logger("headrace.services")
 
 DIRECTORY: Final = "services"
 """Directory of those of the services, beside the run directories."""
+R = TypeVar("R", bound=Message)
 OnNews = Callable[[str, str], None]
 """Callback that is told of a service, by name, what people should know."""
 
@@ -180,6 +184,18 @@ class Services:
                 f"the service {name} is not ready within {self._limits.ready_timeout_s:g} s; it is waited for"
             ) from error
 
+    async def ask(self, name: str, question: Message, reply: type[R]) -> R:
+        """Ask a service that is ready.
+
+        Raises:
+            AskError: it is not there just now, or does not answer.
+        """
+        service = self._all.get(name)
+        running = service.running if service is not None else None
+        if running is None:
+            raise NotSent(f"the service {name} is not ready")
+        return await self._system.ref(running.address).ask(question, reply)
+
     async def end(self, name: str) -> Service:
         """Stop a service for good; it is started no more."""
         service = self._all.pop(name)
@@ -194,3 +210,9 @@ class Services:
         """Stop them all. Idempotent."""
         for name in list(self._all):
             await self.end(name)
+
+
+def remove_stored(directory: Path) -> None:
+    """Remove what services whose directories are in ``directory`` have stored of jobs; their logs stay."""
+    for service in sorted((directory / DIRECTORY).glob("*")):
+        remove_parked(service)
