@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.core.actor import Actor, concurrent, handles
+from actors.core.errors import ReplyError
 from actors.core.senders import sender_of
 from actors.core.watch import Down
 from actors.policies.slices import SliceRules, slice_policy
@@ -136,6 +137,7 @@ class TrainService(Actor):
     async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
         """Have the backend of a new life started, and say how that went. It never raises."""
         message, job = bundle.attach, bundle.job
+        answer: BundleAttached | ReplyError
         try:
             if bundle.before is not None:
                 await asyncio.shield(bundle.before)
@@ -151,7 +153,7 @@ class TrainService(Actor):
             try:
                 await self.ctx.run_blocking(self._notes.begin, job)
                 async with asyncio.timeout(message.limit_s):
-                    answer: BundleAttached | ServiceRefuses = await self._start_backend(bundle, agreed)
+                    answer = await self._start_backend(bundle, agreed)
             finally:
                 computed_s = self.ctx.now() - began_s
                 await self.ctx.run_blocking(self._notes.end, job)
@@ -185,7 +187,7 @@ class TrainService(Actor):
             bundle.backend, parked = self._make(self._config.backend), None
             await self._start_from(bundle, agreed, None)
         steps = message.checkpoint_step if parked is None else parked.steps
-        await self.ctx.run_blocking(self._notes.began, job, message.run_dir, steps)
+        await self.ctx.run_blocking(self._notes.began, job, message.run, steps)
         resumed = None if parked is None else parked.steps
         return BundleAttached(life=bundle.life, stored=bundle.backend.stored_bytes(), resumed_step=resumed)
 
@@ -197,7 +199,7 @@ class TrainService(Actor):
 
     def _is_of_use(self, parked: ParkedState, message: AttachBundle) -> bool:
         newer = parked.steps > message.checkpoint_step
-        return newer and self._notes.may_go_on(message.job, message.run_dir, parked.steps)
+        return newer and self._notes.may_go_on(message.job, message.run, parked.steps)
 
     # ------------------------------------------------------------ calls
 
@@ -239,7 +241,7 @@ class TrainService(Actor):
         await self.ctx.run_blocking(self._notes.begin, job)
         try:
             async with asyncio.timeout(limit_s):
-                outcome: TrainOutcome = await perform(bundle.backend, job, body)
+                outcome: TrainOutcome = await perform(bundle.backend, body)
         except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
             self.ctx.log.warning("a call failed", job=job, call=type(body).__name__, error=repr(error))
             outcome = failure(error, body, limit_s)
