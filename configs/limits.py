@@ -204,6 +204,11 @@ class Limits(ProcessLimits):
         description="trainer.service: a call waits this long for its slice, while other jobs compute; no part of it "
         "counts as computing",
     )
+    service_patience_s: float = Field(
+        default=3.0,
+        description="a training service, or one of its trainers, that cannot be reached for this long has lost what it "
+        "shared with the other; a link that broke is there again sooner",
+    )
     service_deaths_isolated: int = Field(
         default=2, ge=1, description="a job in whose calls a training service died this often computes alone from now on"
     )

@@ -124,6 +124,8 @@ class ExportSegment(msgspec.Struct, frozen=True, tag="export_segment"):
     path: str
     policy_version: int
     chunk_bytes: int
+    job: str
+    """Name for the manifest."""
 
 
 class Save(msgspec.Struct, frozen=True, tag="save"):
@@ -189,6 +191,10 @@ class CallTimes(msgspec.Struct, frozen=True, array_like=True):
     """Time in which the bundle's state was brought to where it is computed with."""
     compute_s: float = 0.0
 
+    def metrics(self) -> dict[str, float]:
+        """Names in the step's row of a job that shares its trainer."""
+        return {"service_wait_s": self.waited_s, "switch_s": self.switch_s, "compute_s": self.compute_s}
+
     def plus(self, others: CallTimes) -> CallTimes:
         """The sums of two."""
         return CallTimes(
@@ -210,8 +216,8 @@ class AttachBundle(Message):
     trainer: ActorAddress
     host: str
     """The trainer's machine (``actors/weights/segments.py::host_id``): files are exchanged by their paths."""
-    run_dir: str
-    """Directory of the run; what is kept of the job in another one is of no use to it."""
+    run: str
+    """Id of the run (``actors/weights/segments.py::run_id``); what is kept of another one is of no use to it."""
     backend: str
     """Kind of backend, as ``trainer.backend``."""
     spec: str

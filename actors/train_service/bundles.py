@@ -85,7 +85,7 @@ def ends_burst(body: TrainBody) -> bool:
     return isinstance(body, _ENDS_BURST)
 
 
-async def perform(backend: TrainBackend, job: str, body: TrainBody) -> TrainOutcome:
+async def perform(backend: TrainBackend, body: TrainBody) -> TrainOutcome:
     """Have the backend do what a call asks for. Raises what the backend raises."""
     match body:
         case Score():
@@ -96,7 +96,7 @@ async def perform(backend: TrainBackend, job: str, body: TrainBody) -> TrainOutc
             return Stepped(await backend.step(weight=body.weight))
         case ExportSegment():
             manifest = await backend.export_segment(
-                Path(body.path), job=job, policy_version=body.policy_version, chunk_bytes=body.chunk_bytes
+                Path(body.path), job=body.job, policy_version=body.policy_version, chunk_bytes=body.chunk_bytes
             )
             return Exported(manifest)
         case Save():

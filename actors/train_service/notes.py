@@ -31,7 +31,7 @@ _JOBS = "jobs.json"
 class JobNote(msgspec.Struct):
     """What is known of one job."""
 
-    run_dir: str = ""
+    run: str = ""
     committed: int = 0
     """Steps that it has committed since its present bundle began."""
     deaths: int = 0
@@ -90,15 +90,15 @@ class Notes:
 
     # ------------------------------------------------------------ what may be gone on from
 
-    def may_go_on(self, job: str, run_dir: str, steps: int) -> bool:
+    def may_go_on(self, job: str, run: str, steps: int) -> bool:
         """Whether state of ``job`` with so many steps belongs to this run, which has committed them."""
         note = self._jobs.get(job, JobNote())
-        return note.run_dir == run_dir and steps <= note.committed
+        return note.run == run and steps <= note.committed
 
-    def began(self, job: str, run_dir: str, steps: int) -> None:
+    def began(self, job: str, run: str, steps: int) -> None:
         """A life of the bundle of ``job`` has begun, from committed state of so many steps."""
         note = self._jobs.setdefault(job, JobNote())
-        note.run_dir, note.committed = run_dir, steps
+        note.run, note.committed = run, steps
         self._save()
 
     def committed(self, job: str, steps: int) -> None:

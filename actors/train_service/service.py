@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors.core.actor import Actor, concurrent, handles
-from actors.core.senders import sender_of
+from actors.core.errors import ReplyError
+from actors.core.senders import SenderKind, sender_of
 from actors.core.watch import Down
 from actors.policies.slices import SliceRules, slice_policy
 from actors.protocol.training import (
@@ -88,9 +89,10 @@ class TrainService(Actor):
         self._turns = Turns(ctx, slice_policy(slices), self._residency)
 
     async def on_stop(self) -> None:
+        self._turns.close()
+        await self._residency.close()  # what it moves is a backend's
         for bundle in self._bundles.values():
             await bundle.backend.close()
-        await self._residency.close()
 
     # ------------------------------------------------------------ attaching
 
@@ -108,11 +110,11 @@ class TrainService(Actor):
         return answer
 
     def _see_who_asks(self, job: str) -> None:
-        """See that a trainer speaks for its own job."""
-        sender = self.ctx.sender
-        own = "" if sender is None else sender_of(sender.peer.name).job
-        if own and own != job:
-            raise NotYours(f"a process of the job {own!r} spoke for the job {job!r}")
+        """See that a trainer speaks for its own job; the head, and this process, may speak for any."""
+        process = self.ctx.sender_process
+        sender = sender_of("" if process is None else process.name)
+        if sender.kind is SenderKind.SERVICE and sender.job != job or process is None:
+            raise NotYours(f"{process or 'nobody'} spoke for the job {job!r}")
 
     def _begin_life(self, message: AttachBundle, agreed: Agreed) -> Bundle:
         job, before = message.job, self._bundles.get(message.job)
@@ -136,6 +138,7 @@ class TrainService(Actor):
     async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
         """Have the backend of a new life started, and say how that went. It never raises."""
         message, job = bundle.attach, bundle.job
+        answer: BundleAttached | ReplyError
         try:
             if bundle.before is not None:
                 await asyncio.shield(bundle.before)
@@ -147,29 +150,41 @@ class TrainService(Actor):
                 return 0.0
 
             waited_s, _ = await self._turns.begin(job, message.wait_s, reserve)
-            began_s = self.ctx.now()
-            try:
-                await self.ctx.run_blocking(self._notes.begin, job)
-                async with asyncio.timeout(message.limit_s):
-                    answer: BundleAttached | ServiceRefuses = await self._start_backend(bundle, agreed)
-            finally:
-                computed_s = self.ctx.now() - began_s
-                await self.ctx.run_blocking(self._notes.end, job)
-                self._turns.end(job, computed_s)
-                self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
-        except NeverFits as error:
-            answer = ServiceRefuses(f"job {job}, service {self._config.name}: {error}")
-        except (BundleLost, ServiceRefuses) as error:
-            answer = error
-        except (NoSlice, NoRoomToPark) as error:
-            answer = ServiceBusy(f"job {job}: {error}")
-        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
-            self.ctx.log.warning("a bundle could not be made", job=job, error=repr(error))
-            answer = BundleAttached(life=bundle.life, failure=failure(error, None, message.limit_s))
+            answer = await self._make_bundle(bundle, agreed, waited_s)
+        except Exception as error:  # noqa: BLE001 - it says nothing of the other jobs
+            answer = self._why_not(bundle, error)
         if isinstance(answer, Exception) or answer.failure is not None:
             bundle.is_broken = True
             self._end_life(bundle, f"it could not be made: {answer}")
         bundle.attached.set_result(answer)
+
+    async def _make_bundle(self, bundle: Bundle, agreed: Agreed, waited_s: float) -> BundleAttached | ReplyError:
+        """The one call of the slice in which a bundle is made."""
+        job, began_s = bundle.job, self.ctx.now()
+        await self.ctx.run_blocking(self._notes.begin, job)
+        try:
+            async with asyncio.timeout(bundle.attach.limit_s):
+                answer: BundleAttached | ReplyError = await self._start_backend(bundle, agreed)
+        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
+            answer = self._why_not(bundle, error)
+        computed_s = self.ctx.now() - began_s
+        await self.ctx.run_blocking(self._notes.end, job)
+        self._turns.end(job, computed_s)
+        self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
+        return answer
+
+    def _why_not(self, bundle: Bundle, error: Exception) -> BundleAttached | ReplyError:
+        """What the trainer is told of a bundle that could not be made."""
+        self.ctx.log.warning("a bundle could not be made", job=bundle.job, error=repr(error))
+        match error:
+            case BundleLost() | ServiceRefuses():
+                return error
+            case NeverFits():
+                return ServiceRefuses(f"the service {self._config.name}: {error}")
+            case NoSlice() | NoRoomToPark():
+                return ServiceBusy(f"job {bundle.job}: {error}")
+            case _:
+                return BundleAttached(life=bundle.life, failure=failure(error, None, bundle.attach.limit_s))
 
     async def _start_backend(self, bundle: Bundle, agreed: Agreed) -> BundleAttached:
         """From what was kept of the job, if that is of use."""
@@ -185,7 +200,7 @@ class TrainService(Actor):
             bundle.backend, parked = self._make(self._config.backend), None
             await self._start_from(bundle, agreed, None)
         steps = message.checkpoint_step if parked is None else parked.steps
-        await self.ctx.run_blocking(self._notes.began, job, message.run_dir, steps)
+        await self.ctx.run_blocking(self._notes.began, job, message.run, steps)
         resumed = None if parked is None else parked.steps
         return BundleAttached(life=bundle.life, stored=bundle.backend.stored_bytes(), resumed_step=resumed)
 
@@ -197,7 +212,7 @@ class TrainService(Actor):
 
     def _is_of_use(self, parked: ParkedState, message: AttachBundle) -> bool:
         newer = parked.steps > message.checkpoint_step
-        return newer and self._notes.may_go_on(message.job, message.run_dir, parked.steps)
+        return newer and self._notes.may_go_on(message.job, message.run, parked.steps)
 
     # ------------------------------------------------------------ calls
 
@@ -239,7 +254,7 @@ class TrainService(Actor):
         await self.ctx.run_blocking(self._notes.begin, job)
         try:
             async with asyncio.timeout(limit_s):
-                outcome: TrainOutcome = await perform(bundle.backend, job, body)
+                outcome: TrainOutcome = await perform(bundle.backend, body)
         except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
             self.ctx.log.warning("a call failed", job=job, call=type(body).__name__, error=repr(error))
             outcome = failure(error, body, limit_s)

@@ -137,9 +137,6 @@ class Turns:
             self._abandon(job, waiting)
             holder = f"the job {self.holder} has the service" if self.holder else "it was not this job's turn"
             raise NoSlice(f"no slice within {wait_s:g} s (limits.service_wait_s): {holder}") from None
-        except asyncio.CancelledError:
-            self._abandon(job, waiting)
-            raise
         finally:
             if self._waiting.get(job) is waiting:
                 del self._waiting[job]
@@ -291,6 +288,10 @@ class Turns:
             await self._residency.relieve()
         except (ResidencyError, TrainerError, OSError) as error:
             self._ctx.log.warning("the state is not stored", job=job, why=str(error))
-        finally:
-            self._busy = False
-            self._look()
+        self._busy = False
+        self._look()
+
+    def close(self) -> None:
+        """Decide nothing more."""
+        if self._timer is not None:
+            self._timer.cancel()
