@@ -15,14 +15,16 @@ Invariants
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from configs.errors import ConfigError
 from configs.names import SHARED
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
-from configs.validation import Finding, load_file
+from configs.validation import Finding, load_file, validate
 
 AUTO: Final = "auto"
 """Value of ``trainer.service`` by which the placement policy chooses; no service may be called so."""
@@ -117,6 +119,18 @@ def load_services(path: str | Path) -> ServicesConfig:
     return load_file(
         ServicesConfig, path, holds="services keys", example="configs/shared/services.yaml", check=_findings
     )
+
+
+def service_from_mapping(values: Mapping[str, Any], where: str) -> ServiceConfig:
+    """One service that came over the control socket as a plain map.
+
+    Raises:
+        ConfigError: as ``load_services``; ``where`` stands in place of the file's name.
+    """
+    config = validate(ServiceConfig, dict(values), lambda _: where)
+    if why := _not_a_name(config.name):
+        raise ConfigError.of(where, "name", why, "Choose another name, such as train-0")
+    return config
 
 
 def _findings(config: ServicesConfig) -> list[Finding]:

@@ -35,6 +35,7 @@ from actors.trainer.setup import resolve_replicas
 from configs.schema import JobConfig
 from configs.services import AUTO, ServiceConfig, ServicesConfig, disagreements, problems_with
 from supervisors.head.service_register import Place, ServiceRegister
+from supervisors.head.service_use import ServiceUse
 from supervisors.head.services import Service, Services
 from supervisors.jobs.service_places import Say
 from supervisors.tree.errors import NeverServed, ServiceGone
@@ -73,6 +74,8 @@ class Admission:
         self._known: dict[str, Known] = {}
         self._submissions = 0
         self._places: dict[str, Place] = {}
+        self._uses: dict[str, ServiceUse] = {}
+        """Uses by service."""
 
     @property
     def rules(self) -> ServicesConfig:
@@ -82,9 +85,13 @@ class Admission:
     def places(self) -> Mapping[str, Place]:
         return self._places
 
+    def use_of(self, service: str) -> ServiceUse:
+        """What this life of the head has seen of the use of a service."""
+        return self._uses.setdefault(service, ServiceUse())
+
     def go_on(self) -> None:
         """Take over the places that a former life has noted."""
-        self._places = dict(self._register.now.places)
+        self._set_places(dict(self._register.now.places))
 
     def keep_only(self, jobs: set[str]) -> None:
         """Of the places of a former life those of jobs that go on."""
@@ -153,6 +160,8 @@ class Admission:
                 max(busy_s, seconds - waited_s - switch_s), busy_s, switch_s, asyncio.get_running_loop().time() - busy_s
             ),
         )
+        if (place := self._places.get(job)) is not None:
+            self.use_of(place.service).step(job, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
         known.steps_left = max(0, known.job.steps - int(progress.get("step") or 0))
         if not was_known and known.profile.steps >= self.rules.cold_steps:
             self.decide()
@@ -189,8 +198,17 @@ class Admission:
         known.reason = ""
 
     def _set_places(self, places: dict[str, Place]) -> None:
-        self._places = places
-        self._register.set_places(places)
+        """The one way in which places change: use and register follow."""
+        before, self._places = self._places, places
+        now_s = asyncio.get_running_loop().time()
+        for job in before.keys() | places.keys():
+            was, now = before.get(job), places.get(job)
+            if was is not None and (now is None or now.service != was.service):
+                self.use_of(was.service).left(job, now_s)
+            if now is not None and (was is None or now.service != was.service):
+                self.use_of(now.service).joined(job, now_s)
+        if places != self._register.now.places:
+            self._register.set_places(places)
 
     def _placement_rules(self) -> PlacementRules:
         rules = self.rules

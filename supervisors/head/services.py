@@ -215,4 +215,9 @@ class Services:
 def remove_stored(directory: Path) -> None:
     """Remove what services whose directories are in ``directory`` have stored of jobs; their logs stay."""
     for service in sorted((directory / DIRECTORY).glob("*")):
-        remove_parked(service)
+        remove_stored_of(service)
+
+
+def remove_stored_of(directory: Path) -> None:
+    """Remove what the service of that directory has stored. Blocks."""
+    remove_parked(directory)
