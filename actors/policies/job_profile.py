@@ -121,39 +121,44 @@ def predict(there: Sequence[JobProfile], newcomer: JobProfile, *, switches: bool
     ``switches``: whether their states have no room together, so that each burst begins with loading one.
     """
     jobs = [*there, newcomer]
-    phases_s = {
-        end_s for one in there for end_s in (one.burst_at_s + one.busy_p90_s, one.burst_at_s - newcomer.busy_p90_s)
-    }
-    if not any(_coherence(one, newcomer) > 0 for one in there):
-        phases_s = {newcomer.burst_at_s}
-    return min(
-        (_at(jobs, phase_s, switches=switches) for phase_s in phases_s), key=lambda one: (one.worst, one.burst_at_s)
-    )
+    among = [[0.0 if i == j else _rest_s(one, other) for j, other in enumerate(there)] for i, one in enumerate(there)]
+    coherent = [(_coherence(newcomer, one), _coherence(one, newcomer)) for one in there]
+    phases_s = {newcomer.burst_at_s}
+    if any(of_one > 0 or of_other > 0 for of_one, of_other in coherent):
+        phases_s = {one.burst_at_s + one.busy_p90_s for one in there}
+        phases_s |= {one.burst_at_s - newcomer.busy_p90_s for one in there}
+    best: Together | None = None
+    for phase_s in sorted(phases_s):
+        at = replace(newcomer, burst_at_s=phase_s)
+        ours = [_rest_s(at, one, of_ours) for one, (of_ours, _) in zip(there, coherent, strict=True)]
+        theirs = [_rest_s(one, at, of_theirs) for one, (_, of_theirs) in zip(there, coherent, strict=True)]
+        rest_s = [[*row, mine] for row, mine in zip(among, theirs, strict=True)]
+        together = Together(phase_s, _slowdowns(jobs, [*rest_s, [*ours, 0.0]], switches=switches))
+        if best is None or together.worst < best.worst:
+            best = together
+    assert best is not None
+    return best
 
 
-def _at(jobs: Sequence[JobProfile], burst_at_s: float, *, switches: bool) -> Together:
-    """The same for a newcomer, the last of ``jobs``, whose bursts begin then."""
-    placed = [*jobs[:-1], replace(jobs[-1], burst_at_s=burst_at_s)]
-    rest_s = [
-        [0.0 if i == j else _rest_s(one, other) for j, other in enumerate(placed)] for i, one in enumerate(placed)
-    ]
-    slowdowns = list[float]()
-    for i, one in enumerate(placed):
-        waits_s = one.switch_s if switches and len(placed) > 1 else 0.0
-        for j, other in enumerate(placed):
+def _slowdowns(jobs: Sequence[JobProfile], rest_s: Sequence[Sequence[float]], *, switches: bool) -> tuple[float, ...]:
+    """Of each, from what its bursts wait for those of each other that they find under way."""
+    waiting = [sum(row) for row in rest_s]
+    found = list[float]()
+    for i, one in enumerate(jobs):
+        waits_s = waiting[i] + (one.switch_s if switches and len(jobs) > 1 else 0.0)
+        for j, other in enumerate(jobs):
             if i != j and other.period_s:
-                waits_for_others = (sum(rest_s[j]) - rest_s[j][i]) / other.period_s
-                waits_s += rest_s[i][j] + waits_for_others * other.busy_s
-        slowdowns.append(1.0 + waits_s / one.period_s if one.period_s else 1.0)
-    return Together(burst_at_s, tuple(slowdowns))
+                waits_s += (waiting[j] - rest_s[j][i]) / other.period_s * other.busy_s
+        found.append(1.0 + waits_s / one.period_s if one.period_s else 1.0)
+    return tuple(found)
 
 
-def _rest_s(one: JobProfile, other: JobProfile) -> float:
+def _rest_s(one: JobProfile, other: JobProfile, coherent: float | None = None) -> float:
     """Seconds that a burst of ``one`` waits for the one that ``other`` is in the middle of, on average."""
     if not other.period_s:
         return 0.0
+    coherent = _coherence(one, other) if coherent is None else coherent
     by_chance_s = other.duty * other.busy_s / 2
-    coherent = _coherence(one, other)
     if not coherent:
         return by_chance_s
     since_s = (one.burst_at_s - other.burst_at_s) % other.period_s

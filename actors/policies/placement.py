@@ -10,12 +10,12 @@
 
 - Whoever waits keeps those behind it from the services that it waits for, but in ``spread_backfill``: there a job
   passes if the first one that waits could begin as early as without it. That takes the ends of running jobs as they
-  are predicted; an unknown one is later than all known ones, and that of a job that has not begun later still. Whoever
+  are predicted; unknown ones come after all known ones, one by one, and that of a job that has not begun last. Whoever
   waits for its own quota keeps nobody.
 - A job without a profile needs a service of its own. Where none is empty, a job with a profile that is alone on one
   moves to another service that has room for it, if there is one; services become empty in no other way while jobs run.
-- A job that is placed stays. Decisions follow from the view alone: nothing is remembered, and nobody is promised
-  anything.
+- A job that is placed stays. Decisions follow from the view alone: nothing is remembered, nobody is promised anything.
+- After ``LOOKS`` predictions of slowdown, what is left of the queue waits for the next decision.
 
 Pure: no clock, no I/O, the same view gives the same decision.
 """
@@ -26,6 +26,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
 from actors.policies.job_profile import Together
@@ -39,6 +40,8 @@ from actors.policies.placement_view import (
     ServiceView,
 )
 
+LOOKS: Final = 800
+"""Predictions in one decision: some 30 ms of work on a core, which a head with hundreds of jobs can bear."""
 _UNKNOWN: Final = 1e12
 """Seconds that stand for an end that nobody knows."""
 
@@ -62,8 +65,10 @@ class _Round:
     """Service → job that waits for it, and keeps those behind it away."""
     first: JobView | None = None
     """First one that waits for a service; in ``spread_backfill`` nobody may delay it."""
-    first_at_s: float = 0.0
-    """When that could begin, counted from now."""
+    room_in_s: dict[str, float] = field(default_factory=dict[str, float])
+    """Service → seconds until it has room for that one."""
+    looks: int = 0
+    """Predictions made so far."""
     place: list[Place] = field(default_factory=list[Place])
     move: list[Place] = field(default_factory=list[Place])
     wait: dict[str, str] = field(default_factory=dict[str, str])
@@ -90,7 +95,8 @@ class _Round:
             if waiting[project]:
                 heapq.heappush(order, self._key(waiting[project][-1]))
         for job in self.homeless:
-            self._make_room(job)
+            if self.looks < LOOKS:
+                self._make_room(job)
         return PlacementDecision(tuple(self.place), tuple(self.move), self.wait, self.refuse)
 
     def _key(self, job: JobView) -> tuple[float, float, float, str, str]:
@@ -119,7 +125,10 @@ class _Round:
             if service.name in self.kept:
                 before = self.kept[service.name]
                 continue
-            room = lack(job, service, self.there[service.name], self.rules)
+            if self.looks >= LOOKS:
+                self.wait[job.name] = "waits for the next decision, as this one had many jobs to look at"
+                return
+            room = self._lack(job, service, self.there[service.name])
             if isinstance(room, Lack):
                 lacks.append(room)
             elif self.first is not None and self._delays(self.first, job, service):
@@ -141,12 +150,20 @@ class _Round:
         if self.rules.policy != "spread_backfill":
             self.kept = {service.name: job.name for service in suitable} | self.kept
         elif self.first is None:
-            self.first, self.first_at_s = job, self._begins_s(job)
+            self.first = job
+            self.room_in_s = {service.name: self._room_in_s(job, service) for service in suitable}
+
+    def _lack(self, job: JobView, service: ServiceView, there: Sequence[JobView]) -> Lack | Together | None:
+        found = lack(job, service, there, self.rules)
+        self.looks += found is not None and (isinstance(found, Together) or found.was_predicted)
+        return found
 
     def _put(self, job: JobView, service: ServiceView, room: Together | None) -> None:
         self.there[service.name].append(job)
         self.of_project[job.project].append(job)
         self.place.append(Place(job.name, service.name, room.burst_at_s if room else None))
+        if self.first is not None and service.name in self.room_in_s:
+            self.room_in_s[service.name] = self._room_in_s(self.first, service)
 
     def _in_order(self, services: Sequence[ServiceView]) -> list[ServiceView]:
         """``services``, the one first that the policy likes best; as they are listed among equals."""
@@ -163,27 +180,22 @@ class _Round:
 
     def _delays(self, first: JobView, job: JobView, service: ServiceView) -> bool:
         """Whether ``first`` could only begin later if ``job`` was put there."""
-        if not _suits(first, service):
-            return False
+        begins_s = min(self.room_in_s.values())
+        if self.room_in_s.get(service.name, inf) > begins_s:
+            return False  # it begins elsewhere, and no sooner here with one more
         ends_s = 2 * _UNKNOWN if job.remaining_s is None else job.remaining_s
         self.there[service.name].append(replace(job, remaining_s=ends_s))
-        later = self._begins_s(first) > self.first_at_s
+        here_s = self._room_in_s(first, service)
         self.there[service.name].pop()
-        return later
-
-    def _begins_s(self, job: JobView) -> float:
-        """Seconds until ``job`` has room somewhere, as running jobs end."""
-        return min(
-            (self._room_in_s(job, service) for service in self.view.services if _suits(job, service)), default=_UNKNOWN
-        )
+        return min(here_s, *(at for name, at in self.room_in_s.items() if name != service.name), inf) > begins_s
 
     def _room_in_s(self, job: JobView, service: ServiceView) -> float:
         there = sorted(self.there[service.name], key=lambda one: (_end_s(one), one.name))
-        ends_s = [0.0, *(_end_s(one) for one in there)]
+        ends_s = [0.0, *(_end_s(one) + gone * (one.remaining_s is None) for gone, one in enumerate(there))]
         for gone, end_s in enumerate(ends_s):
-            if not isinstance(lack(job, service, there[gone:], self.rules), Lack):
+            if not isinstance(self._lack(job, service, there[gone:]), Lack):
                 return end_s
-        return float("inf")
+        return inf
 
     # ------------------------------------------------------------ room for a job without a profile
 
@@ -197,13 +209,13 @@ class _Round:
             lone = there[0]
             if lone.on is None or lone.named or lone.alone or is_cold(lone, self.rules):
                 continue
-            if isinstance(lack(job, service, (), self.rules), Lack):
+            if isinstance(self._lack(job, service, ()), Lack):
                 continue
             for other in self._in_order(self.view.services):
                 beside = self.there[other.name]
                 if other is service or not beside or not _suits(lone, other):
                     continue
-                room = lack(lone, other, beside, self.rules)
+                room = self._lack(lone, other, beside)
                 if isinstance(room, Together):
                     self.there[service.name] = [job]
                     beside.append(replace(lone, on=other.name))

@@ -30,8 +30,12 @@ class Lack(NamedTuple):
     def wants_an_empty_service(self) -> bool:
         return self.rank == _EMPTY
 
+    @property
+    def was_predicted(self) -> bool:
+        return self.rank == _SLOW
 
-_BYTES, _PLACE, _EMPTY, _COLD, _BUSY, _DRAINING = range(6)
+
+_BYTES, _PLACE, _EMPTY, _COLD, _BUSY, _SLOW, _DRAINING = range(7)
 
 
 def is_cold(job: JobView, rules: PlacementRules) -> bool:
@@ -123,5 +127,5 @@ def _lack_of_quiet(
     if together.worst > rules.slowdown_max:
         slowest = [*there, job][together.slowdowns.index(together.worst)].name
         slow = f"a step of {slowest} would take {together.worst:.2f} times as long where {rules.slowdown_max:.2f}"
-        return Lack(_BUSY, together.worst, f"quiet on {service.name}, where {slow} are allowed")
+        return Lack(_SLOW, together.worst, f"quiet on {service.name}, where {slow} are allowed")
     return together
