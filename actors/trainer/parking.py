@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from actors.protocol.weights import Manifest
+from actors.trainer.backend import TrainBackend
 from actors.weights.manifest import ALIGNMENT_BYTES
 
 TRAINED: Final = "trained"
@@ -87,7 +88,7 @@ def size_bytes(blocks: Sequence[Block]) -> int:
 
 
 @runtime_checkable
-class Parkable(Protocol):
+class Parkable(TrainBackend, Protocol):
     """A backend that can hand its state over; calls come one at a time, as those of ``TrainBackend`` do."""
 
     @property
