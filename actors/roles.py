@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from actors.core.senders import SHARED
+from configs.names import SHARED
 from configs.schema import JobConfig
 from configs.services import ServiceConfig
 from transport.address import ActorAddress

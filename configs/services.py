@@ -15,13 +15,16 @@ Invariants
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
+from configs.errors import ConfigError
+from configs.names import SHARED
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section
-from configs.validation import Finding, load_file
+from configs.validation import Finding, load_file, validate
 
 AUTO: Final = "auto"
 """Value of ``trainer.service`` by which the placement policy chooses; no service may be called so."""
@@ -60,17 +63,13 @@ class ServiceConfig(Section):
     """Bytes of trained state (weights, float32 master, optimizer, gradients) in the device's memory at once. On a CPU
     a budget of main memory."""
     host_bytes: NonNegativeInt = 16_000_000_000
-    """Bytes of main memory for jobs whose turn it is not; it outlives the service's process. 0: none."""
+    """Bytes of main memory for the stored states of all its jobs, and once more for the largest of them: what it has
+    stored outlives its process. 0, and no ``disk_bytes``: nothing is stored, and all jobs are in memory at once."""
     disk_bytes: NonNegativeInt = 0
     """Bytes of the disk for jobs that main memory has no room for; 0: none."""
     jobs_max: PositiveInt = 3
     """Jobs that it serves at once."""
     queue: QueueConfig = QueueConfig()
-
-    @property
-    def parked_bytes(self) -> int:
-        """Room for the state of all jobs together: what is in memory is one of them."""
-        return max(self.memory_bytes, self.host_bytes + self.disk_bytes)
 
 
 class QuotaConfig(Section):
@@ -89,7 +88,7 @@ class QuotaConfig(Section):
 class ServicesConfig(Section):
     """Training services that several jobs share (``headrace run … --services FILE``)."""
 
-    services: Annotated[list[ServiceConfig], Field(min_length=1)]
+    services: list[ServiceConfig]
     """The services, each with a name of its own."""
     placement: Placement = "pack"
     """On which service a job with ``trainer.service: auto`` is put. ``isolated``: one that serves nobody. ``pack``: the
@@ -122,22 +121,43 @@ def load_services(path: str | Path) -> ServicesConfig:
     )
 
 
+def service_from_mapping(values: Mapping[str, Any], where: str) -> ServiceConfig:
+    """One service that came over the control socket as a plain map.
+
+    Raises:
+        ConfigError: as ``load_services``; ``where`` stands in place of the file's name.
+    """
+    config = validate(ServiceConfig, dict(values), lambda _: where)
+    if why := _not_a_name(config.name):
+        raise ConfigError.of(where, "name", why, "Choose another name, such as train-0")
+    return config
+
+
 def _findings(config: ServicesConfig) -> list[Finding]:
     """What the types of single fields cannot say."""
     found: list[Finding] = []
+    if not config.services:
+        found.append(("services", "is empty", "Name a service, or leave --services out"))
     names: set[str] = set()
     for index, service in enumerate(config.services):
         field = f"services.{index}.name"
         if service.name in names:
             found.append((field, f"{service.name} is the name of two services", "Give each a name of its own"))
-        if service.name == AUTO:
-            found.append((field, f"{AUTO} means that the placement chooses", "Choose another name"))
+        if why := _not_a_name(service.name):
+            found.append((field, why, "Choose another name, such as train-0"))
         names.add(service.name)
     projects = [quota.project for quota in config.quotas]
     for index, project in enumerate(projects):
         if project in projects[:index]:
             found.append((f"quotas.{index}.project", f"{project} has two quotas", "Keep one of the two"))
     return found
+
+
+def _not_a_name(name: str) -> str:
+    if name == AUTO:
+        return f"{AUTO} means that the placement chooses"
+    taken = name in ("trainer", "weights", "rewards", "prompts", "ranker") or name.startswith("rollout-")
+    return f"{name} is what a job's own process is called" if taken else ""
 
 
 # ------------------------------------------------------------ a job and the services
@@ -148,7 +168,9 @@ def problems_with(job: JobConfig, config: ServicesConfig | None) -> list[Finding
     wanted = job.trainer.service
     if wanted is None:
         return []
-    if config is None:
+    if job.name == SHARED or job.name.startswith(f"{SHARED}."):
+        return [("name", f"{job.name} is what processes of the services are called", "Choose another name")]
+    if config is None or not config.services:
         return [
             (
                 "trainer.service",

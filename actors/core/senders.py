@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from configs.names import SHARED
 from transport.address import PeerId
 
 HEAD: Final = "head"
@@ -26,8 +27,6 @@ HEAD: Final = "head"
 MACHINE: Final = "machine"
 """Name of the process that keeps the head, and hosts the node agent of the head's machine."""
 AGENT_ACTOR: Final = "agent"
-SHARED: Final = "service"
-"""Stands where a job's name does, in the names of processes that serve several jobs."""
 _SERVICES: Final = frozenset(["trainer", "weights", "rewards", "ranker"])
 _WORKERS: Final = ".rollout-"
 
