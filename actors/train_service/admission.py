@@ -77,7 +77,7 @@ class Admission:
                 f"gradients, and the service {config.name} has memory_bytes: {in_words(config.memory_bytes)}; give it "
                 "more, or choose another service"
             )
-        agreed = replace(spec, device=device, threads=threads, replicas=replicas)
+        agreed = replace(spec, device=device, threads=threads, replicas=replicas, parkable=True)
         return Agreed(spec=agreed, state_bytes=needed)
 
     def _agrees(self, job: str, field: str, theirs: object, ours: object) -> None:

@@ -73,10 +73,10 @@ def decode(data: bytes) -> ParkedManifest:
     body, digest = data[:-_DIGEST_BYTES], data[-_DIGEST_BYTES:]
     if xxhash.xxh3_128_digest(body) != digest:
         raise ParkedStateDamaged("a manifest of parked state is cut off or was altered")
-    return decode_body(body)
+    return decode_unhashed(body)
 
 
-def decode_body(body: bytes) -> ParkedManifest:
+def decode_unhashed(body: bytes) -> ParkedManifest:
     """``decode``, without its digest.
 
     Raises:

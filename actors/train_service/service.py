@@ -113,7 +113,7 @@ class TrainService(Actor):
         """See that a trainer speaks for its own job; the head, and this process, may speak for any."""
         process = self.ctx.sender_process
         sender = sender_of("" if process is None else process.name)
-        if sender.kind is SenderKind.SERVICE and sender.job != job or process is None:
+        if process is None or (sender.kind is SenderKind.SERVICE and sender.job != job):
             raise NotYours(f"{process or 'nobody'} spoke for the job {job!r}")
 
     def _begin_life(self, message: AttachBundle, agreed: Agreed) -> Bundle:

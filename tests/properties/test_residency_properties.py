@@ -125,6 +125,9 @@ class Twins:
                 self.stored[bundle.job] = await trained_bits(self.twins[bundle.job])
         assert taken(files_in_memory(self.world.directory, "parked-*")) == report.host_bytes
         assert taken((self.world.directory / "parked").iterdir()) == report.disk_bytes
+        manifests = [*files_in_memory(self.world.directory, "parked-*.manifest")]
+        manifests += (self.world.directory / "parked").glob("*.manifest")
+        assert len(manifests) == len(self.world.residency._stored.copies)
 
 
 def taken(paths: Iterable[Path]) -> int:

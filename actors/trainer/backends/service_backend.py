@@ -13,6 +13,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import dataclasses
 from pathlib import Path
@@ -121,8 +122,7 @@ class ServiceBackend:
             priority=client.priority,
             share=client.share,
         )
-        patience_s = ctx.limits.trainer_patience_s
-        attached = await self._ask(question, BundleAttached, question.wait_s + question.limit_s, patience_s)
+        attached = await self._ask(question, BundleAttached, question.wait_s + question.limit_s)
         if attached.failure is not None:
             raise _error_of(attached.failure)
         self._life, self._stored, self.resumed_step = attached.life, attached.stored, attached.resumed_step
@@ -186,10 +186,7 @@ class ServiceBackend:
             wait_s=limits.service_wait_s,
             limit_s=limit_s,
         )
-        try:
-            answer = await self._ask(question, TrainAnswer, question.wait_s + limit_s, limits.service_patience_s)
-        except (NotSent, SentNoReply, Refused) as error:
-            raise BundleLost(f"job {question.job}: the training service does not answer any more: {error}") from error
+        answer = await self._ask(question, TrainAnswer, question.wait_s + limit_s)
         self._times = self._times.plus(answer.times)
         outcome = answer.outcome
         if isinstance(outcome, Failed):
@@ -198,19 +195,15 @@ class ServiceBackend:
             raise ServiceFailed(f"a {type(body).__name__} was answered with {type(outcome).__name__}; a bug of ours")
         return outcome
 
-    async def _ask(self, question: Message, reply: type[R], held_s: float, patience_s: float) -> R:
-        """Ask until there is an answer; a service that cannot be reached is tried for ``patience_s``.
-
-        ``held_s``: how long the service may hold the answer.
+    async def _ask(self, question: Message, reply: type[R], held_s: float) -> R:
+        """Ask this life of the service until there is an answer, which it may hold for ``held_s``.
 
         Raises:
-            NotSent, SentNoReply, Refused: it was not reached for that long.
-            BundleLost, ServiceRefuses, ServiceBusy, ServiceFailed: what it says.
+            BundleLost: it is gone, or out of reach for longer than a link takes to come back; or it says so.
+            ServiceRefuses, ServiceBusy, ServiceFailed, other errors of ours: what it says.
         """
         ctx = self._context
-        patience: Patience | None = None
         while True:
-            asked_s = ctx.now()
             try:
                 return await ctx.ref(self._service).ask(question, reply, held_s + ctx.limits.ask_timeout_s)
             except RemoteError as error:
@@ -218,13 +211,22 @@ class ServiceBackend:
             except DeadlineExceeded as error:
                 raise ServiceFailed(f"the training service has not kept its limits: {error}") from error
             except (NotSent, SentNoReply, Refused) as error:
-                if isinstance(error, Refused) and error.reason in _GONE:
-                    raise
-                if patience is None or ctx.now() - asked_s > ctx.limits.backoff_max_s:  # it was there meanwhile
-                    patience = Patience(ctx.limits, ctx.rng("patience"), patience_s)
+                if (isinstance(error, Refused) and error.reason in _GONE) or not await self._is_there():
+                    why = f"job {self._client.job}: the training service is not there any more: {error}"
+                    raise BundleLost(why) from error
                 ctx.log.info("a call of the training service is repeated", after=str(error))
-                if not await patience.again():
-                    raise
+
+    async def _is_there(self) -> bool:
+        """Whether the same life of the service can be reached again within ``limits.service_patience_s``."""
+        ctx = self._context
+        patience = Patience(ctx.limits, ctx.rng("patience"), ctx.limits.service_patience_s)
+        while await patience.again():
+            try:
+                async with asyncio.timeout(max(patience.left_s, ctx.limits.backoff_first_s)):
+                    return await ctx.successor(self._service) == self._service
+            except (TimeoutError, NotSent):
+                continue
+        return False
 
 
 def _error_of(failure: Failed) -> Exception:

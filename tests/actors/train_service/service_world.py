@@ -66,6 +66,7 @@ class ServiceWorld:
         self.config = ServiceConfig.model_validate(sections | config)
         self.network = MemoryNetwork()
         self._lives = 0
+        self.is_there = asyncio.Event()
         self._trainers: list[Trainer] = []
 
     async def start(self) -> None:
@@ -83,9 +84,11 @@ class ServiceWorld:
         )  # fmt: skip
         self.service = TrainService(args, self.make)
         await self.system.spawn(SERVICE, self.service)
+        self.is_there.set()
 
     async def kill(self) -> None:
         """The service is gone from one moment to the next, and says nothing."""
+        self.is_there.clear()
         self.transport.abort()
         await self.system.stop()
 

@@ -216,7 +216,7 @@ def test_a_call_that_raises_breaks_its_own_bundle_only_and_its_answer_is_kept(tm
         failed = await call(a, 2)
         assert isinstance(failed.outcome, Failed) and failed.outcome.breaks
         assert await call(a, 2) == failed
-        with pytest.raises(RemoteError, match="BundleLost.*a bug of torch"):
+        with pytest.raises(RemoteError, match=r"BundleLost.*a bug of torch"):
             await call(a, 3)
         await call(b, 1, job="b")
         await settled()

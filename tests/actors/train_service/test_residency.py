@@ -157,6 +157,20 @@ async def test_stored_state_outlives_the_process_and_a_half_step_is_dropped(worl
     assert await bits(world.backends["a"]) == after_two
 
 
+async def test_sums_of_a_dropped_half_step_do_not_come_back_with_the_next_parking(world: World) -> None:
+    await world.add("a")
+    await world.train("a")
+    before = await bits(world.backends["a"])
+    await world.backends["a"].accumulate(batch(3), LossSpec())
+    await world.residency.park("a")
+    await world.killed_and_started()
+    world.backends["a"] = await world.backend()
+    await world.residency.add("a", world.backends["a"], parked=await world.residency.find_parked("a"))
+    await world.residency.park("a")
+    await world.residency.make_resident("a")
+    assert await bits(world.backends["a"]) == before
+
+
 async def test_equal_state_has_an_equal_hash_wherever_it_lies(world: World) -> None:
     await world.add("a", "b")
     hashes = set[str]()
@@ -413,6 +427,37 @@ async def test_what_is_stored_and_stored_again_keeps_one_file_more_for_the_next_
         names |= {path.name for path in files(world) if not path.name.endswith(".manifest")}
     assert len(names) == 2
     assert world.residency.report().host_bytes == 2 * COPY
+
+
+async def test_a_copy_never_lies_in_two_tiers(world: World) -> None:
+    """Host memory has both parts and no more: the next sums fit only on disk, and so the rest goes there too."""
+    world = with_rules(world, host_bytes=2 * COPY)
+    await world.residency.open()
+    await world.add("a")
+    await world.train("a")
+    for seed in (1, 2):
+        await world.backends["a"].accumulate(batch(seed), LossSpec())
+        await world.residency.store("a")
+    before = await bits(world.backends["a"])
+    assert world.residency.report().disk_bytes == 2 * COPY
+    await world.residency.park("a")
+    await world.residency.make_resident("a")
+    assert await bits(world.backends["a"]) == before
+    await world.killed_and_started()
+    assert await world.residency.find_parked("a") is not None
+
+
+async def test_a_copy_that_was_altered_does_not_reach_the_disk(world: World) -> None:
+    world = with_rules(world, host_bytes=COPY)
+    await world.residency.open()
+    await world.add("a", "b")
+    await world.residency.park("a")
+    world.residency._stored.copies["a"].files["trained"].memory[100] ^= 1
+    await world.residency.park("b")
+    assert world.residency.report().disk_bytes == 0
+    assert world.tier("b") == "host"
+    with pytest.raises(ParkedStateDamaged):
+        await world.residency.make_resident("a")
 
 
 async def test_without_room_for_a_second_file_a_copy_goes_to_disk_and_the_first_stays_until_it_is_whole(
