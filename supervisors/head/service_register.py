@@ -65,7 +65,8 @@ class ServiceRegister:
         except FileNotFoundError:
             self.now = Recorded()
         except (OSError, ValidationError) as error:
-            wrong = f"cannot be read, so nobody knows which services there are: {error}"
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            wrong = f"cannot be read, so nobody knows which services there are: {why}"
             fix = "Remove it, and name the services with --services FILE"
             raise ConfigError.of(str(self._path), "", wrong, fix) from error
 
