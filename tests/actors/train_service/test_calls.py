@@ -21,8 +21,9 @@ from actors.protocol.training import (
     TrainCall,
 )
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
-from tests.actors.train_service.service_world import SERVICE, ServiceWorld, Trainer, settled
+from tests.actors.train_service.service_world import SERVICE, ServiceWorld, Trainer, settled, spec_of
 from tests.simulated import run_simulated
+from transport.transport import DownReason
 
 
 def call(trainer: Trainer, number: int, *, life: str = "", job: str = "a"):
@@ -95,6 +96,24 @@ def test_a_call_goes_on_when_whoever_asked_has_given_up(tmp_path: Path) -> None:
 
     (backend,) = play(tmp_path, scenario)
     assert backend.taken == 1
+
+
+@pytest.mark.parametrize("away_s", [0.0, 0.3])
+def test_a_link_that_breaks_under_a_call_costs_neither_the_call_nor_the_life(tmp_path: Path, away_s: float) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        asked = asyncio.ensure_future(trainer.backend.step(weight=1.0))
+        for _ in range(2):
+            await asyncio.sleep(0.2)
+            for peer in trainer.transport.peers():
+                trainer.transport.disconnect(peer, DownReason.UNREACHABLE)
+            await asyncio.sleep(away_s)
+        await asked
+        await asyncio.sleep(2 * world.limits.service_patience_s)
+        await trainer.backend.step(weight=1.0)
+
+    (backend,) = play(tmp_path, scenario)
+    assert backend.taken == 2
 
 
 @pytest.mark.parametrize("number", [0, 2, 7, -1])
@@ -199,8 +218,6 @@ def test_attaching_again_in_the_same_life_gives_the_same_bundle(tmp_path: Path) 
             return await ask(question, *rest)
 
         trainer.backend._ask = noting  # type: ignore[method-assign]
-        from tests.actors.train_service.service_world import spec_of
-
         await trainer.backend.start(spec_of())
         ref = trainer.system.ref(world.system.address(SERVICE))
         again = await asyncio.gather(*(ref.ask(asked[0], BundleAttached, 100.0) for _ in range(3)))

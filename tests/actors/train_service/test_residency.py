@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actors.train_service import parked_files
 from actors.train_service.parked_manifest import decode, encode
@@ -298,9 +299,8 @@ async def test_of_two_tiers_the_newer_copy_counts(world: World) -> None:
     disk = world.directory / "parked"
     (disk / "parked-0123-ab").write_bytes(bytes_of_part)
     copy = decode(older)
-    moved = type(copy)(**{f: getattr(copy, f) for f in copy.__struct_fields__} | {
-        "parts": (type(copy.parts[0])(name="trained", file="parked-0123-ab", blocks=copy.parts[0].blocks,
-                                      hashes=copy.parts[0].hashes),)})  # fmt: skip
+    (described,) = copy.parts
+    moved = replace(copy, parts=(replace(described, file="parked-0123-ab"),))
     (disk / manifest.name[manifest.name.index("parked-") :]).write_bytes(encode(moved))
     await world.killed_and_started()
     found = await world.residency.find_parked("a")
@@ -440,6 +440,7 @@ async def test_a_copy_never_lies_in_two_tiers(world: World) -> None:
         await world.residency.store("a")
     before = await bits(world.backends["a"])
     assert world.residency.report().disk_bytes == 2 * COPY
+    assert len(files(world, "parked-*.manifest")) == 1
     await world.residency.park("a")
     await world.residency.make_resident("a")
     assert await bits(world.backends["a"]) == before
