@@ -30,9 +30,9 @@ from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.adam import Adam
 from actors.trainer.backends.torch.bundle import Bundle
-from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
+from actors.trainer.backends.torch.frozen import frozen_reference
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.replicas import Replicas, scored
+from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
 from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
 from actors.weights.memory import SegmentWriter
@@ -186,10 +186,7 @@ class _Core:
         self._spec = spec
         self._replicas = Replicas(spec)
         self._parameters = self._replicas.parameters
-        self._reference: ResponseLogits | None = None
-        if spec.needs_reference:
-            frozen = load_model(spec.model_path, spec).requires_grad_(False)
-            self._reference = ResponseLogits(frozen, spec.device)
+        self._reference = frozen_reference(spec) if spec.needs_reference else None
         self._adam = Adam(self._parameters, spec)
         self.bundle = Bundle(self._parameters, self._adam)
         self.steps = 0
@@ -220,7 +217,7 @@ class _Core:
             return self._replicas.score(batch, temperature)
         if self._reference is None:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
-        return scored(self._reference, batch, temperature)
+        return self._reference.score(batch, temperature)
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self.bundle.changed(SUMS)
