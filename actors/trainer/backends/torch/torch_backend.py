@@ -148,7 +148,7 @@ class TorchBackend:
         if self._thread is not None:
             pinned = self._core is not None and self._core.pins_memory
             if self._core is not None and pinned:
-                self._thread.submit(self._core.release_pins)
+                self._thread.submit(self._core.let_go)
             self._thread.shutdown(wait=False, cancel_futures=not pinned)
         if self._core is not None:
             self._core.close()
@@ -248,8 +248,8 @@ class _Core:
     def pins_memory(self) -> bool:
         return self._spec.device != "cpu"
 
-    def release_pins(self) -> None:
-        """On the backend's thread, after its last call."""
+    def let_go(self) -> None:
+        """Unpin, and give memory back that torch does not know of; on the backend's thread, after its last call."""
         self.bundle.close()
         self._parameters.close()
 
