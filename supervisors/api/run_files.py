@@ -15,6 +15,7 @@ import yaml
 
 from actors.jobs.summary import Row, Summary, read_rows
 from configs.limits import DEFAULT_LIMITS
+from configs.local_paths import JOBS_FILE
 from supervisors.checkers.history import RunState
 from supervisors.checkers.run_directory import JOB_FILE, JOURNAL, is_open, run_state
 from supervisors.machine.file_end import whole_lines
@@ -31,6 +32,12 @@ class RunFiles:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+
+    @property
+    def title(self) -> str:
+        """Name of its directory; of one of several jobs also that of the command's."""
+        several = (self.run_dir.parent / JOBS_FILE).is_file()
+        return f"{self.run_dir.parent.name}/{self.run_dir.name}" if several else self.run_dir.name
 
     @property
     def is_run(self) -> bool:
@@ -75,7 +82,7 @@ class RunFiles:
             summary.add(row)
         began_s = (self.run_dir / JOB_FILE).stat().st_mtime
         return {
-            "run": self.run_dir.name,
+            "run": self.title,
             "state": str(self._state()),
             "steps": f"{summary.steps}/{job.get('steps', '?')}",
             "reward_first": summary.reward_first,
@@ -182,5 +189,17 @@ def runs_in(root: Path) -> list[RunFiles]:
     """The runs below ``root``, the newest first; ``root`` itself if it is one."""
     if RunFiles(root).is_run:
         return [RunFiles(root)]
-    files = sorted(root.glob(f"*/{JOB_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = list(root.glob(f"*/{JOB_FILE}"))
+    for several in root.glob(f"*/{JOBS_FILE}"):
+        files += several.parent.glob(f"*/{JOB_FILE}")
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [RunFiles(file.parent) for file in files]
+
+
+def runs_of_command(directory: Path | None, root: Path) -> list[RunFiles]:
+    """The runs of one command, which may have run several jobs: of ``directory``, else the newest below ``root``."""
+    if directory is None:
+        newest = runs_in(root)[:1]
+        several = newest and (newest[0].run_dir.parent / JOBS_FILE).is_file()
+        return runs_in(newest[0].run_dir.parent) if several else newest
+    return runs_in(directory) if (directory / JOBS_FILE).is_file() else [RunFiles(directory)]

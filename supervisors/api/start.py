@@ -63,7 +63,7 @@ def resume(run_dir: str | Path, settings: Settings | None = None) -> Run:
         ConfigError, DirectoryInUse, NoSpaceLeft: as ``start``; it is no run, or one that cannot go on.
     """
     directory, overrides = Path(run_dir), overrides_of(settings or {})
-    check_options(None, None, directory, overrides)
+    check_options((), None, directory, overrides)
     job = load_job(directory / "job.yaml", overrides)
     check_run(directory, job)
     return _begin(job, directory, resume=True, where=f"resume {run_dir}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -20,8 +20,6 @@ from configs.local_paths import RUN_ROOT
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
     EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
     Control,
     ControlKeys,
     Json,
@@ -31,12 +29,14 @@ from supervisors.cli.command import (
     finish,
     wrong,
 )
+from supervisors.cli.run_end import EXIT_OF_STATE, report
+from supervisors.cli.run_several import is_several, run_several
+from supervisors.cli.services_file import ServicesFile, check_served, services_of
 
 if TYPE_CHECKING:
     from configs.fault_plan import FaultPlan
     from configs.schema import JobConfig
-
-_EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
+    from configs.services import ServicesConfig
 
 Overrides = Annotated[
     list[str] | None,
@@ -46,10 +46,13 @@ Overrides = Annotated[
 
 def run(
     job: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB.yaml", help="The job file, or the name of a preset: quickstart, …"),
+        list[Path] | None,
+        typer.Argument(
+            metavar="JOB.yaml", help="The job file, or the name of a preset: quickstart, … Several run side by side."
+        ),
     ] = None,
     set_: Overrides = None,
+    services: ServicesFile = None,
     dir_: Annotated[Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME.")] = None,
     control: Control = None,
     json_: Json = False,
@@ -64,26 +67,30 @@ def run(
     keys: Keys = None,
     control_keys: ControlKeys = None,
 ) -> None:
-    """Run one job on this machine, and wait for its end."""
+    """Run one job on this machine, or several side by side, and wait for the end."""
     from configs.loader import load_job
     from supervisors.api.own_directory import own_run_directory
     from supervisors.api.resume import check_options, check_run
     from supervisors.tree.errors import DirectoryInUse
 
-    overrides = set_ or []
+    overrides, jobs = set_ or [], job or []
+    if len(jobs) > 1 or (resume is not None and is_several(resume)):
+        run_several(jobs, overrides, services, dir_, control, resume, faults, keys, control_keys, json_=json_)
     try:
         if resume is not None:
-            check_options(job, dir_, resume, overrides)
+            check_options(jobs, dir_, resume, overrides)
             loaded = load_job(resume / "job.yaml", overrides)
             check_run(resume, loaded)
-        elif job is None:
+        elif not jobs:
             raise wrong(
                 "headrace run",
                 "no job file was named",
                 "Write headrace run quickstart, or headrace new for a job of your own",
             )
         else:
-            loaded = load_job(job, overrides)
+            loaded = load_job(jobs[0], overrides)
+        shared = services_of(services, resume)
+        check_served(loaded, shared)
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         check_enough_for(loaded.rollout.workers)
@@ -97,7 +104,7 @@ def run(
         if news:
             Console(stderr=json_, highlight=False).print(harmless(news), soft_wrap=True, markup=False)
         _run_in(lock.run_dir, loaded, resume=resume is not None, plan=plan, control=control, keys=keys,
-                control_keys=control_keys, json_=json_)  # fmt: skip
+                control_keys=control_keys, json_=json_, services=shared)  # fmt: skip
 
 
 def _run_in(
@@ -110,6 +117,7 @@ def _run_in(
     keys: Path | None,
     control_keys: Path | None,
     json_: bool,
+    services: ServicesConfig | None,
 ) -> NoReturn:
     """Run the job in a directory that is ours, to the command's end."""
     from supervisors.cli.live_view import ProgressView
@@ -129,12 +137,13 @@ def _run_in(
                 keys=keys,
                 control_keys=control_keys,
                 faults=plan,
+                services=services,
             )
         )
-    _report(console, summary, run_dir)
+    report(console, summary, run_dir)
     if json_:
         print(json.dumps(summary), flush=True)
-    raise typer.Exit(_EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
+    raise typer.Exit(EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
 
 
 def load_faults(path: Path | None, job: Any) -> Any:
@@ -147,35 +156,3 @@ def load_faults(path: Path | None, job: Any) -> Any:
     plan = load_fault_plan(path)
     check_plan(plan, job, str(path))
     return plan
-
-
-def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
-    first, last = summary.get("reward_first"), summary.get("reward_last")
-    console.print(
-        f"{summary.get('job')} {summary.get('state')} after {summary.get('steps')} steps and "
-        f"{_figure(summary.get('seconds'))} s: reward {_figure(first)} → {_figure(last)}, "
-        f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost{_dropped(summary)}",
-        soft_wrap=True,
-        markup=False,
-    )
-    rows = [
-        ("checkpoint", summary.get("checkpoint")),
-        ("metrics", run_dir / "metrics.jsonl"),
-        ("trace", run_dir / "trace.json"),
-    ]
-    for name, path in rows:
-        console.print(harmless(f"  {name:<10} {path or 'none'}"), soft_wrap=True, markup=False)
-    if summary.get("state") == "interrupted" or (summary.get("error") and (run_dir / "journal.db").exists()):
-        console.print(harmless(f"  go on with  headrace run --resume {run_dir}"), soft_wrap=True, markup=False)
-    if summary.get("error"):
-        console.print(harmless(f"  error      {summary['error']}"), soft_wrap=True, markup=False)
-
-
-def _dropped(summary: dict[str, Any]) -> str:
-    """``, 24 of 24 samples dropped``, if any was."""
-    dropped = int(summary.get("samples_dropped") or 0)
-    return f", {dropped} of {dropped + int(summary.get('samples') or 0)} samples dropped" if dropped else ""
-
-
-def _figure(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else "–"

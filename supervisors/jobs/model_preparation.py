@@ -23,7 +23,6 @@ from configs.checks.model_files import problem_of
 from configs.hub_names import is_hub_name
 from configs.schema import JobConfig
 from supervisors.jobs.child_wait import child_ended
-from supervisors.jobs.data_preparation import prepare_data
 from supervisors.jobs.hub_download import Order, Report, read_report
 from supervisors.jobs.model_cache import ModelCache, cache_key
 from supervisors.machine.process import Launch, launch
@@ -68,45 +67,6 @@ async def prepare_model(job: JobConfig, run_dir: Path, say: Say = _to_nobody, sh
     if path.exists() or not is_hub_name(str(job.model.path)):
         return path  # the job file's check has looked at it, and whoever reads it says what is wrong with it
     return await _fetch(job, run_dir, say, show)
-
-
-class Preparation:
-    """Data and model of a run, which its operator need not wait for: a download may take hours."""
-
-    def __init__(self, job: JobConfig, run_dir: Path, say: Say, show: Show = _to_nobody) -> None:
-        self.job = job
-        """The job as its processes get it: once the data are there, with their places."""
-        self._run_dir, self._say, self._show = run_dir, say, show
-        self._task: asyncio.Task[Path] | None = None
-        self.abandoned = False
-
-    async def run(self, interrupted: asyncio.Event) -> Path | None:
-        """The model's directory; None if it was abandoned, by ``interrupted`` or by ``abandon``. Raises as it does."""
-        self._task = asyncio.create_task(self._prepare(), name="prepare data and model")
-        watcher = asyncio.create_task(self._abandon_when(interrupted), name="interrupted")
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if not self.abandoned:
-                raise
-            return None
-        finally:
-            watcher.cancel()
-
-    async def _prepare(self) -> Path:
-        self.job = await prepare_data(self.job, self._run_dir, self._say)
-        return await prepare_model(self.job, self._run_dir, self._say, self._show)
-
-    async def _abandon_when(self, interrupted: asyncio.Event) -> None:
-        await interrupted.wait()
-        self.abandon()
-
-    def abandon(self) -> bool:
-        """End it; False if there is nothing to end. What has been fetched stays in the cache, for the next time."""
-        if self._task is None or not self._task.cancel():
-            return False
-        self.abandoned = True
-        return True
 
 
 async def _make_tiny(job: JobConfig, run_dir: Path, say: Say, show: Show) -> Path:

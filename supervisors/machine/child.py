@@ -3,6 +3,7 @@
     stdin ─▶ ProcessSpec ─▶ transport ─▶ actor system ─▶ build_role ─▶ spawn ─▶ ProcessReady to the agent
                                                                                 ProcessBeacon every second
     SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ its error as exit note ─▶ exit 70
+                                                         by an error that is not its own ─▶ with that note ─▶ exit 75
     main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71, with a note
 
 Invariants
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from actors.core.reason import reason_of
+from actors.core.reason import is_blameless, reason_of
 from actors.host.parent_death import die_with_parent
 from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine import exit_note
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from actors.core.actor import Actor
     from actors.core.system import ActorSystem
     from actors.core.watch import ActorExit
-    from actors.roles import RoleArgs
+    from actors.roles import AnyArgs
 
 log = structlog.get_logger("headrace.process")
 
@@ -84,7 +85,7 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
     os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
-    head_key = split_key(spec.args.scheduler.endpoint)[1]  # whoever has ordered this process, the agent has made sure
+    head_key = split_key(spec.args.metrics.endpoint)[1]  # whoever has ordered this process, the agent has made sure
     keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
@@ -100,7 +101,7 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
 async def host(
     spec: ProcessSpec,
     system: ActorSystem,
-    build: Callable[[RoleArgs], dict[str, Actor]],
+    build: Callable[[AnyArgs], dict[str, Actor]],
     terminated: asyncio.Event,
     last_words: LastWords,
     *,
@@ -171,5 +172,5 @@ async def _until_end(
 
 def _exit_code(end: ActorExit) -> int:
     if end.error is not None:
-        return EXIT_CRASHED
+        return EXIT_PREEMPTED if is_blameless(end.error) else EXIT_CRASHED
     return EXIT_PREEMPTED if end.reason == "preempted" else EXIT_OK

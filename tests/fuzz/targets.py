@@ -40,6 +40,9 @@ from actors.ledger.ledger import Ledger
 from actors.protocol.tokens import ROW, TOKEN, TokenReport
 from actors.protocol.weights import Manifest
 from actors.protocol.work import EngineStats, SamplingParams
+from actors.train_service.parked_manifest import ManifestPart, ParkedManifest, decode, decode_unhashed, encode
+from actors.trainer.errors import ParkedStateDamaged
+from actors.trainer.parking import place_blocks
 from actors.weights.delta import apply_delta, encode_delta
 from actors.weights.errors import MalformedDelta, MalformedManifest
 from actors.weights.manifest import check_manifest, hash_chunks, layout, tensor_views
@@ -206,6 +209,11 @@ def _events() -> list[Target]:
 # ------------------------------------------------------------ weights
 
 
+def _parked() -> ParkedManifest:
+    part = ManifestPart(name="trained", file="parked-ab-01", blocks=place_blocks([("w", 100)]), hashes=(bytes(16),) * 2)
+    return ParkedManifest(job="j", fingerprint="f", steps=3, generation=2, chunk_bytes=64, parts=(part,))
+
+
 def _manifest() -> Manifest:
     entries, total = layout([("a", "float32", (3, 5)), ("b", "bfloat16", (7,))])
     data = bytes(total)
@@ -233,6 +241,8 @@ def _weights() -> list[Target]:
     delta = encode_delta(bytes([1, 2, *_OLD[2:]]), _OLD, 2)
     assert delta is not None, "two bytes differ"
     return [
+        Target("parked_manifest", decode_unhashed, (ParkedStateDamaged,), [encode(_parked())[:-16]]),
+        Target("parked_manifest_file", decode, (ParkedStateDamaged,), [encode(_parked())]),
         Target(
             "manifest",
             _read_manifest,
