@@ -105,8 +105,8 @@ class FleetStudy(Section):
     classes: list[FleetClass] = Field(default_factory=lambda: list(CLASSES))
     jobs_max: PositiveInt = 3
     """Jobs of a service; inferred from the published completion time."""
-    load: PositiveFloat = 1.1
-    """Work that arrives over what isolated services can do meanwhile. Fitted to the completion time with backfill."""
+    load: PositiveFloat = 1.09
+    """Work that arrives over what isolated services can do meanwhile. Fitted to the published completion times."""
     days: PositiveFloat = 45.0
     """Time over which jobs arrive; the paper's trace has three months."""
     job_hours: PositiveFloat = 48.0
@@ -123,7 +123,7 @@ class FleetStudy(Section):
     """Room of a service for the states of its jobs."""
     duty_max: Fraction = 0.8
     slowdown_max: Annotated[float, Field(ge=1)] = 1.10
-    draws: PositiveInt = 3
+    draws: PositiveInt = 12
     """Seeds, counted from the scenario's."""
 
 
