@@ -77,11 +77,11 @@ def test_a_job_of_lag_one_trains_while_it_generates() -> None:
     assert regular(7.0, 3.0, lag=1, steps=1000).alone_s() == pytest.approx(7.0, abs=0.01)
 
 
-def test_the_saving_follows_the_devices_and_the_duty_and_not_the_claim() -> None:
+def test_the_saving_follows_the_devices_and_the_duty_and_not_the_claim(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = SliceSetup(steps=300)
-    few = sharing(SharingStudy(kind="plexrl_share", models=[MODELS[0]], setup=setup), 0)
-    busier = MODELS[0].model_copy(update={"bubble": 0.5})
-    more = sharing(SharingStudy(kind="plexrl_share", models=[busier], jobs=3, setup=setup), 0)
+    few = sharing(SharingStudy(kind="plexrl_share", models=["7B"], setup=setup), 0)
+    monkeypatch.setitem(MODELS, "7B", MODELS["7B"].model_copy(update={"bubble": 0.5}))
+    more = sharing(SharingStudy(kind="plexrl_share", models=["7B"], jobs=3, setup=setup), 0)
     assert few["7B.bound_percent"] == pytest.approx(100 / 3)
     assert more["7B.bound_percent"] == pytest.approx(100 * 4 / 9)
     assert few["7B.slowdown"] < 1.1
