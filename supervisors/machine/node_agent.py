@@ -31,7 +31,8 @@ from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
 from supervisors.machine.leftover_files import Left, LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
-from supervisors.machine.process import Launch, ProcessExit
+from supervisors.machine.parked_processes import ParkedProcesses
+from supervisors.machine.process import Child, Launch, ProcessExit
 from supervisors.machine.process_log import last_lines
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import (
@@ -67,8 +68,10 @@ class NodeAgent(Actor):
         self._watched: set[ActorAddress] = set()
         self._leftovers = LeftoverFiles()
         self._fewer = asyncio.Event()
+        self._parked = ParkedProcesses()
 
     async def on_start(self) -> None:
+        self._parked.most = self.ctx.limits.parked_processes_max
         self.ctx.start_task(self._judge(), "judge")
         self.ctx.start_task(self._trim_logs(), "trim-logs")
         self.ctx.start_task(self._keep_clear(), "keep-clear")
@@ -89,6 +92,7 @@ class NodeAgent(Actor):
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
+            await self._parked.end()
 
     async def wait_empty(self, timeout_s: float) -> bool:
         """Until no process runs here; False: some still do after ``timeout_s``."""
@@ -168,7 +172,7 @@ class NodeAgent(Actor):
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode())),
+            process=self._start(Launch(self._options.command, log_path, spec.encode(), may_stay=order.may_stay), args.role),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -186,6 +190,14 @@ class NodeAgent(Actor):
         self._watch(owner)
         self.ctx.start_task(self._follow(managed), f"follow-{order.name}-{managed.process.pid}")
         return managed
+
+    def _start(self, launch: Launch, role: str) -> Child:
+        """A process for this work: one that stays, if there is one of that role, else a new one."""
+        while launch.may_stay and (kept := self._parked.take(role)) is not None:
+            if (process := kept.serve(launch)) is not None:
+                return process
+            kept.dismiss()
+        return self._options.machine.launch(launch)
 
     def _listen(self, name: str) -> str:
         """Beside us: the same directory for ipc, the same host for tcp."""
@@ -246,6 +258,8 @@ class NodeAgent(Actor):
             self.ctx.unwatch(managed.contact)
         if not managed.ready.done():
             managed.ready.set_result(None)
+        if managed.process.stays:
+            self._parked.add(managed.order.args.role, managed.process)
         run_dir = managed.order.args.run_dir
         if managed.report is None:
             self._leftovers.failed(run_dir, name, self.ctx.now())
