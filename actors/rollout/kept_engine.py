@@ -1,13 +1,13 @@
 """The engine that stays set up when its worker leaves a job, for the next worker of this process.
 
-    worker of job A ends ─ keep: sleep, without its weights ─▶ kept ─ take: wake ─▶ worker of job B, if it fits; else close
+    worker of job A ends ─ sleep, without its weights ─▶ kept ─ wake ─▶ worker of job B, if it fits; else close
 
 Invariants
 - Only a process that may be given other work keeps anything (``allow``).
 - What is kept sleeps at level 2: it has no requests and no weights, and gives its memory back. So nothing of job A is
   served to job B: an engine that wakes from there refuses to step until weights are loaded.
-- It fits if the engine would be built the same: kind, and all of the spec but the seed and the place of the weights; the
-  model's shape is that of its ``config.json``.
+- It fits if the engine would be built the same: kind, and all of the spec but the seed and the place of the weights.
+  The model's shape is that of its ``config.json``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _kept: tuple[RolloutEngine, EngineSpec] | None = None
 
 def allow() -> None:
     """This process may be given other work."""
-    global _allowed  # noqa: PLW0603  a process has one engine and one life
+    global _allowed
     _allowed = True
 
 
 async def keep_or_close(engine: RolloutEngine, spec: EngineSpec) -> None:
     """The worker that has started ``engine`` with ``spec`` needs it no more."""
-    global _kept  # noqa: PLW0603
+    global _kept
     if _allowed and not engine.has_work:
         await engine.sleep(_WITHOUT_WEIGHTS)
         _kept = engine, spec
@@ -44,7 +44,7 @@ async def keep_or_close(engine: RolloutEngine, spec: EngineSpec) -> None:
 
 async def take(kind: str, spec: EngineSpec) -> RolloutEngine | None:
     """The kept engine, awake and without weights; None: there is none that fits, and none is kept any more."""
-    global _kept  # noqa: PLW0603
+    global _kept
     if _kept is None:
         return None
     (engine, former), _kept = _kept, None

@@ -18,8 +18,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from actors.policies.lending import Demand, LendingRules, LendingView, lend
-
 if TYPE_CHECKING:
     from configs.limits import Limits
 

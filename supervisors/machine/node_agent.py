@@ -172,7 +172,7 @@ class NodeAgent(Actor):
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._start(Launch(self._options.command, log_path, spec.encode(), may_stay=order.may_stay), args.role),
+            process=self._start(args.role, log_path, spec, may_stay=order.may_stay),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -191,8 +191,9 @@ class NodeAgent(Actor):
         self.ctx.start_task(self._follow(managed), f"follow-{order.name}-{managed.process.pid}")
         return managed
 
-    def _start(self, launch: Launch, role: str) -> Child:
+    def _start(self, role: str, log_path: Path, spec: ProcessSpec, *, may_stay: bool) -> Child:
         """A process for this work: one that stays, if there is one of that role, else a new one."""
+        launch = Launch(self._options.command, log_path, spec.encode(), may_stay=may_stay)
         while launch.may_stay and (kept := self._parked.take(role)) is not None:
             if (process := kept.serve(launch)) is not None:
                 return process

@@ -148,9 +148,11 @@ class Child(ABC):
 
     def dismiss(self) -> None:
         """End one that stays."""
+        self._signal_group(signal.SIGKILL)
 
     async def reaped(self) -> None:
-        """Until one that was dismissed is gone."""
+        """Wait until one that was dismissed is gone."""
+        await asyncio.shield(self.exited)
 
     def kill(self, cause: ExitCause = ExitCause.KILLED) -> None:
         """SIGKILL to the whole group; the exit is reported as ``cause``."""

@@ -8,8 +8,8 @@
 Invariants
 - Between two tenancies a process has no links, no actors, no event loop and no open file of a job: what stays is code
   that was imported, and what a role keeps on purpose (``actors/rollout/kept_engine.py``).
-- Only a main actor that ended in good order is followed by another tenancy; a crash, a signal or a failed start ends the
-  process, as in one that never stays.
+- Only a main actor that ended in good order is followed by another tenancy; a crash, a signal or a failed start ends
+  the process, as in one that never stays.
 - An order is whole or not at all: a launcher that cannot write it at once starts a new process instead.
 """
 
@@ -112,7 +112,7 @@ def make_pipes() -> tuple[LauncherEnds, tuple[int, int]]:
 
 
 def take_pipes() -> ProcessEnds | None:
-    """The child's ends, once, at its start; None if it is not meant to stay. Whoever it starts does not inherit them."""
+    """The child's ends, once, at its start; None if it is not meant to stay. What it starts does not inherit them."""
     numbers = os.environ.pop(VARIABLE, "").split(",")
     if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,9 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 
 
 @pytest.fixture(autouse=True)
-def process_that_may_stay(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def process_that_may_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept_engine, "_allowed", True)
     monkeypatch.setattr(kept_engine, "_kept", None)
-    yield
 
 
 def spec_of(model: Path, *, seed: int = 0, max_running: int = 4) -> EngineSpec:

@@ -409,7 +409,9 @@ async def test_shared_memory_of_a_process_that_comes_back_waits_for_its_next_lif
 
 async def _work(head: Head, name: str, job_dir: Path) -> Running:
     """One process of a job of its own in ``job_dir``, which may stay."""
-    specs = [process_child(role_args(name, job_dir), head.agent.address, restart=RestartPolicy.TEMPORARY, may_stay=True)]
+    specs = [
+        process_child(role_args(name, job_dir), head.agent.address, restart=RestartPolicy.TEMPORARY, may_stay=True)
+    ]
     supervisor = Supervisor(f"fleet-{name}", Strategy.ONE_FOR_ONE, specs, on_event=head.on_event)
     await head.system.spawn(f"fleet-{name}", supervisor)
     await supervisor.ready(30)
