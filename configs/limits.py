@@ -200,6 +200,9 @@ class Limits(ProcessLimits):
         default=0.2, gt=0, description="the same in bfloat16, where kernels of other orders are 0.01 to 0.05 apart"
     )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
+    lending_look_s: float = Field(
+        default=5.0, gt=0, description="between two divisions of shared slots; a worker that is lent costs about a second"
+    )
     # samples for people
     samples_interval_s: float = Field(
         default=0.5, description="between two steps of which samples are written as text; fast loops skip some"

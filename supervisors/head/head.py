@@ -13,13 +13,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
+from actors.protocol.batches import Progress, QueryProgress
 from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -30,8 +31,10 @@ from supervisors.faults.process_faults import faults_of
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
+from supervisors.head.slot_shares import SlotShares
 from supervisors.jobs.job_news import OnProgress
 from supervisors.jobs.job_run import FormerLife, JobRun
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
@@ -43,6 +46,9 @@ from transport.errors import HeadraceError
 from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.head")
+
+_NOT_GENERATED: Final = ("queued", "assigned", "streaming")
+"""States of samples that a rollout worker has still to work for."""
 
 
 class Head:
@@ -86,6 +92,7 @@ class Head:
         """Tasks by job, until its tree is down."""
         self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
+        self._shares = SlotShares(limits)
 
     async def start(self) -> None:
         """Listen, and start this machine's node agent unless it runs already."""
@@ -147,7 +154,7 @@ class Head:
             DirectoryInUse: another run lives in that directory.
         """
         lock = self.machine.lock(run_dir, os.getpid() if self._agent is None else os.getppid())
-        run = self._begin(job, run_dir, former)
+        run = self._begin(job, run_dir, former, share=self._shares.of(job.name, lambda: self._samples_left(job.name)))
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
@@ -171,12 +178,24 @@ class Head:
                 await asyncio.gather(asyncio.shield(task), return_exceptions=True)  # how it ends is told elsewhere
         return task.done()
 
+    async def _samples_left(self, job: str) -> float:
+        """Samples of the steps that are open which are not generated yet."""
+        scheduler = self.system.ref(self.system.address(f"scheduler.{job}"))
+        states = (await scheduler.ask(QueryProgress(job=job), Progress)).states
+        return float(sum(states.get(state, 0) for state in _NOT_GENERATED))
+
     def _begin(
-        self, job: JobConfig, run_dir: Path, former: FormerLife | None, on_progress: OnProgress | None = None
+        self,
+        job: JobConfig,
+        run_dir: Path,
+        former: FormerLife | None,
+        on_progress: OnProgress | None = None,
+        *,
+        share: PoolShare = WHOLE,
     ) -> JobRun:
         run = self.jobs[job.name] = JobRun(
             self.system, self.nodes, job, run_dir,
-            on_progress=on_progress, machine=self.machine, former=former,
+            on_progress=on_progress, machine=self.machine, former=former, share=share,
         )  # fmt: skip
         for listener in list(self._listeners):
             listener(run)
@@ -231,6 +250,7 @@ class Head:
 
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
+        self._shares.stop()
         for task in list(self._followers.values()):
             task.cancel()
         for run in reversed(list(self.jobs.values())):

@@ -29,6 +29,7 @@ from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Phase, Preparation
 from supervisors.jobs.model_text import look_at_text
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
@@ -64,6 +65,7 @@ class JobRun:
         on_progress: OnProgress | None,
         machine: Machine = LOCAL,
         former: FormerLife | None = None,
+        share: PoolShare = WHOLE,
     ) -> None:
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes = system, nodes
@@ -71,7 +73,7 @@ class JobRun:
         self._news = JobNews(system, job.name, on_progress)
         workers = former.workers if former is not None and former.workers else job.rollout.workers
         self.tree = JobTree(
-            system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None
+            system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None, share=share
         )
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
         self._preparation = Preparation(job, run_dir, self.say, self._show)
