@@ -55,6 +55,8 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("actors/policies/offload.py", "first_s"),
         ("actors/policies/offload.py", "floor_s"),
         ("actors/policies/pool_size.py", "TURNS_MAX"),
+        ("actors/policies/slices.py", "LEAST_S"),
+        ("actors/policies/slices.py", "INSTANT_S"),
         ("actors/ranker/readers.py", "VOCABULARY_MAX"),
         ("actors/trainer/backends/torch/packing.py", "ROW_TOKENS_MAX"),
         ("actors/trainer/backends/torch/replicas.py", "UNEVEN_MAX"),
