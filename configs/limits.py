@@ -201,7 +201,10 @@ class Limits(ProcessLimits):
     )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
     lending_look_s: float = Field(
-        default=5.0, gt=0, description="between two divisions of shared slots; a worker that is lent costs about a second"
+        default=5.0, gt=0, description="between two divisions of slots that jobs share; one that passes costs a second"
+    )
+    lending_stay_s: float = Field(
+        default=30.0, ge=0, description="a slot stays with a job that needs it; many times what its passing costs"
     )
     # samples for people
     samples_interval_s: float = Field(

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
 from actors.core.errors import AskError
+from actors.policies.lending import Borrower, LendingRules, LendingView, LentWorker, decide
 from configs.limits import Limits
 
 log = structlog.get_logger("headrace.shares")
@@ -36,8 +37,12 @@ class _Sharer:
 
     look: Callable[[], None]
     remaining: Remaining
-    samples_left: float = 0.0
+    samples_left: float = 1.0
+    """Samples as it has said last; before it has said anything, it wants some."""
+    places: set[Place] = field(default_factory=set[Place])
+    """Places that it can use; it may have given up on some."""
     holds: set[Place] = field(default_factory=set[Place])
+    """Places where its workers are, or have not left yet."""
 
 
 class SlotShares:
@@ -46,8 +51,9 @@ class SlotShares:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._sharers: dict[str, _Sharer] = {}
-        self._owners: dict[Place, str] = {}
-        """Job that is to have a slot, by slot."""
+        self._rules = LendingRules(stay_s=limits.lending_stay_s)
+        self._slots: dict[Place, LentWorker] = {}
+        """Slots, each with the job that is to have it."""
         self._looking: asyncio.Task[None] | None = None
 
     def of(self, job: str, remaining: Remaining) -> JobShare:
@@ -77,12 +83,14 @@ class SlotShares:
         self._divide()
 
     def granted(self, job: str, places: Sequence[Place]) -> set[Place]:
-        """Those of ``places``, which are all that there are, on which ``job`` may have a worker now."""
-        if set(places) != set(self._owners):
-            self._owners = {place: self._owners.get(place, "") for place in places}
+        """Those of ``places``, which are all that it can use, on which ``job`` may have a worker now."""
+        if (own := self._sharers.get(job)) is None:
+            return set()
+        if own.places != set(places):
+            own.places = set(places)
             self._divide()
         taken = {place for name, sharer in self._sharers.items() if name != job for place in sharer.holds}
-        return {place for place in places if self._owners[place] == job and place not in taken}
+        return {place for place in own.places if self._slots[place].job == job and place not in taken}
 
     def took(self, job: str, place: Place) -> None:
         """``job`` has begun to start a worker there."""
@@ -109,9 +117,27 @@ class SlotShares:
 
     def _divide(self) -> None:
         """Say anew who is to have which slot."""
-        before, self._owners = self._owners, self._decide()
-        if self._owners != before:
+        now_s = asyncio.get_running_loop().time()
+        jobs = [Borrower(job, 1.0 if self._alone else sharer.samples_left) for job, sharer in self._sharers.items()]
+        there = sorted({place for sharer in self._sharers.values() for place in sharer.places})
+        self._slots = {place: self._slot(place) for place in there}
+        moves = decide(self._rules, LendingView(list(self._slots.values()), jobs), now_s)
+        for move in moves:
+            slot = self._slots[move.worker]
+            log.info("a slot passes to another job", slot=slot.name, job=move.job, former=slot.job)
+            self._slots[slot.name] = replace(slot, job=move.job, since_s=now_s)
+        if moves:
             self._tell()
+
+    def _slot(self, place: Place) -> LentWorker:
+        """As it was, but not with a job that cannot use it any more."""
+        suits = {job for job, sharer in self._sharers.items() if place in sharer.places}
+        slot = self._slots.get(place) or LentWorker(place, None)
+        return replace(slot, job=slot.job if slot.job in suits else None, suits=suits)
+
+    @property
+    def _alone(self) -> bool:
+        return len(self._sharers) == 1
 
     def _tell(self) -> None:
         """Pools look for themselves what has become of their places, in a turn of their own."""

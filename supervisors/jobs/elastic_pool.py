@@ -185,6 +185,7 @@ class ElasticPool:
         await asyncio.sleep(pause_s)
         self._workers.pop(worker, None)
         await self._supervisor.remove_child(worker)
+        self._share.left(worker)
         self.look()
 
     def _tell_changes(self, there: dict[str, Node]) -> None:
