@@ -118,7 +118,8 @@ class SlotShares:
     def _divide(self) -> None:
         """Say anew who is to have which slot."""
         now_s = asyncio.get_running_loop().time()
-        jobs = [Borrower(job, 1.0 if self._alone else sharer.samples_left) for job, sharer in self._sharers.items()]
+        able = {job: sharer for job, sharer in self._sharers.items() if sharer.places}
+        jobs = [Borrower(job, sharer.samples_left if len(able) > 1 else 1.0) for job, sharer in able.items()]
         there = sorted({place for sharer in self._sharers.values() for place in sharer.places})
         self._slots = {place: self._slot(place) for place in there}
         moves = decide(self._rules, LendingView(list(self._slots.values()), jobs), now_s)
@@ -134,10 +135,6 @@ class SlotShares:
         suits = {job for job, sharer in self._sharers.items() if place in sharer.places}
         slot = self._slots.get(place) or LentWorker(place, None)
         return replace(slot, job=slot.job if slot.job in suits else None, suits=suits)
-
-    @property
-    def _alone(self) -> bool:
-        return len(self._sharers) == 1
 
     def _tell(self) -> None:
         """Pools look for themselves what has become of their places, in a turn of their own."""
