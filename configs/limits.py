@@ -199,6 +199,22 @@ class Limits(ProcessLimits):
     engine_mismatch_half: float = Field(
         default=0.2, gt=0, description="the same in bfloat16, where kernels of other orders are 0.01 to 0.05 apart"
     )
+    service_wait_s: float = Field(
+        default=3600.0,
+        description="trainer.service: a call waits this long for its slice, while other jobs compute; no part of it "
+        "counts as computing",
+    )
+    service_patience_s: float = Field(
+        default=3.0,
+        description="a training service, or one of its trainers, that cannot be reached for this long has lost what it "
+        "shared with the other; a link that broke is there again sooner",
+    )
+    service_deaths_isolated: int = Field(
+        default=2, ge=1, description="a job in whose calls a training service died this often computes alone from now on"
+    )
+    service_deaths_max: int = Field(
+        default=4, ge=1, description="in a row, without a burst of that job in between; then it is not served any more"
+    )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
     lending_look_s: float = Field(
         default=5.0, gt=0, description="between two divisions of slots that jobs share; one that passes costs a second"

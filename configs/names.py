@@ -12,6 +12,8 @@ from typing import Final
 NAME_CHARACTERS_MAX: Final = 64
 NODE_NAME_CHARACTERS_MAX: Final = 56
 """A machine's is shorter: a peer is called after machine, job and worker, a worker after its machine; 200 in all."""
+SHARED: Final = "service"
+"""Stands where a job's name does, in the names of processes that serve several jobs."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*", re.ASCII)
 _OF_THE_HEAD: Final = frozenset({"head", "machine"})
 """Names of peers that a head's machine has itself."""

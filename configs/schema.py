@@ -186,6 +186,15 @@ class TrainerConfig(Section):
     """Torch threads; 0: all cores, but for a tiny model all but one of them, in async mode half."""
     gradient_checkpointing: bool = False
     """Compute activations twice instead of keeping them: less memory, more time."""
+    service: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")] | None = None
+    """A training service of the head's (``--services FILE``) that trains for this job and for others, each in the
+    other's gaps; ``auto``: one that the placement chooses. Unset: a process of the job's own, which shares nothing."""
+    priority: Annotated[int, Field(ge=-100, le=100)] = 0
+    """``service``: waiting jobs of a higher one are served and admitted first."""
+    share: PositiveFloat = 1.0
+    """``service``: weight among jobs of one priority; twice the share gets twice the time while both wait."""
+    project: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "default"
+    """``service``: whose quota the job counts against."""
 
 
 class SyncConfig(Section):

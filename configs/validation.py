@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import json
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
 
@@ -25,6 +25,8 @@ from configs.yaml_source import read_yaml
 
 Where = Callable[[str], str]
 """Field → where a person finds it: ``job.yaml:12``."""
+Finding = tuple[str, str, str]
+"""A field that is wrong although its type is right: its dotted path, what is wrong, and what to do."""
 Loc = tuple[str, ...]
 M = TypeVar("M", bound=BaseModel)
 
@@ -54,8 +56,17 @@ def validate(model: type[M], values: Mapping[str, Any], where: Where) -> M:
         raise ConfigError(problems) from error
 
 
-def load_file(model: type[M], path: str | Path, *, holds: str, example: str) -> M:
+def load_file(
+    model: type[M],
+    path: str | Path,
+    *,
+    holds: str,
+    example: str,
+    check: Callable[[M], Sequence[Finding]] = lambda _: (),
+) -> M:
     """The YAML file at ``path`` as a ``model``; ``holds`` and ``example`` are for whoever gave another file.
+
+    ``check``: looks for what the types of single fields cannot say.
 
     Raises:
         ConfigError: it cannot be read, is no YAML, or does not fit; the message names line and field.
@@ -69,7 +80,10 @@ def load_file(model: type[M], path: str | Path, *, holds: str, example: str) -> 
             at = at[:-1]
         return f"{source}:{lines[at]}" if at else str(source)
 
-    return validate(model, values, where)
+    loaded = validate(model, values, where)
+    if problems := [Problem(where(field), field, wrong, fix) for field, wrong, fix in check(loaded)]:
+        raise ConfigError(problems)
+    return loaded
 
 
 def dotted_keys(model: type[BaseModel]) -> list[str]:

@@ -8,6 +8,7 @@
     head process                a child of the machine process; killed, it is started again (head_process.py)
     ├── nodes                   register of machines (nodes.py)
     ├── control server          the scriptable socket (actors/control)
+    ├── service.<name>          a training service that several jobs share (services.py)           a process each
     └── per job (job_tree.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job
         ├── services.<job>      one_for_one: weights · rewards (and prompts) · trainer · ranker   a process each
@@ -22,14 +23,14 @@ The services do not lean on each other's memory: each finds the others through t
 holds (weights from shared memory, the trainer from its checkpoint and the ledger), so one death restarts one process.
 The head's is one of them: its next life adopts the role processes, which look for it where it was (adoption.py).
 
-Three ways in: ``run_job`` (headrace run), ``run_head`` (headrace head), ``run_node`` (headrace node).
+Four ways in: ``run_job`` and ``run_jobs`` (headrace run), ``run_head`` (headrace head), ``run_node`` (headrace node).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ from actors.weights.segments import SITE_VARIABLE, remove_segments
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
+from configs.services import ServicesConfig
 from supervisors.head.head_messages import HeadOrder, HeadReady
 from supervisors.head.head_process import interruptible
 from supervisors.head.job_register import JobRegister
 from supervisors.head.machine_process import MachineProcess, failed_summary
+from supervisors.head.services import remove_stored
 from supervisors.jobs.job_news import OnProgress
 from supervisors.machine.logs import log_to_file
 from supervisors.machine.node import NodeProcess
@@ -62,6 +65,7 @@ async def run_job(
     keys: Path | None = None,
     control_keys: Path | None = None,
     faults: FaultPlan | None = None,
+    services: ServicesConfig | None = None,
 ) -> dict[str, Any]:
     """Run one job to its end on a head of its own; returns the summary of ``headrace run --json``.
 
@@ -93,6 +97,8 @@ async def run_job(
         run_dir=str(run_dir),
         resume=resume,
         faults=faults.model_dump_json() if faults is not None else "",
+        services=services.model_dump_json() if services is not None else "",
+        services_dir=str(run_dir),
     )
     try:
         async with _started(machine), provider.providing(machine.endpoint), interruptible() as interrupted:
@@ -101,6 +107,61 @@ async def run_job(
         return dict(failed_summary(job.name, machine.keeper, str(error)))
     finally:
         remove_segments(run_dir)  # a head that was killed did not get to it
+        remove_stored(run_dir)
+
+
+async def run_jobs(
+    directory: Path,
+    jobs: Mapping[Path, JobConfig],
+    *,
+    resume: bool,
+    control: str | None,
+    on_progress: OnProgress,
+    keys: Path | None = None,
+    control_keys: Path | None = None,
+    services: ServicesConfig | None = None,
+) -> dict[str, Any]:
+    """Run several jobs side by side, on one head, to their ends; returns the summary of each by its name.
+
+    ``directory`` is the command's: logs of head and machine, the control socket, and the services' files lie in it.
+    ``jobs``: by run directory, which holds the job's file. Ctrl-C as in ``run_job``, for all of them.
+
+    Raises:
+        HeadraceError: the machine process could not start.
+    """
+    directory = directory.resolve()
+    run_dirs = [run_dir.resolve() for run_dir in jobs]
+    log_to_file(directory / "logs" / "machine.log")
+    listen = next((job.cluster.listen for job in jobs.values() if job.cluster.nodes), None)
+
+    def on_ready(head: HeadReady) -> None:
+        if head.life > 1:
+            on_progress({"message": "the head is back, and takes over what runs"})
+            return
+        on_progress({"message": f"control socket {_shown(for_others(head.control), control_keys)}"})
+        if listen is not None:
+            on_progress({"message": f"nodes join with headrace node --join {_shown(head.endpoint, keys)}"})
+
+    machine = MachineProcess(
+        listen=listen, limits=DEFAULT_LIMITS, on_progress=on_progress, on_ready=on_ready, keys=keys
+    )
+    order = _order(directory, control or default_endpoint(directory, machine.private),
+                   directory / "logs" / "head.log", keys, control_keys)  # fmt: skip
+    order = msgspec.structs.replace(
+        order,
+        run_dirs=tuple(str(run_dir) for run_dir in run_dirs),
+        resume=resume,
+        services=services.model_dump_json() if services is not None else "",
+    )
+    try:
+        async with _started(machine), interruptible() as interrupted:
+            return await machine.lead(order, interrupted)
+    except HeadGaveUp as error:
+        return {job.name: failed_summary(job.name, machine.keeper, str(error)) for job in jobs.values()}
+    finally:
+        for run_dir in run_dirs:
+            remove_segments(run_dir)
+        remove_stored(directory)
 
 
 async def run_head(
@@ -112,6 +173,7 @@ async def run_head(
     control_keys: Path | None = None,
     on_progress: OnProgress,
     allow_functions: Sequence[str] | None = None,
+    services: ServicesConfig | None = None,
 ) -> None:
     """Serve jobs that come over the control socket until a signal; running jobs take a checkpoint first."""
     run_root.mkdir(parents=True, exist_ok=True)
@@ -129,12 +191,15 @@ async def run_head(
     order = _order(run_root, at, run_root / "head.log", keys, control_keys)
     if allow_functions:
         order = msgspec.structs.replace(order, allow_functions=tuple(allow_functions))
+    if services is not None:
+        order = msgspec.structs.replace(order, services=services.model_dump_json())
     try:
         async with _started(machine), interruptible() as interrupted:
             await machine.lead(order, interrupted)
     finally:
         for run_dir in JobRegister(run_root).read():
             remove_segments(run_dir)
+        remove_stored(run_root)
 
 
 def _shown(endpoint: str, keys: Path | None) -> str:

@@ -42,12 +42,23 @@ ROW = {
 def test_the_command_line_is_frozen() -> None:
     """A new option is a decision: add it here and to the reference."""
     assert _surface(typer.main.get_command(app)) == {
-        "run": ["--control", "--control-keys", "--dir", "--faults", "--json", "--keys", "--resume", "--set", "job"],
-        "check": ["--faults", "--json", "--set", "job"],
+        "run": [
+            "--control",
+            "--control-keys",
+            "--dir",
+            "--faults",
+            "--json",
+            "--keys",
+            "--resume",
+            "--services",
+            "--set",
+            "job",
+        ],
+        "check": ["--faults", "--json", "--services", "--set", "job"],
         "new": ["--data", "--model", "--reward", "file"],
         "schema": [],
         "runs": ["--json", "root"],
-        "head": ["--allow-functions", "--control", "--control-keys", "--dir", "--keys", "--listen"],
+        "head": ["--allow-functions", "--control", "--control-keys", "--dir", "--keys", "--listen", "--services"],
         "node": ["--join", "--keys", "--kind", "--name", "--notice", "--site", "--slots"],
         "doctor": ["--back-to", "--json", "--run"],
         "bench": ["name"],
@@ -68,6 +79,12 @@ def test_the_command_line_is_frozen() -> None:
         "ctl scale": ["--job", "--json", "workers"],
         "ctl drain": ["--json", "target"],
         "ctl undrain": ["--json", "target"],
+        "ctl services": ["--json"],
+        "ctl queue": ["--json"],
+        "ctl service": [],
+        "ctl service add": ["--json", "file", "name"],
+        "ctl service drain": ["--json", "name"],
+        "ctl service remove": ["--json", "name"],
         "ctl tree": ["--job", "--json"],
         "ctl stalls": ["--json", "--longer-than"],
         "ctl dead-letters": ["--json"],
@@ -93,7 +110,7 @@ def _surface(group: Any, prefix: str = "") -> dict[str, list[str]]:
 def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamespace:
     """A stand-in for the running system that ends as it is told."""
     monkeypatch.chdir(tmp_path)
-    fake = types.SimpleNamespace(end=SUMMARY, seen=[], keys=[])
+    fake = types.SimpleNamespace(end=SUMMARY, ends={}, seen=[], keys=[])
 
     async def run_job(
         job: Any,
@@ -105,6 +122,7 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
         keys: Path | None,
         control_keys: Path | None,
         faults: Any,
+        services: Any,
     ) -> Any:
         fake.seen.append((job, run_dir, resume, control))
         fake.keys.append((keys, control_keys))
@@ -115,8 +133,18 @@ def trees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.SimpleNamesp
             raise fake.end
         return fake.end
 
+    async def run_jobs(directory: Path, jobs: dict[Path, Any], **given: Any) -> Any:
+        fake.seen.append((directory, jobs, given))
+        for job in jobs.values():
+            given["on_progress"]({"of_job": job.name, "state": "running"} | ROW)
+        await asyncio.sleep(0)
+        ends = {job.name: fake.end | {"job": job.name} | fake.ends.get(job.name, {}) for job in jobs.values()}
+        for run_dir, job in jobs.items():
+            (run_dir / "summary.json").write_text(json.dumps(ends[job.name]))
+        return ends
+
     module = types.ModuleType("supervisors.trees")
-    module.run_job = run_job  # type: ignore[attr-defined]
+    module.run_job, module.run_jobs = run_job, run_jobs  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "supervisors.trees", module)
     return fake
 
@@ -205,6 +233,69 @@ def test_a_run_is_neither_overwritten_nor_changed_in_what_its_journal_tells_of(t
 def test_an_interrupted_run_says_how_to_go_on(trees: types.SimpleNamespace) -> None:
     trees.end = SUMMARY | {"state": "interrupted"}
     assert "headrace run --resume here" in invoke("run", QUICKSTART, "--dir", "here").stdout
+
+
+SHARED = ROOT / "configs" / "shared"
+PAIR = (str(SHARED / "first.yaml"), str(SHARED / "second.yaml"), "--services", str(SHARED / "services.yaml"))
+
+
+def test_several_jobs_run_side_by_side_and_end_with_a_list_of_their_summaries(trees: types.SimpleNamespace) -> None:
+    result = invoke("run", *PAIR, "--json", "--set", "steps=2")
+    assert result.exit_code == 0, result.output
+    assert [summary["job"] for summary in json.loads(result.stdout)] == ["first", "second"]
+    ((directory, jobs, given),) = trees.seen
+    assert directory == Path("runs/first+second")
+    assert {str(run_dir): job.steps for run_dir, job in jobs.items()} == {
+        "runs/first+second/first": 2, "runs/first+second/second": 2,
+    }  # fmt: skip
+    assert [service.name for service in given["services"].services] == ["train-0"]
+    assert "second: step 1/2" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ({"first": {"state": "interrupted"}}, 130),
+        ({"first": {"state": "interrupted"}, "second": {"state": "failed", "error": "gone"}}, 1),
+    ],
+)
+def test_of_several_ends_the_worst_is_the_exit_code(
+    trees: types.SimpleNamespace, ends: dict[str, Any], code: int
+) -> None:
+    trees.ends = ends
+    assert invoke("run", *PAIR).exit_code == code
+
+
+def test_of_several_jobs_those_that_have_not_finished_go_on(trees: types.SimpleNamespace) -> None:
+    trees.ends = {"second": {"state": "interrupted"}}
+    assert "headrace run --resume here" in invoke("run", *PAIR, "--dir", "here").stdout.replace("\n", " ")
+    trees.ends = {}
+    result = invoke("run", "--resume", "here", *PAIR[2:], "--json")
+    assert [summary["state"] for summary in json.loads(result.stdout)] == ["finished", "finished"]
+    directory, jobs, given = trees.seen[-1]
+    assert ([job.name for job in jobs.values()], given["resume"]) == (["second"], True)
+    assert [s["job"] for s in json.loads(invoke("run", "--resume", "here", "--json").stdout)] == ["first", "second"]
+    assert len(trees.seen) == 2, "nothing was left to run"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([*PAIR, "--set", "trainer.service=train-9"], "'train-9' is no service of this head. Did you mean 'train-0'?"),
+        ([*PAIR, "--set", "trainer.threads=2"], "trainer.threads: 2, but the service train-0 computes with 1"),
+        ([*PAIR[:2]], "trainer.service: train-0 is named, but there are no services. Add --services FILE"),
+        ([PAIR[0], *PAIR], "first is the name of two of the jobs"),
+        ([*PAIR, "--faults", "plan.yaml"], "a fault plan is for one job"),
+        ([*PAIR, "--set", "name=logs"], "name"),
+        ([*PAIR, "--services", "none.yaml"], "there is no such file"),
+    ],
+)
+def test_what_cannot_run_side_by_side_is_refused_before_anything_begins(
+    trees: types.SimpleNamespace, arguments: list[str], says: str
+) -> None:
+    result = invoke("run", *arguments)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+    assert trees.seen == []
 
 
 def test_simulate_says_what_is_wrong_with_a_scenario_and_with_seeds(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ class HeadraceError(Exception):
 
     permanent: ClassVar[bool] = False
     """Whether a repetition would only meet the same error: whoever retries or restarts stops, and says why."""
+    blameless: ClassVar[bool] = False
+    """Whether it says nothing against the process that ends by it: to start that again costs no restart budget."""
 
 
 class TransportError(HeadraceError):

@@ -47,8 +47,27 @@ class ControlBackend(Protocol):
         ...
 
     async def undrain(self, target: str) -> Plain:
-        """``target`` is a node's name. It gets work again."""
+        """``target`` is a node's or a training service's name. It gets work again."""
         ...
+
+    async def services(self) -> list[Plain]:
+        """Each training service: at least ``{service, state, jobs, holder, bubble, saving}``."""
+        ...
+
+    async def queue(self) -> list[Plain]:
+        """Each job that waits for a service: at least ``{job, service, why}``, in the order of submission."""
+        ...
+
+    async def service_add(self, service: Plain) -> Plain:
+        """Returns at least ``{service, state}``.
+
+        Raises:
+            BadConfig: it is no entry of a services file; the message is ConfigError's.
+        """
+        ...
+
+    async def service_drain(self, service: str) -> Plain: ...
+    async def service_remove(self, service: str) -> Plain: ...
 
     async def tree(self, job: str | None) -> list[Plain]:
         """Each actor: ``{name, role, node, pid, state, incarnation, restarts}``; a parent comes before its children."""

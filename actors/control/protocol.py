@@ -114,6 +114,35 @@ class Unwatch(Args, frozen=True):
     watch: RequestId
 
 
+class Services(Args, frozen=True):
+    """Every training service: its jobs, where their state lies, how much of the time it computes, what it saves."""
+
+
+class Queue(Args, frozen=True):
+    """Jobs that wait for a training service, and for what."""
+
+
+class ServiceAdd(Args, frozen=True):
+    """Start a training service: ``service`` is an entry of a services file as a map."""
+
+    writes = True
+    service: dict[str, Any]
+
+
+class ServiceDrain(Args, frozen=True):
+    """Let a training service take no further job; ``undrain`` takes it back."""
+
+    writes = True
+    service: str
+
+
+class ServiceRemove(Args, frozen=True):
+    """End a training service that serves no job."""
+
+    writes = True
+    service: str
+
+
 class Submit(Args, frozen=True):
     """Start a job: ``job`` is a job file's content as a map."""
 
@@ -279,8 +308,8 @@ _COUNTS: Final = {
 }
 
 
-_NAMES: Final = ("job", "actor", "target")
-"""Arguments that name a job, an actor or a machine."""
+_NAMES: Final = ("job", "actor", "target", "service")
+"""Arguments that name a job, an actor, a machine or a service."""
 _NAME_CHARACTERS_MAX: Final = 2 * NAME_CHARACTERS_MAX
 """A worker on a machine is called after it, so it has a longer name."""
 

@@ -24,7 +24,7 @@ from actors.core.message import Message, tag_of
 from actors.core.ref import ActorRef
 from actors.core.watch import Down
 from configs.limits import Limits
-from transport.address import ActorAddress
+from transport.address import ActorAddress, PeerId
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,6 +77,14 @@ class Context:
         """
         delivery = current.get()
         return None if delivery is None else delivery.sender
+
+    @property
+    def sender_process(self) -> PeerId | None:
+        """The process that the message which is being handled came from, also if no actor sent it; None: unknown."""
+        delivery = current.get()
+        if delivery is None or delivery.caller is None:
+            return None if self.sender is None else self.sender.peer
+        return delivery.caller.peer
 
     def now(self) -> float:
         """Seconds on the loop's clock; comparable within this process only."""

@@ -6,7 +6,8 @@
 
 Invariants
 - What the table does not name, nobody may send over a link. Within a process nobody asks: it trusts itself.
-- A role process speaks to its own job only, in whichever process that job's actors live, and to its own node's agent.
+- A role process speaks to its own job only, in whichever process that job's actors live, to its own node's agent, and
+  to the training services of the head's machine.
 - A name says no more than the transport has checked: without keys every peer is a process of our own user, as only
   that user can open our sockets.
 """
@@ -18,6 +19,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from configs.names import SHARED
 from transport.address import PeerId
 
 HEAD: Final = "head"
@@ -42,6 +44,8 @@ class SenderKind(enum.StrEnum):
     """The node agent's process on another machine."""
     SERVICE = "service"
     """A role process on the head's machine: trainer, weights, rewards, ranker."""
+    TRAIN_SERVICE = "train_service"
+    """A process on the head's machine that trains for several jobs."""
     WORKER = "worker"
     """A rollout worker's process, on whichever machine."""
     STRANGER = "stranger"
@@ -53,12 +57,15 @@ class Sender(NamedTuple):
     kind: SenderKind
     node: str
     job: str = ""
-    """Job of a role process; empty for the others, which serve all jobs."""
+    """Job of a role process; empty for the others, which serve all jobs, but for a training service: its own name."""
 
 
 @lru_cache(maxsize=1024)
 def sender_of(name: str) -> Sender:
-    """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``. A node's name has no dot; a job's may."""
+    """``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``.
+
+    A node's name has no dot; a job's may. A training service is called as no actor of a job is.
+    """
     node, _, rest = name.partition(".")
     job, mark, _ = rest.rpartition(_WORKERS)  # an elastic worker is called rollout-<node>.<number>
     job, _, service = (job, mark, "") if mark else rest.rpartition(".")
@@ -70,7 +77,11 @@ def sender_of(name: str) -> Sender:
         return Sender(SenderKind.STRANGER, node)
     if mark:
         return Sender(SenderKind.WORKER, node, job)
-    return Sender(SenderKind.SERVICE if node == HEAD and service in _SERVICES else SenderKind.STRANGER, node, job)
+    if node == HEAD and service in _SERVICES:
+        return Sender(SenderKind.SERVICE, node, job)
+    if node == HEAD and job == SHARED:
+        return Sender(SenderKind.TRAIN_SERVICE, node, rest)
+    return Sender(SenderKind.STRANGER, node, job)
 
 
 def guard_of(own: PeerId, table: Mapping[str, frozenset[SenderKind]]) -> Guard:
@@ -84,6 +95,8 @@ def guard_of(own: PeerId, table: Mapping[str, frozenset[SenderKind]]) -> Guard:
             return f"{name} is a {sender.kind}, which may not send {tag}"
         if not sender.job or sender.job == here.job:
             return None
+        if here.kind is SenderKind.TRAIN_SERVICE:
+            return None  # it serves whoever may send this: every job's trainer, each for its own job only
         if here.job:
             return f"{name} serves the job {sender.job!r}, and this process another one"
         if target == AGENT_ACTOR:

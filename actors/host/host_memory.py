@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import mmap
+import sys
 from typing import Any, Final
 
 import numpy as np
@@ -61,3 +62,17 @@ def give_back_freed_memory() -> bool:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (OSError, AttributeError):
         return False
+
+
+def give_back_pages(address: int, size_bytes: int) -> int:
+    """Give whole pages of private memory in this range back to the system; how many bytes that were.
+
+    They read as zeros and are had again when they are written. 0 where the system cannot do this.
+    """
+    first = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + size_bytes) // mmap.PAGESIZE * mmap.PAGESIZE - first
+    if length <= 0 or sys.platform != "linux":  # elsewhere the advice may be ignored, and the contents stay
+        return 0
+    advise = ctypes.CDLL(None, use_errno=True).madvise
+    done = advise(ctypes.c_void_p(first), ctypes.c_size_t(length), ctypes.c_int(mmap.MADV_DONTNEED))
+    return length if done == 0 else 0

@@ -11,9 +11,14 @@ from actors.core.message import Message, message
 
 
 class JobState(enum.StrEnum):
-    """``submitted → running ⇄ paused → stopping → finished | interrupted``, and ``failed`` from everywhere."""
+    """``submitted → running ⇄ paused → stopping → finished | interrupted``, and ``failed`` from everywhere.
+
+    A job that shares a training service may be ``queued`` before it runs.
+    """
 
     SUBMITTED = "submitted"
+    QUEUED = "queued"
+    """No service has room for it yet."""
     RUNNING = "running"
     PAUSED = "paused"
     STOPPING = "stopping"

@@ -16,6 +16,9 @@ _HEAD = frozenset([SenderKind.HEAD])
 _WORKER = frozenset([SenderKind.WORKER])
 _SERVICE = frozenset([SenderKind.SERVICE])
 _ROLE = _SERVICE | _WORKER
+_TRAIN_SERVICE = frozenset([SenderKind.TRAIN_SERVICE])
+_PROCESS = _ROLE | _TRAIN_SERVICE
+"""Every process that a node agent has started."""
 _NODE = frozenset([SenderKind.AGENT])
 _WITHIN = frozenset[SenderKind]()
 """Said within one process, or an answer."""
@@ -76,10 +79,10 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "jobs.status": _WITHIN,
     "jobs.step_committed": _WITHIN,
     # to the metrics
-    "metrics.event": _ROLE,
-    "metrics.process_health": _ROLE,
+    "metrics.event": _PROCESS,
+    "metrics.process_health": _PROCESS,
     "metrics.samples": _SERVICE,
-    "metrics.spans": _ROLE,
+    "metrics.spans": _PROCESS,
     "metrics.flush": _WITHIN,
     "metrics.flushed": _WITHIN,
     "metrics.step_row": _WITHIN,
@@ -95,6 +98,15 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "rewards.show_samples": _HEAD,
     "prompts.read": _HEAD,
     "prompts.prompts_read": _WITHIN,
+    # to a training service: a trainer speaks for its own job
+    "training.attach": _SERVICE,
+    "training.call": _SERVICE,
+    "training.committed": _SERVICE,
+    "training.detach": _HEAD | _SERVICE,
+    "training.query_service": _HEAD,
+    "training.answer": _WITHIN,
+    "training.attached": _WITHIN,
+    "training.service_state": _WITHIN,
     # weights: a worker asks the server, and other workers that pass on what they have
     "weights.get_chunks": _WORKER,
     "weights.get_manifest": _WORKER,
@@ -120,8 +132,8 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "node.spawn": _HEAD,
     "node.stop": _HEAD,
     "node.process_exited": _NODE | {SenderKind.MACHINE},
-    "node.process_beacon": _ROLE,
-    "node.process_ready": _ROLE,
+    "node.process_beacon": _PROCESS,
+    "node.process_ready": _PROCESS,
     "node.processes": _WITHIN,
     "node.spawn_reply": _WITHIN,
     "node.stop_reply": _WITHIN,

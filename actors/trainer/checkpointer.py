@@ -60,31 +60,39 @@ class Checkpointer:
         Returns:
             The step with which training goes on.
         """
-        path = Path(named) if named else checkpoint.newest(self._run_dir)
+        path = self._chosen(named)
         if path is None:
             return 0
+        state = await self._read(path)
+        await self._backend.load(path / checkpoint.TRAINER_DIRECTORY)
+        self._ctx.log.info("checkpoint loaded", path=str(path), step=state.step)
+        return state.step
+
+    async def step_of(self, named: str) -> int:
+        """The step with which training would go on after ``resume``."""
+        path = self._chosen(named)
+        return 0 if path is None else (await self._read(path)).step
+
+    def _chosen(self, named: str) -> Path | None:
+        return Path(named) if named else checkpoint.newest(self._run_dir)
+
+    async def _read(self, path: Path) -> checkpoint.CheckpointState:
         state = await self._ctx.run_blocking(checkpoint.read, path)
         if state.job != self._job.name:
             raise CheckpointCorrupt(
                 f"{path}: a checkpoint of job {state.job!r}, expected {self._job.name!r}; resume from one of its own"
             )
-        async with asyncio.timeout(self._ctx.limits.checkpoint_timeout_s):
-            await self._backend.load(path / checkpoint.TRAINER_DIRECTORY)
-        self._ctx.log.info("checkpoint loaded", path=str(path), step=state.step)
-        return state.step
+        return state
 
     async def write(self, step: int, *, final: bool) -> None:
         """Write the present weights, which are those of ``step``; they are stored beside the next step."""
         await self.settle()
-        limit_s = self._ctx.limits.checkpoint_timeout_s
         with self._spans.span("checkpoint", step=step, version=step):
             partial = await self._ctx.run_blocking(checkpoint.begin, self._run_dir, step)
             async with self._writing(partial, step) as needed_bytes:
                 await self._ctx.run_blocking(require_room, partial, needed_bytes, f"the checkpoint of step {step}")
-                async with asyncio.timeout(limit_s):
-                    await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
-                async with asyncio.timeout(limit_s):
-                    await self._export(partial)
+                await self._backend.save(partial / checkpoint.TRAINER_DIRECTORY)
+                await self._export(partial)
         self._storing = self._ctx.start_task(self._store(partial, step, final=final), f"store checkpoint {step}")
 
     async def _export(self, partial: Path) -> None:

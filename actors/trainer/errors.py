@@ -10,13 +10,20 @@ HeadraceError
     ├── GrantChanged         a restarted scheduler grants other tokens than were trained; start from a checkpoint
     ├── EngineDisagrees      the engine samples another policy than is trained; another engine may not, do not retry
     ├── TrainingDiverged     non-finite gradients step after step; do not retry
-    └── BackendClosed        our bug: a call outside start … close
+    ├── BackendClosed        our bug: a call outside start … close
+    ├── StateParked          our bug: a call on a backend whose state has been handed over; resume it first
+    ├── ParkedStateDamaged   parked state that was altered, or is another model's; start from a checkpoint
+    ├── BundleLost           infrastructure: the training service has lost our state; start from the newest step
+    ├── ServiceRefuses       configuration: this service can never train this job; do not retry
+    ├── ServiceBusy          a training service had no slice, or no room, for as long as we may wait; a retry may
+    └── ServiceFailed        a training service's backend has raised an error that has no name here
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from actors.core.errors import ReplyError
 from transport.errors import HeadraceError
 
 
@@ -78,3 +85,34 @@ class TrainingDiverged(TrainerError):
 
 class BackendClosed(TrainerError):
     """A backend was called before ``start`` or after ``close``. Our bug."""
+
+
+class StateParked(TrainerError):
+    """A backend was called while its state is parked. Our bug."""
+
+
+class ParkedStateDamaged(TrainerError):
+    """Parked state does not fit its hashes, or belongs to another model. It is not used; a checkpoint can be."""
+
+
+class BundleLost(TrainerError, ReplyError):
+    """The training service does not have this life of the bundle: it was started again, or another trainer attached.
+
+    Infrastructure. The trainer that has it did nothing wrong; its next life goes on from the job's newest step.
+    """
+
+    blameless = True
+
+
+class ServiceRefuses(TrainerError, ReplyError):
+    """This training service can never train this job; the message says which key is in the way."""
+
+    permanent = True
+
+
+class ServiceBusy(TrainerError, ReplyError):
+    """The training service had no slice, or no room, for as long as may be waited for it. Retrying may help."""
+
+
+class ServiceFailed(TrainerError):
+    """The backend in the training service has raised; the message begins with the class of the error."""

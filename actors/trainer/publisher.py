@@ -88,10 +88,9 @@ class Publisher:
         with self._spans.span("publish", step=version - 1, version=version):
             size = self._backend.stored_bytes().segment
             with telling_of_room(path, f"version {version} of the weights", size):
-                async with asyncio.timeout(limits.publish_timeout_s):
-                    manifest = await self._backend.export_segment(
-                        path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes
-                    )
+                manifest = await self._backend.export_segment(
+                    path, job=self._job, policy_version=version, chunk_bytes=limits.bulk_chunk_bytes
+                )
         self._under_way = self._ctx.start_task(self._offer(manifest, path), f"publish version {version}")
         return True
 

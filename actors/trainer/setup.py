@@ -9,6 +9,8 @@ from typing import Final
 from actors.host.host_memory import keep_freed_memory
 from actors.roles import RoleArgs
 from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
+from actors.trainer.backends.service_backend import Client, ServiceBackend
+from actors.weights.segments import run_id
 from configs.schema import JobConfig
 
 SHARED_OUT_BYTES: Final = 8_000_000
@@ -36,15 +38,26 @@ def make_backend(kind: str) -> TrainBackend:
     raise ValueError(f"trainer.backend: {kind!r}, expected 'torch' or 'simulated'")
 
 
-def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
-    """What the backend is told at its start."""
+def backend_of(args: RoleArgs, job: JobConfig) -> TrainBackend:
+    """The backend of a job's trainer: its own, or a training service's, which loads nothing here."""
     trainer = job.trainer
+    if args.service is None:
+        return make_backend(trainer.backend)
+    run = args.run_id or run_id(Path(args.run_dir))
+    client = Client(job=job.name, run=run, backend=trainer.backend, priority=trainer.priority, share=trainer.share)
+    return ServiceBackend(client, args.service)
+
+
+def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
+    """What the backend is told at its start. A training service chooses what the job leaves to it: device, threads."""
+    trainer, shares = job.trainer, args.service is not None
+    threads = trainer.threads if shares else resolve_threads(job, Path(args.model_path))
     return BackendSpec(
         model_path=Path(args.model_path),
         dtype=job.model.dtype,
-        device=resolve_device(trainer.device, trainer.backend),
-        threads=(threads := resolve_threads(job, Path(args.model_path))),
-        replicas=resolve_replicas(threads, Path(args.model_path)),
+        device=trainer.device if shares else resolve_device(trainer.device, trainer.backend),
+        threads=threads,
+        replicas=1 if shares else resolve_replicas(threads, Path(args.model_path)),
         learning_rate=trainer.lr,
         warmup_steps=trainer.warmup_steps,
         lr_schedule=trainer.lr_schedule,

@@ -28,9 +28,8 @@ never change under an export. Replayed steps are trained like any other: the sam
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -51,17 +50,18 @@ from actors.trainer.accounts import StepAccounts, batch_shape, consumed
 from actors.trainer.agreement import EngineAgreement
 from actors.trainer.algorithms import algorithm_named
 from actors.trainer.backend import MicroBatch, StepResult, TrainBackend
+from actors.trainer.backends.service_backend import ServiceBackend
 from actors.trainer.batching import Inbox, cut, group_samples, split, tokens_of
+from actors.trainer.bounded import BoundedBackend
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
-from actors.trainer.setup import backend_spec, loss_spec, make_backend
+from actors.trainer.setup import backend_of, backend_spec, loss_spec
 from actors.trainer.spans import SpanRecorder
 
-R = TypeVar("R")
 M = TypeVar("M", bound=Message)
 
 _NOT_ACCEPTED: Final = "NotAccepted"
@@ -74,7 +74,9 @@ class Trainer(RegisteredActor):
     def __init__(self, args: RoleArgs, backend: TrainBackend | None = None) -> None:
         self._args = args
         self._job = args.job_config
-        self._backend = backend or make_backend(self._job.trainer.backend)
+        self._backend = backend or backend_of(args, self._job)
+        self._service = self._backend if isinstance(self._backend, ServiceBackend) else None
+        """The same backend, if a training service computes; None: this process does, and waits for nobody."""
         self._algorithm = algorithm_named(self._job.algorithm.name)
         self._loss = loss_spec(self._job)
         self._agreement = EngineAgreement(self._job, self._backend.kind)
@@ -95,15 +97,26 @@ class Trainer(RegisteredActor):
         self._spans = SpanRecorder(
             ctx, job=self._job.name, track=args.name, metrics=lambda: self.hub.beside(args.metrics)
         )
+        if self._service is None:
+            self._backend = BoundedBackend(self._backend, ctx.limits)
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
         self._checkpointer = Checkpointer(ctx, self._backend, self._spans, self._job, self._run_dir, self._ask)
-        await self._bounded(self._backend.start(backend_spec(args, self._job)), ctx.limits.ready_timeout_s)
+        if self._service is None:
+            await self._begin()
+        ctx.start_task(self._run(), "train")
+
+    async def _begin(self) -> None:
+        """Have the backend start, with the state from which training goes on."""
+        ctx, args, service = self.ctx, self._args, self._service
+        if service is not None:
+            service.connect(ctx, checkpoint_step=await self._checkpointer.step_of(args.resume_from))
+        await self._backend.start(backend_spec(args, self._job))
         sizes = self._backend.stored_bytes()
         await ctx.run_blocking(require_room_for_run, self._job, self._run_dir, sizes)
-        self.step = self._resumed_step = await self._checkpointer.resume(args.resume_from)
-        ctx.start_task(self._run(), "train")
+        kept = None if service is None else service.resumed_step
+        self.step = self._resumed_step = await self._checkpointer.resume(args.resume_from) if kept is None else kept
 
     async def on_stop(self) -> None:
         await self._backend.close()
@@ -150,6 +163,8 @@ class Trainer(RegisteredActor):
     # ------------------------------------------------------------ the loop
 
     async def _run(self) -> None:
+        if self._service is not None:  # a process is ready sooner than it has its turn
+            await self._begin()
         await self.register()
         await self._publisher.find_server()
         self._weights_moved = False
@@ -162,6 +177,8 @@ class Trainer(RegisteredActor):
         await self._publisher.settle()
         await self._checkpointer.settle()
         self._spans.flush()
+        if self._service is not None:
+            await self._service.close(keep=False)
         self.ctx.stop("completed")
 
     async def _train_step(self) -> bool:
@@ -180,7 +197,7 @@ class Trainer(RegisteredActor):
             return True
         shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
         weight = self._algorithm.normaliser(shape)
-        result = await self._bounded(self._backend.step(weight=weight))
+        result = await self._backend.step(weight=weight)
         self._check_finite(result)
         self.step += 1
         self._tokens_before = tokens_of(inbox.groups.values())
@@ -189,6 +206,8 @@ class Trainer(RegisteredActor):
         await self._publisher.publish(self.step)
         accounts.published_s = self.ctx.now() - began_s
         committed = await self._commit(inbox, accounts, result, weight)
+        if self._service is not None:
+            self._service.committed(self.step)
         if committed.checkpoint or committed.stop:
             await self._checkpointer.write(self.step, final=committed.stop)
         self._spans.flush()
@@ -273,7 +292,7 @@ class Trainer(RegisteredActor):
             if with_kl:
                 samples = await self._reference.scored(samples)
             for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
-                stats = await self._bounded(self._backend.accumulate(batch, self._loss))
+                stats = await self._backend.accumulate(batch, self._loss)
                 self._agreement.look(batch, stats, step=self.step)
                 accounts.add(stats)
 
@@ -286,8 +305,7 @@ class Trainer(RegisteredActor):
         return True
 
     async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
-        scores = self._backend.score(batch, temperature=self._loss.temperature, reference=True)
-        return await self._bounded(scores)
+        return await self._backend.score(batch, temperature=self._loss.temperature, reference=True)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
@@ -306,6 +324,8 @@ class Trainer(RegisteredActor):
         metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
         metrics["grants_ignored"] = float(self.ignored_grants)
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
+        if self._service is not None:
+            metrics |= self._service.taken_times().metrics()
         commit = CommitStep(
             job=self._job.name,
             step=inbox.step,
@@ -330,10 +350,6 @@ class Trainer(RegisteredActor):
         self._news.set()
         while not inbox.complete:
             await self._next_news(inbox)
-
-    async def _bounded(self, work: Coroutine[Any, Any, R], limit_s: float | None = None) -> R:
-        async with asyncio.timeout(self.ctx.limits.train_step_timeout_s if limit_s is None else limit_s):
-            return await work
 
 
 def build(args: RoleArgs) -> dict[str, Actor]:

@@ -130,13 +130,28 @@ def memory_of(run: str) -> Path:
     return directory if SIMULATED_HOST.get() is not None else directory / f"headrace-{run}"
 
 
+def file_in_memory(run_dir: Path, name: str) -> Path:
+    """Where this run's own file called ``name`` lies in shared memory, in a directory that is there.
+
+    Raises:
+        OSError: the directory cannot be made, or is not ours alone.
+    """
+    run = run_id(run_dir)
+    return _memory(run) / f"headrace-{run}-{name}"
+
+
+def files_in_memory(run_dir: Path, pattern: str) -> list[Path]:
+    """This run's files whose names, as ``file_in_memory`` has them, match ``pattern``."""
+    return sorted(_files(run_dir, f"-{pattern}"))
+
+
 def _memory(run: str) -> Path:
     """``memory_of``, and it is there. A simulated machine's is private as a whole."""
-    return memory_of(run) if SIMULATED_HOST.get() is not None else _private(memory_of(run))
+    return memory_of(run) if SIMULATED_HOST.get() is not None else private_directory(memory_of(run))
 
 
-def _private(directory: Path) -> Path:
-    """Make ``directory`` if it is not there.
+def private_directory(directory: Path) -> Path:
+    """Make ``directory``, for its owner only, if it is not there.
 
     Raises:
         OSError: it cannot be made, or is not ours alone.
@@ -156,7 +171,7 @@ def open_ours(path: Path, mode: str) -> IO[bytes]:
         OSError: it cannot be opened, is no file, or is another user's.
     """
     if "r" not in mode and _ID_OF_DIRECTORY.fullmatch(path.parent.name):
-        _private(path.parent)  # it goes when nothing is in it
+        private_directory(path.parent)  # it goes when nothing is in it
     file = open(path, mode, opener=_unfollowed)  # noqa: SIM115  it is handed out
     found = os.fstat(file.fileno())
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():

@@ -13,8 +13,10 @@ import typer
 
 from configs.errors import ConfigError
 from configs.schema import JobConfig
+from configs.services import ServiceConfig
 from supervisors.cli.command import EXIT_BAD_CONFIG, RUN_ROOT, Json, fail
 from supervisors.cli.run import Overrides, load_faults
+from supervisors.cli.services_file import ServicesFile, check_served, services_of
 
 
 def check(
@@ -23,6 +25,7 @@ def check(
     faults: Annotated[
         Path | None, typer.Option(metavar="PLAN.yaml", help="Check this fault plan for the job, too.")
     ] = None,
+    services: ServicesFile = None,
     json_: Json = False,
 ) -> None:
     """Check a job file without running it, and say what would run; exit code 2 if something is wrong."""
@@ -30,6 +33,9 @@ def check(
 
     try:
         loaded = load_job(job, set_ or [])
+        shared = services_of(services, None)
+        if shared is not None:  # without the file, what it would say is checked when the job starts
+            check_served(loaded, shared)
         plan = load_faults(faults, loaded)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
@@ -38,6 +44,8 @@ def check(
         return
     for name, text in what_would_run(loaded).items():
         print(f"{name:9} {text}")
+    if shared is not None:
+        print(f"{'services':9} {', '.join(service_line(service) for service in shared.services)}, {shared.placement}")
     if plan is not None:
         print(f"{'faults':9} {len(plan.faults)} of {faults}")
     print("Nothing wrong was found. What needs the model, the tokenizer or your code is checked when the run starts.")
@@ -60,11 +68,20 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
         "learning": f"{algorithm.name}, {prompts} prompts x {group} samples = {prompts * group} a step{kl}",
         "rollout": f"{rollout.workers} {rollout.engine} workers, at most {rollout.max_tokens} tokens a sample{where}",
         "trainer": f"{trainer.backend}, learning rate {trainer.lr:g}, {schedule}",
+        "service": f"{trainer.service}, priority {trainer.priority}, share {trainer.share:g}, {trainer.project}",
         "sync": job.sync.mode + (f", at most {job.staleness} versions behind" if job.staleness else ""),
         "saved": f"every {job.checkpoint.every} steps" if job.checkpoint.every else "at the end",
         "directory": f"{RUN_ROOT / job.name}, or the next number if that is there",
     }
+    if trainer.service is None:
+        del lines["service"]
     if job.metrics.wandb_project:
         owner = f"{job.metrics.wandb_entity}/" if job.metrics.wandb_entity else ""
         lines["W&B"] = f"{owner}{job.metrics.wandb_project}, run {job.metrics.wandb_name or job.name}"
     return lines
+
+
+def service_line(service: ServiceConfig) -> str:
+    """One training service in some words."""
+    threads = f"{service.threads} threads" if service.threads else "all cores"
+    return f"{service.name}: {service.backend} on {service.device}, {threads}, at most {service.jobs_max} jobs"

@@ -28,12 +28,17 @@ _KEPT = ("jobs", "metrics", "logs")
 
 ctl = typer.Typer(no_args_is_help=True, help="Look at and steer a run through its control socket.")
 
+service = typer.Typer(no_args_is_help=True, help="Add, drain and remove training services.")
+ctl.add_typer(service, name="service")
+
 Json = Annotated[bool, typer.Option("--json", help="JSON on stdout instead of a table.")]
 Job = Annotated[str | None, typer.Argument(help="The job's name; not needed if there is only one.")]
 JobOption = Annotated[
     str | None,
     typer.Option("--job", help="The job's name; not needed if there is only one."),
 ]
+
+ServiceName = Annotated[str, typer.Argument(help="The training service's name.")]
 
 
 @dataclass
@@ -135,11 +140,54 @@ def drain(
 
 @ctl.command()
 def undrain(
-    target: Annotated[str, typer.Argument(help="A node, by name.")],
+    target: Annotated[str, typer.Argument(help="A node or a training service, by name.")],
     json_: Json = False,
 ) -> None:
-    """Take a drained node into service again."""
+    """Take a drained node or training service back."""
     _call("undrain", {"target": target}, json_)
+
+
+@ctl.command()
+def services(json_: Json = False) -> None:
+    """Training services: whom each serves, where states lie, how much of its time it computes, and what it saves."""
+    _call("services", {}, json_)
+
+
+@ctl.command()
+def queue(json_: Json = False) -> None:
+    """Jobs that wait for a training service, and for what."""
+    _call("queue", {}, json_)
+
+
+@service.command("add")
+def service_add(
+    file: Annotated[Path, typer.Argument(metavar="SERVICES.yaml")],
+    name: Annotated[str | None, typer.Argument(help="One of the file's services; all if left out.")] = None,
+    json_: Json = False,
+) -> None:
+    """Start the training services of a file; its rules for all of them stay as they were at the head's start."""
+    from configs.services import load_services
+
+    try:
+        found = [service for service in load_services(file).services if name in (None, service.name)]
+    except ConfigError as error:
+        _fail(str(error), EXIT_BAD_REQUEST)
+    if not found:
+        _fail(f"{file} has no service named {name!r}", EXIT_BAD_REQUEST)
+    for config in found:
+        _call("service_add", {"service": config.model_dump(mode="json")}, json_)
+
+
+@service.command("drain")
+def service_drain(name: ServiceName, json_: Json = False) -> None:
+    """Let a training service take no further job; ``undrain`` takes it back."""
+    _call("service_drain", {"service": name}, json_)
+
+
+@service.command("remove")
+def service_remove(name: ServiceName, json_: Json = False) -> None:
+    """End a training service that serves no job."""
+    _call("service_remove", {"service": name}, json_)
 
 
 @ctl.command()

@@ -7,6 +7,7 @@ RUN_DIR ─▶ options that go together ─▶ job.yaml ─▶ keys that may not
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
 JOURNAL: Final = "journal.db"
 
 
-def check_options(job: Path | None, dir_: Path | None, resume: Path, overrides: list[str]) -> None:
+def check_options(jobs: Sequence[Path], dir_: Path | None, resume: Path, overrides: list[str]) -> None:
     """Refuse what does not go with ``--resume``. Raises ConfigError."""
     from supervisors.jobs.run_record import RESUME_MAY_SET, may_change
 
     where = f"--resume {resume}"
-    if job is not None or dir_ is not None:
+    if jobs or dir_ is not None:
         fix = "The run directory holds its job; leave the other out"
         raise wrong(where, "neither a job file nor --dir goes with it", fix)
     if not (resume / "job.yaml").is_file():

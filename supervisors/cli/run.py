@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
 from actors.host.open_files import TooFewDescriptors, check_enough_for
-from actors.host.room import NoSpaceLeft, no_space, require_room
+from actors.host.room import NoSpaceLeft
 from actors.host.terminal_text import harmless
 from configs.errors import ConfigError
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
     EXIT_FAILED,
-    EXIT_FINISHED,
-    EXIT_INTERRUPTED,
-    RUN_ROOT,
     Control,
     ControlKeys,
     Json,
@@ -32,13 +29,15 @@ from supervisors.cli.command import (
     wrong,
 )
 from supervisors.cli.resume import check_options, check_run
+from supervisors.cli.run_end import EXIT_OF_STATE, report
+from supervisors.cli.run_setup import own_run_directory
+from supervisors.cli.run_several import is_several, run_several
+from supervisors.cli.services_file import ServicesFile, check_served, services_of
 
 if TYPE_CHECKING:
     from configs.fault_plan import FaultPlan
     from configs.schema import JobConfig
-    from supervisors.machine.run_directory import RunLock
-
-_EXIT_OF_STATE: Final = {"finished": EXIT_FINISHED, "interrupted": EXIT_INTERRUPTED}
+    from configs.services import ServicesConfig
 
 Overrides = Annotated[
     list[str] | None,
@@ -48,10 +47,13 @@ Overrides = Annotated[
 
 def run(
     job: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB.yaml", help="The job file, or the name of a preset: quickstart, …"),
+        list[Path] | None,
+        typer.Argument(
+            metavar="JOB.yaml", help="The job file, or the name of a preset: quickstart, … Several run side by side."
+        ),
     ] = None,
     set_: Overrides = None,
+    services: ServicesFile = None,
     dir_: Annotated[Path | None, typer.Option("--dir", help="Run directory. Default: runs/NAME.")] = None,
     control: Control = None,
     json_: Json = False,
@@ -66,28 +68,32 @@ def run(
     keys: Keys = None,
     control_keys: ControlKeys = None,
 ) -> None:
-    """Run one job on this machine, and wait for its end."""
+    """Run one job on this machine, or several side by side, and wait for the end."""
     from configs.loader import load_job
     from supervisors.tree.errors import DirectoryInUse
 
-    overrides = set_ or []
+    overrides, jobs = set_ or [], job or []
+    if len(jobs) > 1 or (resume is not None and is_several(resume)):
+        run_several(jobs, overrides, services, dir_, control, resume, faults, keys, control_keys, json_=json_)
     try:
         if resume is not None:
-            check_options(job, dir_, resume, overrides)
+            check_options(jobs, dir_, resume, overrides)
             loaded = load_job(resume / "job.yaml", overrides)
             check_run(resume, loaded)
-        elif job is None:
+        elif not jobs:
             raise wrong(
                 "headrace run",
                 "no job file was named",
                 "Write headrace run quickstart, or headrace new for a job of your own",
             )
         else:
-            loaded = load_job(job, overrides)
+            loaded = load_job(jobs[0], overrides)
+        shared = services_of(services, resume)
+        check_served(loaded, shared)
         plan = load_faults(faults, loaded)
         check_sockets(keys, control_keys, listen=loaded.cluster.listen if loaded.cluster.nodes else None, at=control)
         check_enough_for(loaded.rollout.workers)
-        lock, news = _own_run_directory(resume, dir_, loaded)
+        lock, news = own_run_directory(resume, dir_, loaded)
     except (ConfigError, DirectoryInUse) as error:
         fail(str(error), EXIT_BAD_CONFIG)
     except (NoSpaceLeft, TooFewDescriptors) as error:
@@ -96,7 +102,7 @@ def run(
         if news:
             Console(stderr=json_, highlight=False).print(harmless(news), soft_wrap=True, markup=False)
         _run_in(lock.run_dir, loaded, resume=resume is not None, plan=plan, control=control, keys=keys,
-                control_keys=control_keys, json_=json_)  # fmt: skip
+                control_keys=control_keys, json_=json_, services=shared)  # fmt: skip
 
 
 def _run_in(
@@ -109,6 +115,7 @@ def _run_in(
     keys: Path | None,
     control_keys: Path | None,
     json_: bool,
+    services: ServicesConfig | None,
 ) -> NoReturn:
     """Run the job in a directory that is ours, to the command's end."""
     from supervisors.cli.live_view import ProgressView
@@ -128,12 +135,13 @@ def _run_in(
                 keys=keys,
                 control_keys=control_keys,
                 faults=plan,
+                services=services,
             )
         )
-    _report(console, summary, run_dir)
+    report(console, summary, run_dir)
     if json_:
         print(json.dumps(summary), flush=True)
-    raise typer.Exit(_EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
+    raise typer.Exit(EXIT_OF_STATE.get(str(summary.get("state")), EXIT_FAILED))
 
 
 def load_faults(path: Path | None, job: Any) -> Any:
@@ -146,87 +154,3 @@ def load_faults(path: Path | None, job: Any) -> Any:
     plan = load_fault_plan(path)
     check_plan(plan, job, str(path))
     return plan
-
-
-def _own_run_directory(resume: Path | None, chosen: Path | None, job: JobConfig) -> tuple[RunLock, str]:
-    """The run's directory with its job in it, which nobody else may use until the lock is released.
-
-    And what there is to say of a run that is gone on with.
-
-    Raises:
-        ConfigError: it cannot be written, holds a run that should not be begun anew, or one that cannot go on.
-        DirectoryInUse: a run lives in it.
-        NoSpaceLeft: there is no room for a run.
-    """
-    from supervisors.checkers.condition import check_can_go_on
-    from supervisors.jobs.run_record import data_news, model_news, write_record
-    from supervisors.machine.run_directory import RunLock, make_run_directory
-
-    where = f"--resume {resume}" if resume is not None else f"--dir {chosen or RUN_ROOT}"
-    try:
-        run_dir = resume or chosen or make_run_directory(RUN_ROOT, job.name)
-        lock = RunLock.take(run_dir)
-    except OSError as error:
-        fix = "Choose a directory that you may write"
-        raise wrong(where, f"cannot be written: {error}", fix) from error
-    try:
-        require_room(run_dir, job.limits.disk_reserve_bytes, "a run")
-        if resume is not None:
-            check_can_go_on(run_dir)
-        elif (run_dir / "journal.db").exists() or (run_dir / "job.yaml").exists():
-            fix = f"Go on with headrace run --resume {run_dir}, or choose another directory"
-            raise wrong(where, "holds a run already", fix)
-        _write_job(run_dir, job, where)
-        if resume is None:
-            write_record(run_dir, job)
-        news = [] if resume is None else [model_news(run_dir, job), data_news(run_dir, job)]
-    except BaseException:
-        lock.release()
-        raise
-    return lock, "\n".join(filter(None, news))
-
-
-def _write_job(run_dir: Path, job: JobConfig, where: str) -> None:
-    """All of it or nothing: what a resume cannot write must not cost it the file that it has."""
-    from configs.loader import dump_job
-
-    partial = run_dir / ".job.yaml.partial"
-    try:
-        partial.write_text(dump_job(job), encoding="utf-8")
-        partial.replace(run_dir / "job.yaml")
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        fix = "Choose a directory that you may write"
-        raise no_space(error, run_dir, "job.yaml") or wrong(where, f"cannot be written: {error}", fix) from error
-
-
-def _report(console: Console, summary: dict[str, Any], run_dir: Path) -> None:
-    first, last = summary.get("reward_first"), summary.get("reward_last")
-    console.print(
-        f"{summary.get('job')} {summary.get('state')} after {summary.get('steps')} steps and "
-        f"{_figure(summary.get('seconds'))} s: reward {_figure(first)} → {_figure(last)}, "
-        f"{summary.get('restarts', 0)} restarts, {summary.get('prompts_lost', 0)} prompts lost{_dropped(summary)}",
-        soft_wrap=True,
-        markup=False,
-    )
-    rows = [
-        ("checkpoint", summary.get("checkpoint")),
-        ("metrics", run_dir / "metrics.jsonl"),
-        ("trace", run_dir / "trace.json"),
-    ]
-    for name, path in rows:
-        console.print(harmless(f"  {name:<10} {path or 'none'}"), soft_wrap=True, markup=False)
-    if summary.get("state") == "interrupted" or (summary.get("error") and (run_dir / "journal.db").exists()):
-        console.print(harmless(f"  go on with  headrace run --resume {run_dir}"), soft_wrap=True, markup=False)
-    if summary.get("error"):
-        console.print(harmless(f"  error      {summary['error']}"), soft_wrap=True, markup=False)
-
-
-def _dropped(summary: dict[str, Any]) -> str:
-    """``, 24 of 24 samples dropped``, if any was."""
-    dropped = int(summary.get("samples_dropped") or 0)
-    return f", {dropped} of {dropped + int(summary.get('samples') or 0)} samples dropped" if dropped else ""
-
-
-def _figure(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, int | float) else "–"

@@ -7,13 +7,26 @@ from typing import Annotated
 
 import typer
 
-from supervisors.cli.command import RUN_ROOT, Control, ControlKeys, Keys, check_sockets, finish, refuse_bad_sockets
+from configs.errors import ConfigError
+from supervisors.cli.command import (
+    EXIT_BAD_CONFIG,
+    RUN_ROOT,
+    Control,
+    ControlKeys,
+    Keys,
+    check_sockets,
+    fail,
+    finish,
+    refuse_bad_sockets,
+)
+from supervisors.cli.services_file import ServicesFile, services_of
 
 
 def head(
     listen: Annotated[str, typer.Option(help="Where nodes join.")] = "tcp://127.0.0.1:7001",
     control: Control = None,
     dir_: Annotated[Path, typer.Option("--dir", help="Where run directories are made.")] = RUN_ROOT,
+    services: ServicesFile = None,
     keys: Keys = None,
     control_keys: ControlKeys = None,
     allow_functions: Annotated[
@@ -30,6 +43,10 @@ def head(
     from supervisors.cli.job_lines import JobLines
     from supervisors.trees import run_head
 
+    try:
+        shared = services_of(services, None)
+    except ConfigError as error:
+        fail(str(error), EXIT_BAD_CONFIG)
     lines = JobLines(lambda line: print(line, flush=True))
     finish(
         lambda: run_head(
@@ -39,6 +56,7 @@ def head(
             keys=keys,
             control_keys=control_keys,
             allow_functions=allow_functions,
+            services=shared,
             on_progress=lines.update,
         )
     )

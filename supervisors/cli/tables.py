@@ -15,6 +15,22 @@ from actors.host.terminal_text import harmless
 _FIRST: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "workers", "reward_last", "error", "run_dir"),
     "runs": ("run", "state", "steps", "reward_first", "reward_last", "seconds", "model", "mode", "date"),
+    "services": (
+        "service",
+        "state",
+        "serves",
+        "holder",
+        "residency",
+        "queue",
+        "steps",
+        "compute_s_a_step",
+        "device_s_a_step",
+        "alone_s_a_step",
+        "bubble",
+        "saving",
+        "error",
+    ),
+    "queue": ("job", "service", "project", "priority", "state_bytes", "why"),
     "tree": ("name", "role", "node", "pid", "state", "incarnation", "restarts"),
     "stalls": ("since_s", "process", "waiter", "waits_for", "kind", "what"),
     "dead_letters": ("ago_s", "process", "reason", "tag", "source", "target"),
@@ -53,7 +69,7 @@ def print_result(console: Console, op: str, result: Any) -> None:
             for item in items:
                 console.print(harmless(str(item)), markup=False, highlight=False, soft_wrap=True)
         else:
-            console.print(f"no {op}", style="dim")
+            console.print("no job waits" if op == "queue" else f"no {op}", style="dim")
     elif isinstance(result, dict):
         console.print(
             line(cast("dict[str, Any]", result)) or "done",

@@ -2,7 +2,8 @@
 
 Head.start ─▶ transport ─▶ system ─▶ nodes · node agent, unless it lives elsewhere ─▶ control server
 Head.run (wait for it), Head.launch (do not) ─▶ JobRun (job_run.py)
-Head.stop ─▶ jobs ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
+Head.begin_services ─▶ a supervised process each (services.py), places for jobs (admission.py)
+Head.stop ─▶ jobs ─▶ services ─▶ control ─▶ system (the node agent stops its processes) ─▶ transport
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
 from configs.schema import JobConfig
+from configs.services import ServicesConfig
 from supervisors.faults.node_faults import NAME as NODE_FAULTS
 from supervisors.faults.node_faults import NodeFaults
 from supervisors.faults.process_faults import faults_of
+from supervisors.head.admission import Admission
 from supervisors.head.head_keys import load_head_keys
 from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
+from supervisors.head.service_register import ServiceRegister
+from supervisors.head.services import Services
 from supervisors.head.slot_shares import SlotShares
 from supervisors.jobs.job_news import OnProgress
 from supervisors.jobs.job_run import FormerLife, JobRun
@@ -65,11 +70,13 @@ class Head:
         machine: Machine = LOCAL,
         agent: ActorAddress | None = None,
         allow_functions: tuple[str, ...] | None = None,
+        services_dir: Path | None = None,
     ) -> None:
         """Args:
         agent: this machine's node agent, if another process hosts it (``machine_process.py``); then ``listen`` is
             needed, and is the same in every life of this head. None: it lives here.
         allow_functions: prefixes of the functions that jobs may name which come over the control socket; None: any.
+        services_dir: where the training services have their files; None: in ``run_root``.
         """
         self.machine = machine
         self.limits = limits
@@ -86,6 +93,10 @@ class Head:
         self._runtime = self.machine.runtime_directory() if agent is None else None
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
+        beside = services_dir or run_root
+        self.services = Services(self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs)
+        self.service_register = ServiceRegister(beside)
+        self.admission = Admission(self.services, self.service_register, on_move=self._move_trainer)
         self.system: ActorSystem
         self._control: ControlServer | None = None
         self._followers: dict[str, asyncio.Task[dict[str, Any]]] = {}
@@ -93,6 +104,7 @@ class Head:
         self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
         self._shares = SlotShares(limits)
+        self._moves: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Listen, and start this machine's node agent unless it runs already."""
@@ -105,6 +117,28 @@ class Head:
         await self.system.spawn(NODE_FAULTS, NodeFaults(faults_of(transport), slowed_by(self.machine)))
         agent = self._agent if self._agent is not None else await self._start_agent()
         self.nodes.add_local("head", agent, slots=self.machine.slots)
+
+    async def begin_services(self, rules: ServicesConfig | None, *, former: bool) -> None:
+        """Start the services of ``rules``; after a ``former`` life take over those that it had."""
+        self.services.open(self.system, adopting=former)
+        if former:
+            self.service_register.read()
+            self.admission.go_on()
+        else:
+            self.service_register.begin(rules or ServicesConfig(services=[]))
+        recorded = self.service_register.now
+        for config in recorded.rules.services:
+            await self.services.begin(config, draining=config.name in recorded.draining)
+
+    def _tell_its_jobs(self, service: str, news: str) -> None:
+        for job, place in self.admission.places.items():
+            if place.service == service and job in self.jobs:
+                self.jobs[job].say(news)
+        self.admission.decide()
+
+    def _move_trainer(self, job: str) -> None:
+        self._moves.add(task := asyncio.create_task(self.jobs[job].move_trainer(), name=f"move the trainer of {job}"))
+        task.add_done_callback(self._moves.discard)
 
     async def _start_agent(self) -> ActorAddress:
         options = NodeOptions(
@@ -147,8 +181,10 @@ class Head:
         run = self._begin(job, run_dir, former, on_progress)
         return await self._follow(run, interrupted, faults)
 
-    def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> None:
+    def launch(self, job: JobConfig, run_dir: Path, former: FormerLife | None = None) -> asyncio.Task[dict[str, Any]]:
         """Start a job and follow it to its end, without waiting for either. Noted for a next life of this head.
+
+        Returns what will have its summary.
 
         Raises:
             DirectoryInUse: another run lives in that directory.
@@ -159,6 +195,7 @@ class Head:
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
         task.add_done_callback(lambda _: self._forget(job.name, lock, task))
+        return task
 
     def _forget(self, job: str, lock: DirectoryLock, task: asyncio.Task[dict[str, Any]]) -> None:
         """A launched job has ended, and its tree is down unless taking it down has failed."""
@@ -195,8 +232,11 @@ class Head:
     ) -> JobRun:
         run = self.jobs[job.name] = JobRun(
             self.system, self.nodes, job, run_dir,
-            on_progress=on_progress, machine=self.machine, former=former, share=share,
+            on_progress=on_progress, machine=self.machine, former=former, places=self.admission, share=share,
         )  # fmt: skip
+        if job.trainer.service is not None:
+            self.admission.submitted(job.name)
+            run.subscribe(lambda progress: self.admission.heard(job.name, progress))
         for listener in list(self._listeners):
             listener(run)
         return run
@@ -255,6 +295,7 @@ class Head:
             task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()
+        await self.services.stop()
         if self._control is not None:
             await self._control.stop()
             self._control = None

@@ -25,6 +25,8 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     begun: bool = False
     """True if one of them has said that the core of the one job stands."""
+    begun_jobs: tuple[str, ...] = ()
+    """Jobs of several whose core stood in one of them."""
 
 
 class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +48,14 @@ class HeadOrder(msgspec.Struct, frozen=True, kw_only=True):
     keys: str = ""
     control_keys: str = ""
     job: str = ""
-    """The one job to run, as JSON; empty: serve jobs that come over the control socket."""
+    """The one job to run, as JSON; empty, and no ``run_dirs``: serve jobs that come over the control socket."""
     run_dir: str = ""
+    run_dirs: tuple[str, ...] = ()
+    """Run directories of several jobs, each with its job.yaml, which are run to their ends; then the head ends."""
+    services: str = ""
+    """A services file as JSON, for the first life; empty: none."""
+    services_dir: str = ""
+    """Directory in which the services have their files; empty: ``run_root``."""
     resume: bool = False
     faults: str = ""
     """A fault plan as JSON."""
@@ -96,6 +104,7 @@ class HeadEnded(Message):
 
     life: int
     summary: dict[str, Plain | dict[str, Plain]]
+    """Summary of the one job; of several: each one's by its name; of a head that serves: empty."""
 
 
 @message("head.heard")

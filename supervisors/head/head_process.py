@@ -1,6 +1,7 @@
 """The inside of the head's process: from exec to the end of its work. Started by ``machine_process.py``, and again.
 
     stdin ─▶ HeadOrder ─▶ Head.start ─▶ control socket ─▶ HeadReady ─┬─ one job: run it ─▶ HeadEnded(summary) ─▶ exit 0
+                                                                     ├─ several: run them ─▶ HeadEnded ─▶ exit 0
                                                                      └─ serve jobs until a signal ─▶ HeadEnded ─▶ exit 0
 
 Invariants
@@ -14,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import logging
 import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -34,6 +36,7 @@ from configs.fault_plan import FaultPlan
 from configs.limits import Limits
 from configs.loader import load_job
 from configs.schema import JobConfig
+from configs.services import ServicesConfig
 from supervisors.head.head import Head
 from supervisors.head.head_messages import HeadBeacon, HeadEnded, HeadHeard, HeadOrder, HeadProgress, HeadReady
 from supervisors.jobs.job_run import FormerLife, JobRun
@@ -44,6 +47,9 @@ from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_START_FAILED
 from transport.errors import HeadraceError
 
 log = structlog.get_logger("headrace.head")
+
+SUMMARY: Final = "summary.json"
+"""File of a run directory with the summary of a job that was run beside others and is over."""
 
 
 def run_head_process() -> None:
@@ -78,6 +84,7 @@ async def _main(order: HeadOrder, last_words: Callable[[BaseException], None]) -
         limits=Limits.model_validate_json(order.limits),
         agent=order.agent,
         allow_functions=order.allow_functions,
+        services_dir=Path(order.services_dir) if order.services_dir else None,
     )
     try:
         async with interruptible() as interrupted:
@@ -103,8 +110,13 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
     beacons = asyncio.create_task(reporter.beacons(), name="beacons")
     try:
         summary: dict[str, Any] = {}
+        rules = ServicesConfig.model_validate_json(order.services) if order.services else None
+        await head.begin_services(rules, former=order.former is not None)
         if order.job:
             summary = await _run(head, order, interrupted, reporter)
+        elif order.run_dirs:
+            head.subscribe(reporter.follow)
+            summary = await run_several(head, order, interrupted)
         else:
             head.subscribe(reporter.follow)
             _launch_again(head, order)
@@ -117,25 +129,29 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
 
 
 async def _run(head: Head, order: HeadOrder, interrupted: asyncio.Event, reporter: Reporter) -> dict[str, Any]:
+    job = JobConfig.model_validate_json(order.job)
+    head.admission.keep_only({job.name})
     return await head.run(
-        JobConfig.model_validate_json(order.job),
+        job,
         Path(order.run_dir),
         interrupted,
         on_progress=reporter.progress,
         faults=FaultPlan.model_validate_json(order.faults) if order.faults else None,
-        former=_former(order, Path(order.run_dir)),
+        former=former_life(order, Path(order.run_dir)),
     )
 
 
-def _former(order: HeadOrder, run_dir: Path) -> FormerLife | None:
+def former_life(order: HeadOrder, run_dir: Path, job: str = "") -> FormerLife | None:
     """None also for a run whose former heads did not get as far as its core: then they started no process.
 
     Where there is no journal none of them did. In a run that was resumed there is one of before, which says nothing of
     these lives: it may end with the order to stop that this run is to go on after (``Scheduler``: ``resumed``). Then
-    what counts is what they have said.
+    what counts is what they have said. ``job``: which one of several.
     """
     former = order.former
-    if former is None or not (run_dir / JOURNAL).exists() or (order.resume and not former.begun):
+    if former is None or not (run_dir / JOURNAL).exists():
+        return None
+    if order.resume and not (job in former.begun_jobs if job else former.begun):
         return None
     return FormerLife(former.ended, former.restarts, former.workers)
 
@@ -146,9 +162,52 @@ def _launch_again(head: Head, order: HeadOrder) -> None:
         head.register.clear()
     for run_dir in head.register.read():
         try:
-            head.launch(load_job(run_dir / "job.yaml", []), run_dir, _former(order, run_dir))
+            head.launch(load_job(run_dir / "job.yaml", []), run_dir, former_life(order, run_dir))
         except (HeadraceError, ConfigError, OSError) as error:
             log.exception("a job is not gone on with", run_dir=str(run_dir), why=str(error))
+    head.admission.keep_only(set(head.jobs))
+
+
+async def run_several(head: Head, order: HeadOrder, interrupted: asyncio.Event) -> dict[str, Any]:
+    """Run the jobs of ``order.run_dirs`` side by side; the summary of each by its name.
+
+    That of a job that is over is kept in its directory: a next life of the head does not begin with it again.
+    """
+    loaded: dict[str, tuple[JobConfig, Path]] = {}
+    summaries: dict[str, Any] = {}
+    for directory in order.run_dirs:
+        run_dir = Path(directory)
+        job = load_job(run_dir / "job.yaml", [])
+        if order.former is not None and (run_dir / SUMMARY).exists():
+            summaries[job.name] = json.loads((run_dir / SUMMARY).read_text("utf-8"))
+        else:
+            loaded[job.name] = (job, run_dir)
+            summaries[job.name] = {}
+    head.admission.keep_only(set(loaded))
+
+    async def run_one(job: JobConfig, run_dir: Path) -> None:
+        try:
+            ended = head.launch(job, run_dir, former_life(order, run_dir, job.name))
+            summary = await asyncio.shield(ended)
+        except (HeadraceError, OSError) as error:
+            summary = {"job": job.name, "steps": 0, "state": "failed", "error": str(error) or repr(error)}
+        summaries[job.name] = summary = _plain(summary)
+        partial = run_dir / f"{SUMMARY}.partial"
+        partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        partial.replace(run_dir / SUMMARY)
+
+    async def obey() -> None:
+        await interrupted.wait()
+        await head.interrupt_jobs()
+
+    watcher = asyncio.create_task(obey(), name="interrupt all jobs")
+    try:
+        async with asyncio.TaskGroup() as group:
+            for job, run_dir in loaded.values():
+                group.create_task(run_one(job, run_dir), name=f"run {job.name}")
+    finally:
+        watcher.cancel()
+    return summaries
 
 
 class Reporter:

@@ -83,6 +83,8 @@ class HeadKeeper(Actor):
         self.step = self.restarts = self.workers = 0
         self.begun = False
         """True once some life has said that the core of its job stands."""
+        self.begun_jobs: set[str] = set()
+        """Jobs of several of which it has."""
         self.became_ready = asyncio.Event()
 
     def expect(self, life: int) -> FailureDetector:
@@ -119,6 +121,8 @@ class HeadKeeper(Actor):
                 if isinstance(value, int):
                     setattr(self, name, value)
             self.begun = self.begun or news.fields.get("core") == "ready"
+        elif news.fields.get("core") == "ready":
+            self.begun_jobs.add(str(news.fields["of_job"]))
         self._on_progress(news.fields)
 
     @handles(HeadEnded)
@@ -299,7 +303,8 @@ class MachineProcess:
     def _next(self, order: HeadOrder, end: ProcessExit) -> HeadOrder:
         keeper = self.keeper
         keeper.restarts += 1
-        former = Former(ended=str(end), restarts=keeper.restarts, workers=keeper.workers, begun=keeper.begun)
+        former = Former(ended=str(end), restarts=keeper.restarts, workers=keeper.workers, begun=keeper.begun,
+                        begun_jobs=tuple(sorted(keeper.begun_jobs)))  # fmt: skip
         return msgspec.structs.replace(order, life=order.life + 1, former=former)
 
     # ------------------------------------------------------------ the end

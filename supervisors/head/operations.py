@@ -17,10 +17,12 @@ from actors.control.errors import BadArgs, NotFound, NotNow
 from actors.core.context import named_rng
 from actors.core.ref import ActorRef
 from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, JobReport, PauseJob, ResumeJob
-from configs.errors import ConfigError
+from configs.errors import ConfigError, Problem
 from configs.fault_plan import fault_from_mapping
 from configs.loader import dump_job, job_from_mapping
+from configs.services import problems_with
 from supervisors.head.allowed_functions import check_allowed
+from supervisors.head.service_operations import ServiceOperations
 from supervisors.head.stall_report import StallReport
 from supervisors.head.view import HeadView
 from supervisors.jobs.job_run import JobRun
@@ -39,6 +41,7 @@ class Operations:
 
     def __init__(self, head: HeadView) -> None:
         self._head = head
+        self._services = ServiceOperations(head)
         self._strikes = 0
         self._reading = asyncio.Lock()
 
@@ -60,6 +63,8 @@ class Operations:
     async def submit(self, job: Plain) -> Plain:
         check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
+        if problems := problems_with(config, self._head.admission.rules):
+            raise ConfigError([Problem("the submitted job", *found) for found in problems])
         await self._free(config.name)
         try:
             run_dir = make_run_directory(self._head.run_root, config.name)
@@ -228,10 +233,27 @@ class Operations:
     async def undrain(self, target: str) -> Plain:
         nodes = self._head.nodes
         if not nodes.knows(target):
-            raise NotFound(f"there is no node named {target!r}; headrace ctl tree lists them")
+            if self._services.undrain(target):
+                return {"target": target}
+            raise NotFound(f"there is no node or service named {target!r}; headrace ctl tree lists them")
         if not nodes.undrain(target):
             raise NotNow(f"{target} has said itself that it goes", "Start it again once it has gone")
         return {"target": target}
+
+    async def services(self) -> list[Plain]:
+        return await self._services.services()
+
+    async def queue(self) -> list[Plain]:
+        return await self._services.queue()
+
+    async def service_add(self, service: Plain) -> Plain:
+        return await self._services.service_add(service)
+
+    async def service_drain(self, service: str) -> Plain:
+        return await self._services.service_drain(service)
+
+    async def service_remove(self, service: str) -> Plain:
+        return await self._services.service_remove(service)
 
     async def tree(self, job: str | None) -> list[Plain]:
         runs = list(self._head.jobs.values()) if job is None else [self._run(job)]
@@ -242,6 +264,8 @@ class Operations:
             for node in self._head.nodes.present
             if not node.local
         ]
+        for name, children in self._head.services.children() if job is None else ():
+            rows += [_row(name, "supervisor", "head"), *(_child(info) for info in children)]
         for run in runs:
             for part, supervisor in run.tree.supervisors.items():
                 rows.append(_row(f"{part}.{run.job.name}", "supervisor", "head"))

@@ -94,6 +94,9 @@ class StallReport:
         for node in self._head.nodes.present:
             if node.agent.peer != own:
                 yield node.agent
+        for service in self._head.services.all:
+            if (running := service.running) is not None:
+                yield ActorAddress("reporter", running.address.peer, running.address.endpoint)
         for run in self._head.jobs.values():
             for supervisor in run.tree.supervisors.values():
                 for info in supervisor.snapshot():

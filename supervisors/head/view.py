@@ -12,6 +12,9 @@ from typing import Protocol
 from actors.core.system import ActorSystem
 from configs.limits import Limits
 from configs.schema import JobConfig
+from supervisors.head.admission import Admission
+from supervisors.head.service_register import ServiceRegister
+from supervisors.head.services import Services
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.nodes import Nodes
 from supervisors.nemesis.nemesis import Nemesis
@@ -26,9 +29,12 @@ class HeadView(Protocol):
     system: ActorSystem
     nodes: Nodes
     jobs: dict[str, JobRun]
+    services: Services
+    service_register: ServiceRegister
+    admission: Admission
     nemeses: dict[str, Nemesis]
 
-    def launch(self, job: JobConfig, run_dir: Path) -> None:
+    def launch(self, job: JobConfig, run_dir: Path) -> object:
         """Start a job and follow it to its end, without waiting for either."""
         ...
 

@@ -1,6 +1,7 @@
 """One job on the cluster, from its submission to its summary.
 
-start   model ready ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each (job_tree.py)
+start   model ready, a place on a training service if it names one
+        ─▶ core (metrics, scheduler, job) ─▶ services and rollout workers, a process each (job_tree.py)
 wait    until the job is done, a supervisor gives up, or the operator interrupts
 stop    rollout ─▶ services ─▶ core ─▶ what is left in shared memory is removed
 """
@@ -21,20 +22,22 @@ from actors.core.patience import Patience
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
 from actors.protocol.job_news import JobEvent
-from actors.protocol.jobs import CancelJob, JobReport, JobState
+from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, JobReport, JobState
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
+from supervisors.jobs.abandonable import Abandonable
 from supervisors.jobs.cost_meter import CostMeter
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
-from supervisors.jobs.model_preparation import Phase, Preparation
+from supervisors.jobs.model_preparation import Phase, prepare_model
 from supervisors.jobs.model_text import look_at_text
-from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
+from supervisors.jobs.pool_share import WHOLE, PoolShare
+from supervisors.jobs.service_places import ServicePlaces
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
 from supervisors.machine.nodes import Nodes
-from supervisors.tree.errors import NoNode
+from supervisors.tree.errors import NeverServed, NoNode
 from transport.address import ActorAddress
 
 log = structlog.get_logger("headrace.job")
@@ -66,17 +69,22 @@ class JobRun:
         machine: Machine = LOCAL,
         former: FormerLife | None = None,
         share: PoolShare = WHOLE,
+        places: ServicePlaces | None = None,
     ) -> None:
+        """``places``: on the head's training services; None: it has none."""
         self.job, self.run_dir = job, run_dir
         self._system, self._nodes = system, nodes
         self._former = former
         self._news = JobNews(system, job.name, on_progress)
         workers = former.workers if former is not None and former.workers else job.rollout.workers
+        self._places = places if job.trainer.service is not None else None
+        self._queued = False
         self.tree = JobTree(
-            system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None, share=share
-        )
+            system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None,
+            service=self._service_address if self._places is not None else None, share=share,
+        )  # fmt: skip
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
-        self._preparation = Preparation(job, run_dir, self.say, self._show)
+        self._before = Abandonable()
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
         self._state = JobState.SUBMITTED
@@ -96,10 +104,11 @@ class JobRun:
     # ------------------------------------------------------------ start
 
     async def start(self, interrupted: asyncio.Event) -> bool:
-        """Build the tree and wait until every process is ready. False: interrupted while the model was prepared.
+        """Build the tree and wait until every process is ready. False: interrupted before it began.
 
         Raises:
-            HeadraceError: the model could not be had, a node is missing, or a process never became ready.
+            HeadraceError: the model could not be had, no service can serve it, a node is missing, or a process never
+            became ready.
         """
         job, run_dir = self.job, self.run_dir
         (run_dir / "logs").mkdir(parents=True, exist_ok=True)
@@ -107,9 +116,12 @@ class JobRun:
             remove_segments(run_dir)
             self._news.say(state="starting", steps=job.steps, run_dir=str(run_dir), message="preparing the model")
         # the model is there when there was a head before, and an interrupted run is to take its checkpoint
-        model_path = await self._preparation.run(interrupted if self._former is None else asyncio.Event())
+        interrupted = interrupted if self._former is None else asyncio.Event()
+        model_path = await self._before.run(prepare_model(job, run_dir, self.say, self._show), interrupted)
         self._news.say(phase="")  # it is over
-        if model_path is None:
+        if model_path is not None and job.trainer.service is not None:
+            await self._before.run(self._take_place(model_path), interrupted)
+        if model_path is None or self._before.abandoned:
             self._news.say(state=str(self.state), message="interrupted before it began")
             return False
         if job.cluster.nodes:
@@ -134,6 +146,31 @@ class JobRun:
         if self._former is not None:
             self._orphans.start()
         return True
+
+    async def _take_place(self, model_path: Path) -> None:
+        """Wait until a training service has room for the job.
+
+        Raises:
+            NeverServed: none ever will, or there are no services.
+        """
+        if self._places is None:
+            raise NeverServed(
+                f"trainer.service: {self.job.trainer.service} is named, but there are no services. "
+                "Add --services FILE to the command that starts the head, or leave trainer.service out"
+            )
+
+        def say(reason: str) -> None:
+            self._queued = True
+            self._news.say(state=str(self.state), message=reason)
+
+        try:
+            await self._places.admit(self.job, self.run_dir, model_path, say)
+        finally:
+            self._queued = False
+
+    async def _service_address(self) -> ActorAddress:
+        assert self._places is not None, "only a job with a place asks for its service"
+        return await self._places.address(self.job.name)
 
     async def _wait_for_nodes(self) -> None:
         """Those that the job wants; after a restart, those that come back soon, with what they run."""
@@ -220,8 +257,8 @@ class JobRun:
         self._news.say(state="failed", message=why)
 
     def abandon(self) -> bool:
-        """End a run whose model is still being prepared, as interrupted; False if it is past that."""
-        return self._preparation.abandon()
+        """End a run that has not begun, as its model is prepared or a service is full; False if it is past that."""
+        return self._before.abandon()
 
     async def interrupt(self) -> None:
         """Ask for a checkpoint and the end; ``wait`` returns when it is done.
@@ -251,9 +288,22 @@ class JobRun:
         self._stop_counting()
         self._orphans.stop()
         await self.tree.stop()
+        if self._places is not None:
+            await self._places.leave(self.job.name)
         if f"news.{self.job.name}" in self._system.actors():
             await self._system.stop_actor(f"news.{self.job.name}")
         remove_segments(self.run_dir)
+
+    async def move_trainer(self) -> None:
+        """Its place is on another service now: after a checkpoint, which the trainer's next life goes on from there."""
+        self._news.say(message="the trainer moves to another service")
+        ask = CheckpointJob(job=self.job.name)
+        try:
+            job = self._system.ref(self.address("job"))
+            await job.ask(ask, CheckpointReport, timeout_s=self.job.limits.checkpoint_timeout_s)
+        except AskError as error:  # then it goes on from an older one
+            log.info("no checkpoint before the move", job=self.job.name, error=str(error))
+        await self.tree.restart_trainer()
 
     # ------------------------------------------------------------ what has become of it
 
@@ -261,9 +311,9 @@ class JobRun:
     def state(self) -> JobState:
         if self._error:
             return JobState.FAILED
-        if self._preparation.abandoned:
+        if self._before.abandoned:
             return JobState.INTERRUPTED
-        return self._state
+        return JobState.QUEUED if self._queued else self._state
 
     def summary(self) -> dict[str, Any]:
         """What ``headrace run --json`` ends with."""

@@ -12,9 +12,11 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from actors.jobs.job import Job
 from actors.protocol.work import Drain
@@ -61,11 +63,14 @@ class JobTree:
         workers: int,
         adopting: bool,
         share: PoolShare = WHOLE,
+        service: Callable[[], Awaitable[ActorAddress]] | None = None,
     ) -> None:
+        """``service``: finds the training service as it runs now; None: the trainer computes itself."""
         self._system, self._nodes, self._machine = system, nodes, machine
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
         self._share = share
+        self._service = service
         self._resumed = not adopting
         """True until a scheduler has begun here: later ones go on with what this run's operator wants."""
         self._looked_for: set[str] = set()
@@ -118,7 +123,7 @@ class JobTree:
         services = [
             self._process("weights", "weights", "local"),
             self._process("rewards", "rewards", "local"),
-            self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT),  # it ends when the last step is done
+            self._trainer(),
         ]
         if self._job.rollout.length_ranking == "learned":
             services.append(self._process("ranker", "ranker", "local"))
@@ -171,6 +176,11 @@ class JobTree:
         await self._system.spawn(name, supervisor)
         await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
 
+    def _trainer(self) -> ChildSpec:
+        return self._process(
+            "trainer", "trainer", "local", RestartPolicy.TRANSIENT
+        )  # it ends when the last step is done
+
     def _worker(self, index: int) -> ChildSpec:
         place = self._job.cluster.place_rollout
         return self._process(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
@@ -213,9 +223,12 @@ class JobTree:
                 self._looked_for.add(name)
                 if (running := await adopt(context, self._nodes, process, name)) is not None:
                     return running
+            told = args
+            if role == "trainer" and self._service is not None:  # it listens elsewhere in each of its lives
+                told = msgspec.structs.replace(args, service=await self._service())
             node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
             return await start_process(
-                context, node.agent, args, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
+                context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
                 may_stay=role == "rollout" and self._is_lent,
             )  # fmt: skip
 
@@ -271,6 +284,13 @@ class JobTree:
                 rollout.add_child(self._worker(index))
         for name in sorted(present - {f"rollout-{index}" for index in range(workers)}):
             await self.drain_worker(name)
+
+    async def restart_trainer(self) -> None:
+        """End the trainer in good order and start it again, at no cost: its training service is another one."""
+        if (services := self._supervisors.get("services")) is None:
+            return
+        await services.remove_child("trainer", cause=ExitCause.PREEMPTED)
+        services.add_child(self._trainer())
 
     async def drain_worker(self, name: str, left_s: float = 0.0) -> bool:
         """Have a worker hand back its samples, then remove it; False if there is none of that name.

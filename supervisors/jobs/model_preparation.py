@@ -68,41 +68,6 @@ async def prepare_model(job: JobConfig, run_dir: Path, say: Say = _to_nobody, sh
     return await _fetch(job, run_dir, say, show)
 
 
-class Preparation:
-    """``prepare_model`` for a run whose operator need not wait for it: a download may take hours."""
-
-    def __init__(self, job: JobConfig, run_dir: Path, say: Say, show: Show = _to_nobody) -> None:
-        self._job, self._run_dir, self._say, self._show = job, run_dir, say, show
-        self._task: asyncio.Task[Path] | None = None
-        self.abandoned = False
-
-    async def run(self, interrupted: asyncio.Event) -> Path | None:
-        """The model's directory; None if it was abandoned, by ``interrupted`` or by ``abandon``. Raises as it does."""
-        self._task = asyncio.create_task(
-            prepare_model(self._job, self._run_dir, self._say, self._show), name="prepare model"
-        )
-        watcher = asyncio.create_task(self._abandon_when(interrupted), name="interrupted")
-        try:
-            return await self._task
-        except asyncio.CancelledError:
-            if not self.abandoned:
-                raise
-            return None
-        finally:
-            watcher.cancel()
-
-    async def _abandon_when(self, interrupted: asyncio.Event) -> None:
-        await interrupted.wait()
-        self.abandon()
-
-    def abandon(self) -> bool:
-        """End it; False if there is nothing to end. What has been fetched stays in the cache, for the next time."""
-        if self._task is None or not self._task.cancel():
-            return False
-        self.abandoned = True
-        return True
-
-
 async def _make_tiny(job: JobConfig, run_dir: Path, say: Say, show: Show) -> Path:
     directory = Path(job.model.path) if job.model.path is not None else run_dir.resolve() / "model"
     if (directory / "config.json").exists():

@@ -20,7 +20,10 @@ from typing import Any, Final, cast
 from configs.schema import JobConfig
 
 RECORD: Final = "began_with.json"
-RESUME_MAY_SET: Final = ("steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.")
+RESUME_MAY_SET: Final = (
+    "steps", "rollout.workers", "checkpoint.", "metrics.", "limits.", "cluster.",
+    "trainer.service", "trainer.priority", "trainer.share", "trainer.project",
+)  # fmt: skip
 """Keys that may differ after a resume; any other would make it another run than the journal tells of."""
 _PLACES: Final = ("model.path", "data.path")
 """Keys that may be edited in job.yaml, since a model and data may be moved; what has become of them is said."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from actors.core.actor import Actor
     from actors.core.system import ActorSystem
     from actors.core.watch import ActorExit
-    from actors.roles import RoleArgs
+    from actors.roles import AnyArgs
 
 log = structlog.get_logger("headrace.process")
 
@@ -103,7 +103,7 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
-    head_key = split_key(spec.args.scheduler.endpoint)[1]  # whoever has ordered this process, the agent has made sure
+    head_key = split_key(spec.args.metrics.endpoint)[1]  # whoever has ordered this process, the agent has made sure
     keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
     links = ZmqTransport(
         new_peer(spec.peer), listen=spec.listen, cluster=spec.cluster, limits=limits, keys=keys, role=spec.args.role
@@ -119,7 +119,7 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
 async def host(
     spec: ProcessSpec,
     system: ActorSystem,
-    build: Callable[[RoleArgs], dict[str, Actor]],
+    build: Callable[[AnyArgs], dict[str, Actor]],
     terminated: asyncio.Event,
     last_words: LastWords,
     *,

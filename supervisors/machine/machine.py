@@ -14,7 +14,7 @@ from actors.core.actor import Actor
 from actors.ledger.journal import Journal
 from actors.metrics.recorder import Metrics
 from configs.limits import Limits
-from configs.schema import JobConfig
+from configs.schema import JobConfig, MetricsConfig
 from supervisors.faults.journal_faults import FaultableJournal
 from supervisors.machine.process import Child, Launch, is_stopped_by_signal, launch
 from supervisors.machine.run_directory import DirectoryLock, RunLock
@@ -65,6 +65,10 @@ class Machine(Protocol):
         """The actor that takes the job's rows, events and spans."""
         ...
 
+    def service_metrics(self, name: str, directory: Path) -> Actor:
+        """The actor that takes the events and spans of a training service."""
+        ...
+
     def lock(self, run_dir: Path, owner_pid: int) -> DirectoryLock:
         """Lock a run directory for this process; as ``RunLock.take``."""
         ...
@@ -103,6 +107,9 @@ class LocalMachine:
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
         return Metrics(job.name, run_dir, job.metrics)
+
+    def service_metrics(self, name: str, directory: Path) -> Actor:
+        return Metrics(name, directory, MetricsConfig(samples=False, tensorboard=False))
 
     def lock(self, run_dir: Path, owner_pid: int) -> DirectoryLock:
         return RunLock.take(run_dir, owner_pid)

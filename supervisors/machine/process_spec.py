@@ -6,7 +6,7 @@ import functools
 
 import msgspec
 
-from actors.roles import RoleArgs
+from actors.roles import AnyArgs
 from configs.limits import Limits
 from transport.address import ActorAddress
 
@@ -18,7 +18,8 @@ class ProcessSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Name at the node agent: ``<job>.<actor>``."""
     peer: str
     """Peer name of this process: ``<node>.<job>.<actor>``."""
-    args: RoleArgs
+    args: AnyArgs
+    """``serves`` says whom: a job, or several (a training service)."""
     agent: ActorAddress
     """Agent that started it, and is told of readiness and progress."""
     cluster: str

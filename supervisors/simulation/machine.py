@@ -12,7 +12,7 @@ from actors.core.actor import Actor
 from actors.ledger.journal import Journal
 from actors.weights.segments import Host
 from configs.limits import Limits
-from configs.schema import JobConfig
+from configs.schema import JobConfig, MetricsConfig
 from supervisors.head.head_messages import HeadOrder
 from supervisors.machine.machine import JOURNAL
 from supervisors.machine.process import Launch, head_command
@@ -20,7 +20,7 @@ from supervisors.machine.process_spec import ProcessSpec
 from supervisors.simulation.children import SimulatedChild, SimulatedHead, SimulatedRole
 from supervisors.simulation.ground import Ground
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
-from supervisors.simulation.records import RecordedMetrics
+from supervisors.simulation.records import JobRecord, RecordedMetrics
 from supervisors.tree.errors import DirectoryInUse
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
@@ -127,7 +127,10 @@ class SimulatedMachine:
         return SimulatedJournal(self.journal_file(job.name), job.limits, self.world.scenario.costs.disk_s)
 
     def metrics(self, job: JobConfig, run_dir: Path) -> Actor:
-        return RecordedMetrics(self.world.record(job.name), job, run_dir)
+        return RecordedMetrics(self.world.record(job.name), run_dir, job.metrics)
+
+    def service_metrics(self, name: str, directory: Path) -> Actor:
+        return RecordedMetrics(JobRecord(name), directory, MetricsConfig())
 
     def lock(self, run_dir: Path, owner_pid: int) -> SimulatedLock:
         held = self._locks.get(run_dir)

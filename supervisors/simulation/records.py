@@ -13,7 +13,7 @@ from actors.host.clock import time_of_day_s
 from actors.metrics.ask_watch import AskWatch
 from actors.metrics.recorder import Metrics
 from actors.protocol.metrics import Spans, StepRow
-from configs.schema import JobConfig
+from configs.schema import MetricsConfig
 
 
 @dataclass
@@ -33,8 +33,8 @@ class JobRecord:
 class RecordedMetrics(Metrics):
     """This is the metrics actor without its files, but for that of rows, which a job's next life reads."""
 
-    def __init__(self, record: JobRecord, job: JobConfig, run_dir: Path) -> None:
-        super().__init__(job.name, run_dir, job.metrics)
+    def __init__(self, record: JobRecord, run_dir: Path, config: MetricsConfig) -> None:
+        super().__init__(record.job, run_dir, config)
         self._record = record
         self._file = run_dir / "metrics.jsonl"
 

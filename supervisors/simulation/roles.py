@@ -25,7 +25,7 @@ from actors.environments.worker import RewardWorker
 from actors.protocol.weights import Manifest
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
-from actors.roles import RoleArgs, build_role
+from actors.roles import AnyArgs, RoleArgs, ServiceArgs, build_role
 from actors.rollout.engine import StepOutput, WeightTensors
 from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.worker import RolloutWorker
@@ -43,8 +43,10 @@ _LOOK_S: Final = 0.25
 """How soon a slow process notices that it is slow no more."""
 
 
-def build_simulated_role(args: RoleArgs, world: Ground, body: Body) -> dict[str, Actor]:
+def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, Actor]:
     """The actors of the process, by name; as ``actors.roles.build_role``."""
+    if isinstance(args, ServiceArgs):
+        return build_role(args)
     life, costs = body.life, world.scenario.costs
     if args.role == "rollout":
         return {args.name: RolloutWorker(args, engine=PacedEngine(life, world.published(args.name_of_job)))}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from actors.core.errors import AskError
-from actors.roles import RoleArgs
+from actors.roles import AnyArgs
 from configs.limits import DEFAULT_LIMITS, Limits
 from supervisors.tree.errors import ChildStartFailed
 from supervisors.tree.messages import SpawnProcess, SpawnReply, StopProcess, StopReply
@@ -81,7 +81,7 @@ def actor_child(
 async def start_process(
     context: Context,
     agent: ActorAddress,
-    args: RoleArgs,
+    args: AnyArgs,
     *,
     job: str,
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
@@ -92,7 +92,7 @@ async def start_process(
     """Have a node agent, of this or another machine, start a role process and watch it.
 
     Args:
-        job: the job's name; the process is called ``<job>.<args.name>`` at its agent.
+        job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.
         beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
         limits: of the process; default: those of its node agent.
         may_stay: when its work is over it may be given other work, of any job.

@@ -6,6 +6,9 @@ HeadraceError
     ├── SupervisorGaveUp     a child is in a crash loop, or met a permanent error; do not retry before that is mended
     ├── HeadGaveUp           the head could not be started, or ended too often; read its log, then resume the run
     ├── NoNode               no machine to start a process on; start one and retry
+    ├── NeverServed          no training service can ever serve the job; the text says what it needs and what there is
+    ├── ServiceGone          a training service was given up or removed; mend it, then resume its jobs
+    ├── ServiceNotReady      a training service is not ready yet; whoever needs it tries again
     ├── DirectoryInUse       another run lives in that run directory; choose another one, or end that run
     ├── ProviderError        a provider has no such machine, or was asked wrongly; another machine may do
     ├── HeadLost             a node's head does not answer any more; join again when it is back
@@ -74,6 +77,22 @@ class HeadGaveUp(SupervisionError):
 
 class NoNode(SupervisionError):
     """There is no machine of the wanted kind to start a process on. Retry when one has joined."""
+
+
+class NeverServed(SupervisionError):
+    """A job needs more of a training service than any will ever have. Change the job, or the service."""
+
+    permanent = True
+
+
+class ServiceGone(SupervisionError):
+    """The training service of a job was given up, or removed. The job can be resumed when there is one again."""
+
+    permanent = True
+
+
+class ServiceNotReady(SupervisionError):
+    """A training service is being started. It says nothing of those who need it: they try again."""
 
 
 class DirectoryInUse(SupervisionError):

@@ -16,7 +16,7 @@ from actors.core.reason import Reason, reason_of
 from actors.core.watch import Down, Gone
 from configs.limits import Limits
 from supervisors.tree.child_record import Child
-from supervisors.tree.errors import ChildStartFailed, NoNode
+from supervisors.tree.errors import ChildStartFailed, NoNode, ServiceNotReady
 from supervisors.tree.messages import ProcessExited
 from supervisors.tree.restart_budget import CrashLoop, ExitCause, RestartBudget, counts
 
@@ -32,7 +32,7 @@ class End:
     node: str = ""
     """The node that is to blame for a start that failed; empty: the one where the child ran."""
     blameless: bool = False
-    """True if it says nothing of the child: no node was there for it, or its agent gave no answer."""
+    """True if it says nothing of the child: no node or service was there for it, or its agent gave no answer."""
 
 
 def end_of_process(news: ProcessExited) -> End:
@@ -59,7 +59,7 @@ def end_of_start(error: Exception) -> End:
         cause = error.cause if counts(error.cause) else ExitCause.CRASHED
         unanswered = error.cause is ExitCause.UNREACHABLE
         return End(cause, detail, error.reason, error.node, blameless=unanswered)
-    return End(ExitCause.CRASHED, detail, reason_of(error), blameless=isinstance(error, NoNode))
+    return End(ExitCause.CRASHED, detail, reason_of(error), blameless=isinstance(error, NoNode | ServiceNotReady))
 
 
 class Judge:

@@ -12,7 +12,7 @@ import msgspec
 
 from actors.core.message import Message, message
 from actors.core.reason import Reason
-from actors.roles import RoleArgs
+from actors.roles import AnyArgs
 from supervisors.tree.restart_budget import ExitCause
 from transport.address import ActorAddress
 
@@ -52,7 +52,7 @@ class SpawnProcess(Message):
 
     name: str
     """Name, unique at this agent: ``<job>.<actor>``."""
-    args: RoleArgs
+    args: AnyArgs
     """``node`` is filled in by the agent."""
     ready_timeout_s: float
     beacon_budget_s: float

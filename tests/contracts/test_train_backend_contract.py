@@ -1,4 +1,7 @@
-"""What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA."""
+"""What every train backend promises (``actors/trainer/backend.py``), asserted for all kinds; torch on CPU and CUDA.
+
+A training service is a kind of its own, over each of the others: jobs that share one, asked over a transport.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,19 @@ import numpy as np
 import pytest
 
 from actors.protocol.weights import Manifest
+from actors.train_service.residency import remove_parked
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, TrainBackend
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt
 from actors.weights.manifest import check_manifest, chunk_bounds, chunk_is_intact, tensor_views
+from tests.actors.train_service.service_world import ServiceWorld
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
 LOSS = LossSpec()
-WORLDS = [*sorted(KINDS), pytest.param("torch-cuda", marks=pytest.mark.gpu)]
+WORLDS = [*sorted(KINDS), "service:torch", "service:simulated", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
 Start = Callable[..., Awaitable[TrainBackend]]
 
 
@@ -30,12 +35,19 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(params=WORLDS)
-async def start(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Start]:
+async def start(
+    request: pytest.FixtureRequest, model_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Start]:
     started: list[TrainBackend] = []
-    kind, _, device = request.param.partition("-")
+    name, _, device = request.param.partition("-")
+    kind, shared = name.removeprefix("service:"), name.startswith("service:")
+    directory = tmp_path_factory.mktemp("service")
+    world = ServiceWorld(directory, make=lambda kind: KINDS[kind](), backend=kind, memory_bytes=10**9, jobs_max=8)
+    if shared:
+        await world.start()
 
     async def begin(**changes: object) -> TrainBackend:
-        backend = KINDS[kind]()
+        backend = (await world.trainer(f"j{len(started)}")).backend if shared else KINDS[kind]()
         spec = BackendSpec(model_path=model_path, device=device or "cpu", learning_rate=0.01, **changes)  # type: ignore[arg-type]
         await backend.start(spec)
         started.append(backend)
@@ -44,6 +56,9 @@ async def start(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterat
     yield begin
     for backend in started:
         await backend.close()
+    if shared:
+        await world.stop()
+        remove_parked(directory)
 
 
 def samples(count: int = 8, seed: int = 0) -> list[TrainSample]:
@@ -226,3 +241,18 @@ async def test_calls_outside_start_and_close_are_refused(kind: str, model_path: 
     await backend.close()
     with pytest.raises(BackendClosed, match="after close"):
         await backend.step(weight=1.0)
+
+
+async def test_a_service_backend_refuses_calls_outside_start_and_close(tmp_path: Path) -> None:
+    world = ServiceWorld(tmp_path)
+    await world.start()
+    backend = (await world.trainer("j")).backend
+    with pytest.raises(BackendClosed, match="before start"):
+        await backend.step(weight=1.0)
+    await backend.start(BackendSpec(model_path=tmp_path))
+    await backend.close()
+    await backend.close()
+    with pytest.raises(BackendClosed, match="after close"):
+        await backend.step(weight=1.0)
+    await world.stop()
+    remove_parked(tmp_path)

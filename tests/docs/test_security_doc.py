@@ -14,6 +14,7 @@ KINDS = {
     "the process that keeps the head": SenderKind.MACHINE,
     "a node": SenderKind.AGENT,
     "trainer, weights, rewards, ranker": SenderKind.SERVICE,
+    "a training service": SenderKind.TRAIN_SERVICE,
     "a rollout worker": SenderKind.WORKER,
 }
 

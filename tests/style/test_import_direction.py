@@ -42,6 +42,7 @@ ACTORS = {
     "jobs": ROLE,
     "rollout": ROLE,
     "trainer": ROLE,
+    "train_service": ROLE | {"trainer", "policies"},
     "environments": ROLE,
     "weights": ROLE,
     "ranker": ROLE,
@@ -73,7 +74,7 @@ CLIENT_SIDE = {
 }
 """How a version is laid out, published and pulled: plain functions over messages that hold no actor. Those who publish
 and pull link against them; the server's own code is as closed as any other role's."""
-LINKS_CLIENT_SIDE = {"rollout", "trainer"}
+LINKS_CLIENT_SIDE = {"rollout", "trainer", "train_service"}
 ZMQ_FILES = {"transport.zmq.socket", "transport.zmq.context", "actors.control.socket", "actors.control.client"}
 """The wire of the actors has one owner, and contexts and keys another; the control socket is for any language."""
 WALL_CLOCK = {"actors.host.clock"}

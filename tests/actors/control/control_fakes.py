@@ -75,6 +75,24 @@ class FakeBackend:
         self.calls.append(("undrain", target))
         return {"target": target}
 
+    async def services(self) -> list[Plain]:
+        return [{"service": "train-0", "state": "ready", "serves": "one", "holder": "one", "saving": 0.3}]
+
+    async def queue(self) -> list[Plain]:
+        return [{"job": "two", "service": "train-0", "why": "queued: waits for 1.2 GB on train-0"}]
+
+    async def service_add(self, service: Plain) -> Plain:
+        self.calls.append(("service_add", service["name"]))
+        return {"service": service["name"], "state": "starting"}
+
+    async def service_drain(self, service: str) -> Plain:
+        self.calls.append(("service_drain", service))
+        return {"service": service, "state": "draining"}
+
+    async def service_remove(self, service: str) -> Plain:
+        self.calls.append(("service_remove", service))
+        return {"service": service, "state": "removed"}
+
     async def tree(self, job: str | None) -> list[Plain]:
         row = {"node": "head", "pid": 11, "state": "running", "incarnation": "1f", "restarts": 0}
         return [

@@ -420,6 +420,7 @@ def test_the_verbs_and_their_roles_are_frozen() -> None:
         "metrics": False, "logs": False,
         "watch": False, "credit": False, "unwatch": False, "submit": True, "pause": True, "resume": True,
         "cancel": True, "scale": True, "drain": True, "undrain": True, "checkpoint": True, "inject": True,
+        "services": False, "queue": False, "service_add": True, "service_drain": True, "service_remove": True,
     }  # fmt: skip
 
 
@@ -441,7 +442,13 @@ async def test_a_name_that_is_none_is_the_clients_mistake_and_is_answered_in_pla
 ) -> None:
     raw = RawClient(server.endpoint)
     try:
-        for op, argument in (("drain", "target"), ("undrain", "target"), ("pause", "job"), ("logs", "actor")):
+        for op, argument in (
+            ("drain", "target"),
+            ("undrain", "target"),
+            ("pause", "job"),
+            ("logs", "actor"),
+            ("service_remove", "service"),
+        ):
             error = (await raw.ask(op=op, args={argument: name}))["error"]
             assert error["type"] == "bad_args" and f"{op}: {argument}" in error["message"]
             assert error["message"].isprintable()

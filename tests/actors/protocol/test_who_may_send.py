@@ -18,7 +18,7 @@ from actors.core.errors import RefusalReason
 from actors.core.kernel import inbound
 from actors.core.kernel.answers import Refusal
 from actors.core.message import Message, class_of, message, tag_of
-from actors.core.senders import SenderKind, sender_of
+from actors.core.senders import SenderKind, guard_of, sender_of
 from actors.core.system import ActorSystem
 from actors.protocol.who_may_send import WHO_MAY_SEND, guard_for
 from tests.simulated import run_simulated
@@ -34,10 +34,17 @@ PEERS = {
     SenderKind.MACHINE: "machine",
     SenderKind.AGENT: "n1",
     SenderKind.SERVICE: f"head.{JOB}.trainer",
+    SenderKind.TRAIN_SERVICE: "head.service.train-0",
     SenderKind.WORKER: f"n1.{JOB}.rollout-0",
     SenderKind.STRANGER: f"n1.{JOB}.trainer",
 }
-RECEIVERS = {"head": f"scheduler.{JOB}", "machine": "agent", "n1": "agent", f"n1.{JOB}.rollout-1": "rollout-1"}
+RECEIVERS = {
+    "head": f"scheduler.{JOB}",
+    "machine": "agent",
+    "n1": "agent",
+    f"n1.{JOB}.rollout-1": "rollout-1",
+    "head.service.train-1": "train-1",
+}
 
 
 def product_tags() -> Iterator[str]:
@@ -62,8 +69,10 @@ def test_names_say_what_a_peer_is() -> None:
     assert sender_of("machine").node == sender_of("head").node == "head"
     assert sender_of("n1.job.with.dots.rollout-0") == (SenderKind.WORKER, "n1", "job.with.dots")
     assert sender_of("n1.job.rollout-n1.2") == (SenderKind.WORKER, "n1", "job"), "one of an elastic pool"
+    assert sender_of("head.service.trainer") == (SenderKind.SERVICE, "head", "service"), "of a job with that name"
     for odd in (
         "",
+        "n1.service.train-0",
         ".",
         "..",
         "a.b",
@@ -74,6 +83,16 @@ def test_names_say_what_a_peer_is() -> None:
         "n1.job.weights",
     ):
         assert sender_of(odd).kind is SenderKind.STRANGER, odd
+
+
+def test_a_training_service_hears_the_trainers_of_all_jobs_and_speaks_for_none() -> None:
+    ours = {"t": frozenset([SenderKind.SERVICE, SenderKind.TRAIN_SERVICE])}
+    at_service, at_head = guard_of(PeerId("head.service.train-0", 1), ours), guard_of(PeerId("head", 1), ours)
+    for job in ("first", "second"):
+        assert at_service(PeerId(f"head.{job}.trainer", 1), "t", "train-0") is None
+    service = PeerId("head.service.train-0", 1)
+    assert at_head(service, "t", "metrics.service.train-0") is None
+    assert "does not" in (at_head(service, "t", "metrics.first") or "")
 
 
 class Anything(Actor):

@@ -24,7 +24,8 @@ from transport.address import ActorAddress, PeerId
 
 def operations(**head: Any) -> Operations:
     """On a head that has no more than is named."""
-    return Operations(cast(Head, SimpleNamespace(**{"limits": DEFAULT_LIMITS, **head})))
+    no_services = SimpleNamespace(all=[], get=lambda name: None, children=list)
+    return Operations(cast(Head, SimpleNamespace(**{"limits": DEFAULT_LIMITS, "services": no_services, **head})))
 
 
 # ------------------------------------------------------------ files

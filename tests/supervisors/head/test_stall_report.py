@@ -64,7 +64,8 @@ async def _stalls(*names: str, mute: str = "") -> tuple[StallReport, dict[str, A
         if name != "head":
             agent = await system.spawn("agent", Agent(mute=name == mute))
             nodes.append(Node(name, agent.address, 1, local=False))
-    head = SimpleNamespace(system=systems["head"], limits=DEFAULT_LIMITS, jobs={}, nodes=SimpleNamespace(present=nodes))
+    head = SimpleNamespace(system=systems["head"], limits=DEFAULT_LIMITS, jobs={}, nodes=SimpleNamespace(present=nodes),
+                           services=SimpleNamespace(all=[]))  # fmt: skip
     return StallReport(cast(HeadView, head)), systems, head
 
 

@@ -19,7 +19,8 @@ import pytest
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
-from supervisors.jobs.model_preparation import Phase, Preparation, prepare_model
+from supervisors.jobs.abandonable import Abandonable
+from supervisors.jobs.model_preparation import Phase, prepare_model
 from supervisors.tree.errors import ModelNotFetched
 from tests.smallest_job import smallest_job
 from tests.supervisors.jobs.hub_server import HubServer, Repository
@@ -268,11 +269,12 @@ async def test_an_operator_need_not_wait_for_a_download_and_what_has_come_is_kep
         if phase.done:
             interrupted.set()
 
-    preparation = Preparation(a_job(), run_dir, lambda _: None, when_bytes_come)
+    before = Abandonable()
     async with asyncio.timeout(60):
-        assert await preparation.run(interrupted) is None
-    assert preparation.abandoned
-    assert not preparation.abandon()  # once
+        fetching = prepare_model(a_job(), run_dir, lambda _: None, when_bytes_come)
+        assert await before.run(fetching, interrupted) is None
+    assert before.abandoned
+    assert not before.abandon()  # once
     await until("the process to end", lambda: not fetchers())
     hub.flow.set()
     assert (await prepare_model(a_job(), run_dir) / "model.safetensors").stat().st_size == 30_000_000

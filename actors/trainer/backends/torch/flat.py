@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from actors.trainer.backends.torch.flat_memory import FlatMemory, PlainMemory
+from actors.trainer.backends.torch.pinned import Staging
 from actors.weights.manifest import layout
 
 
@@ -28,12 +30,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def bytes_of(tensor: Tensor) -> memoryview:
+    """uint8[nbytes]: the bytes of a flat tensor on the CPU, not a copy."""
+    return tensor.detach().view(torch.uint8).numpy().data
+
+
 class GradientSums:
     """Sums one replica's gradients: ``total`` float32[n], and ``low``, where its backward passes add."""
 
-    def __init__(self, flat: Tensor) -> None:
-        self.total = torch.zeros(flat.numel(), dtype=torch.float32, device=flat.device)
-        self.low = self.total if flat.dtype == torch.float32 else torch.zeros_like(flat)
+    def __init__(self, flat: Tensor, memory: FlatMemory) -> None:
+        self.total = memory.zeros(flat.numel(), torch.float32)
+        self.low = self.total if flat.dtype == torch.float32 else memory.zeros(flat.numel(), flat.dtype)
 
     def collect(self) -> None:
         """After a backward pass: add what it left in low precision to the float32 sums."""
@@ -52,23 +59,27 @@ class FlatParameters:
     """Moves the parameters of ``model`` (all of one dtype, on one device) into a flat buffer, in place.
 
     ``flat`` dtype[n], ``master`` float32[n] (``flat`` itself in float32), ``grad`` float32[n], ``sums`` a replica each,
-    of which the first is ``model`` and its ``total`` is ``grad``.
+    of which the first is ``model`` and its ``total`` is ``grad``. ``memory``: of whoever will give it back meanwhile.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, memory: FlatMemory | None = None) -> None:
         parameters = _in_order(model)
         dtype, device = parameters[0][1].dtype, parameters[0][1].device
         shapes = [(name, dtype_name(dtype), tuple(parameter.shape)) for name, parameter in parameters]
         self.entries, self.total_bytes = layout(shapes)
-        self.flat = torch.zeros(self.total_bytes // dtype.itemsize, dtype=dtype, device=device)
+        self.memory = memory or PlainMemory(device)
+        self.flat = self.memory.zeros(self.total_bytes // dtype.itemsize, dtype)
         for (_, parameter), view in zip(parameters, self._views(self.flat), strict=True):
             view.copy_(parameter.data)
         self.sums: list[GradientSums] = []
         self.attach(model)
         self.grad = self.sums[0].total
-        self.master = self.flat if dtype == torch.float32 else self.flat.float()
+        self.master = self.flat
+        if dtype != torch.float32:
+            self.master = self.memory.zeros(self.flat.numel(), torch.float32).copy_(self.flat)
         vectors = [entry.offset_bytes for entry in self.entries if len(entry.shape) < 2]
         self.first_vector = (vectors[0] if vectors else self.total_bytes) // dtype.itemsize
+        self._staging = Staging()
 
     def _views(self, buffer: Tensor) -> Iterator[Tensor]:
         itemsize = self.flat.dtype.itemsize
@@ -78,7 +89,7 @@ class FlatParameters:
 
     def attach(self, model: nn.Module) -> GradientSums:
         """Let a model of the same layout compute with these weights, and sum its gradients by itself."""
-        sums = GradientSums(self.flat)
+        sums = GradientSums(self.flat, self.memory)
         views = zip(_in_order(model), self._views(self.flat), self._views(sums.low), strict=True)
         for (_, parameter), view, grad in views:
             parameter.data = view
@@ -106,9 +117,14 @@ class FlatParameters:
         self.master.copy_(master)
         self.publish_master()
 
-    def bytes_on_host(self) -> Tensor:
-        """uint8[total_bytes]: the segment's bytes; on the CPU a view of the live weights, not a copy."""
-        return self.flat.detach().view(torch.uint8).cpu()
+    def bytes_on_host(self) -> memoryview:
+        """uint8[total_bytes]: the segment's bytes; on the CPU the live weights, else a copy in memory that is kept."""
+        if self.flat.device.type == "cpu":
+            return bytes_of(self.flat)
+        return self._staging.bytes_of(self.flat)
+
+    def close(self) -> None:
+        self._staging.close()
 
     def fingerprint(self) -> str:
         """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model, response_positions
 from actors.trainer.backends.torch.flat import FlatParameters, GradientSums
+from actors.trainer.backends.torch.flat_memory import flat_memory
 from actors.trainer.losses import token_losses
 
 R = TypeVar("R")
@@ -85,7 +86,8 @@ class Replicas:
     def __init__(self, spec: BackendSpec) -> None:
         count = max(1, min(spec.replicas, spec.threads)) if spec.device == "cpu" else 1
         self.model = load_model(spec.model_path, spec)
-        self.parameters = FlatParameters(self.model)
+        device = next(self.model.parameters()).device
+        self.parameters = FlatParameters(self.model, flat_memory(device, parkable=spec.parkable))
         self.members = [Replica(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
             model = load_model(spec.model_path, spec)

@@ -13,7 +13,7 @@ import asyncio
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,17 +22,19 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from actors.host.host_memory import give_back_freed_memory
 from actors.protocol.weights import Manifest
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
+from actors.trainer.backends.torch.adam import Adam
+from actors.trainer.backends.torch.bundle import Bundle
 from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
 from actors.trainer.backends.torch.generation_defaults import as_it_was
 from actors.trainer.backends.torch.replicas import Replicas, scored
-from actors.trainer.errors import BackendClosed, CheckpointCorrupt
+from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
+from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
 from actors.weights.memory import SegmentWriter
 
 R = TypeVar("R")
@@ -89,7 +91,7 @@ class TorchBackend:
             self._next_segment = None
 
     def stored_bytes(self) -> StoredBytes:
-        return self._open.stored_bytes()
+        return self._state.stored_bytes()
 
     async def save(self, directory: Path) -> None:
         await self._run(self._open.save, directory)
@@ -100,9 +102,54 @@ class TorchBackend:
     async def export_checkpoint(self, directory: Path) -> None:
         await self._run(self._open.export_checkpoint, directory)
 
+    # ------------------------------------------------------------ parking: implements ``Parkable``
+
+    @property
+    def steps(self) -> int:
+        return self._state.steps
+
+    @property
+    def keeps_addresses(self) -> bool:
+        return self._state.bundle.flat.memory.keeps_addresses
+
+    def fingerprint(self) -> str:
+        return self._state.bundle.fingerprint()
+
+    def parts(self) -> tuple[StatePart, ...]:
+        return self._state.bundle.parts()
+
+    def resident_bytes(self) -> int:
+        return self._state.bundle.resident_bytes()
+
+    def released_bytes(self) -> int:
+        return self._state.bundle.released_bytes()
+
+    async def copy_out(self, places: Mapping[str, memoryview], chunk_bytes: int) -> dict[str, tuple[bytes, ...]]:
+        return await self._run(self._open.copy_out, places, chunk_bytes)
+
+    async def release(self) -> None:
+        await self._run(self._open.bundle.release)
+
+    async def restore(self, stored: Mapping[str, StoredPart]) -> None:
+        await self._run(self._state.restore, stored)
+
+    async def forget_place(self, memory: memoryview) -> None:
+        await self._run(self._state.bundle.forget_place, memory)
+
+    async def export_parked(
+        self, trained: StoredPart, path: Path, *, job: str, policy_version: int, chunk_bytes: int
+    ) -> Manifest:
+        weights = trained.block("weights")
+        return await self._run(
+            self._state.write_segment, path, weights, job, policy_version, chunk_bytes, self._segments
+        )
+
     async def close(self) -> None:
         if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+            pinned = self._core is not None and self._core.pins_memory
+            if self._core is not None and pinned:
+                self._thread.submit(self._core.release_pins)
+            self._thread.shutdown(wait=False, cancel_futures=not pinned)
         if self._core is not None:
             self._core.close()
         if self._helper is not None:
@@ -112,6 +159,14 @@ class TorchBackend:
 
     @property
     def _open(self) -> _Core:
+        """The core, with its state."""
+        if self._state.bundle.released:
+            raise StateParked("the torch backend was called while its state is parked; restore it first")
+        return self._state
+
+    @property
+    def _state(self) -> _Core:
+        """The core, its state parked or not."""
         if self._core is None:
             raise BackendClosed("the torch backend was called before start or after close")
         return self._core
@@ -135,8 +190,9 @@ class _Core:
         if spec.needs_reference:
             frozen = load_model(spec.model_path, spec).requires_grad_(False)
             self._reference = ResponseLogits(frozen, spec.device)
-        self._optimizer = self._make_optimizer()
-        self._steps = 0
+        self._adam = Adam(self._parameters, spec)
+        self.bundle = Bundle(self._parameters, self._adam)
+        self.steps = 0
         self._warm_up()
 
     def _warm_up(self) -> None:
@@ -155,19 +211,7 @@ class _Core:
         )
         self.accumulate(batch, LossSpec())
         self._parameters.zero_gradients()
-
-    def _make_optimizer(self) -> torch.optim.AdamW:
-        flat, spec = self._parameters, self._spec
-        groups: list[dict[str, Any]] = []
-        for start, end, decay in (
-            (0, flat.first_vector, spec.weight_decay),
-            (flat.first_vector, flat.master.numel(), 0.0),
-        ):
-            if end > start:
-                part = torch.nn.Parameter(flat.master[start:end])
-                part.grad = flat.grad[start:end]
-                groups.append({"params": [part], "weight_decay": decay})
-        return torch.optim.AdamW(groups, lr=spec.learning_rate, betas=spec.adam_betas, fused=True)
+        self.bundle.changed(SUMS, sums_are_zero=True)
 
     # ------------------------------------------------------------ forward and backward
 
@@ -179,6 +223,7 @@ class _Core:
         return scored(self._reference, batch, temperature)
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        self.bundle.changed(SUMS)
         return self._replicas.accumulate(batch, loss)
 
     # ------------------------------------------------------------ step
@@ -187,27 +232,49 @@ class _Core:
         flat, spec = self._parameters, self._spec
         flat.gather_gradients()
         norm = float(torch.linalg.vector_norm(flat.grad)) / weight
-        rate = spec.learning_rate_of(self._steps)
+        rate = spec.learning_rate_of(self.steps)
         skipped = not math.isfinite(norm)
         if not skipped:
             flat.grad.mul_(min(1.0, spec.max_grad_norm / (norm + 1e-6)) / weight)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
-            self._optimizer.step()
+            self._adam.step(rate)
             flat.publish_master()
         flat.zero_gradients()
-        self._steps += 1
+        self.steps += 1
+        self.bundle.changed(TRAINED)
+        self.bundle.changed(SUMS, sums_are_zero=True)
         return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped)
 
     def close(self) -> None:
         self._replicas.close()
+
+    @property
+    def pins_memory(self) -> bool:
+        return self._spec.device != "cpu"
+
+    def release_pins(self) -> None:
+        """On the backend's thread, after its last call."""
+        self.bundle.close()
+        self._parameters.close()
+
+    # ------------------------------------------------------------ parking
+
+    def copy_out(self, places: Mapping[str, memoryview], chunk_bytes: int) -> dict[str, tuple[bytes, ...]]:
+        return self.bundle.copy_out(places, chunk_bytes, self.steps)
+
+    def restore(self, stored: Mapping[str, StoredPart]) -> None:
+        self.steps = self.bundle.restore(stored)
 
     # ------------------------------------------------------------ files
 
     def export_segment(
         self, path: Path, job: str, policy_version: int, chunk_bytes: int, writer: SegmentWriter
     ) -> Manifest:
-        data = self._parameters.bytes_on_host().numpy().data
+        data = self._parameters.bytes_on_host()
+        return self.write_segment(path, data, job, policy_version, chunk_bytes, writer)
+
+    def write_segment(
+        self, path: Path, data: memoryview, job: str, policy_version: int, chunk_bytes: int, writer: SegmentWriter
+    ) -> Manifest:
         return write_segment(
             path,
             data,
@@ -226,11 +293,11 @@ class _Core:
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {"master": self._parameters.master}
-        for index, state in enumerate(self._adam_states()):
+        for index, state in enumerate(self._adam.states()):
             tensors |= {f"{key}.{index}": value for key, value in state.items()}
         contiguous = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
         save_file(contiguous, directory / TENSOR_FILE, metadata={"layout": self._parameters.fingerprint()})
-        state = {"format": 1, "kind": TorchBackend.kind, "steps": self._steps}
+        state = {"format": 1, "kind": TorchBackend.kind, "steps": self.steps}
         (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
 
     def load(self, directory: Path) -> None:
@@ -246,23 +313,12 @@ class _Core:
             raise CheckpointCorrupt(f"{path}: holds another model or dtype than {self._spec.model_path}")
         self._parameters.load_master(tensors["master"])
         self._parameters.zero_gradients()
-        for index, own in enumerate(self._adam_states()):
+        for index, own in enumerate(self._adam.states()):
             for key, value in own.items():
                 value.copy_(tensors[f"{key}.{index}"])
-        self._steps = int(state["steps"])
-
-    def _adam_states(self) -> list[dict[str, Tensor]]:
-        """Adam's moments and step counts, made now if no step was taken yet, so that they can be saved and filled."""
-        states: list[dict[str, Tensor]] = []
-        for group in self._optimizer.param_groups:
-            for part in group["params"]:
-                state = self._optimizer.state[part]
-                if not state:
-                    state["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
-                    state["exp_avg"] = torch.zeros_like(part)
-                    state["exp_avg_sq"] = torch.zeros_like(part)
-                states.append({key: state[key] for key in ("step", "exp_avg", "exp_avg_sq")})
-        return states
+        self.steps = int(state["steps"])
+        self.bundle.changed(TRAINED)
+        self.bundle.changed(SUMS, sums_are_zero=True)
 
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

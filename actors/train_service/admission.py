@@ -1,0 +1,101 @@
+"""Whether a training service can serve a job at all, and with which spec: said in a sentence if it cannot.
+
+    AttachBundle ─▶ same machine ─▶ kind, device, threads, dtype agree ─▶ has not ended it again and again
+                 ─▶ fits the budget ─▶ Agreed
+
+What could be right at another time, such as room that others have now, is none of this file's business.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from actors.protocol.training import AttachBundle
+from actors.train_service.notes import Notes
+from actors.train_service.sizes import in_words, state_bytes
+from actors.trainer.backend import BackendSpec
+from actors.trainer.errors import ServiceRefuses
+from actors.trainer.setup import resolve_device, resolve_replicas
+from actors.weights.segments import host_id
+from configs.limits import Limits
+from configs.services import ServiceConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreed:
+    """Says how a job is served."""
+
+    spec: BackendSpec
+    state_bytes: int
+    """Bytes of its trained state, 0 if its model's files do not tell."""
+
+
+class Admission:
+    """Judges the jobs that ask one service."""
+
+    def __init__(self, config: ServiceConfig, notes: Notes, limits: Limits) -> None:
+        self._config = config
+        self._notes = notes
+        self._limits = limits
+
+    def agree(self, message: AttachBundle) -> Agreed:
+        """How the job is served. It reads the headers of the model's files.
+
+        Raises:
+            ServiceRefuses: it can never be, here.
+        """
+        config, job = self._config, message.job
+        spec = _decoded(message)
+        if message.host != host_id():
+            raise ServiceRefuses(
+                f"job {job}: its trainer runs on {message.host}, and the service {config.name} on {host_id()}; they "
+                "exchange files, so both must run on one machine"
+            )
+        self._agrees(job, "trainer.backend", message.backend, config.backend)
+        if spec.threads:
+            self._agrees(job, "trainer.threads", spec.threads, config.threads)
+        if config.dtype is not None:
+            self._agrees(job, "model.dtype", spec.dtype, config.dtype)
+        device = resolve_device(config.device, config.backend)
+        if spec.device != "auto":
+            self._agrees(job, "trainer.device", spec.device, device)
+        if self._notes.is_refused(job):
+            raise ServiceRefuses(
+                f"job {job}: the service {config.name} has died {self._limits.service_deaths_max} times in a row while "
+                "it computed for this job; run it without trainer.service, and see why in the service's log"
+            )
+        threads = config.threads or len(os.sched_getaffinity(0))
+        replicas = resolve_replicas(threads, spec.model_path) if (config.backend, device) == ("torch", "cpu") else 1
+        needed = state_bytes(spec.model_path, dtype=spec.dtype, replicas=replicas)
+        if needed > config.memory_bytes:
+            raise ServiceRefuses(
+                f"job {job}: model.path {spec.model_path} needs {in_words(needed)} for weights, optimizer and "
+                f"gradients, and the service {config.name} has memory_bytes: {in_words(config.memory_bytes)}; give it "
+                "more, or choose another service"
+            )
+        agreed = replace(spec, device=device, threads=threads, replicas=replicas)
+        return Agreed(spec=agreed, state_bytes=needed)
+
+    def _agrees(self, job: str, field: str, theirs: object, ours: object) -> None:
+        if theirs != ours:
+            raise ServiceRefuses(
+                f"job {job}: {field} is {theirs}, and the service {self._config.name} computes with {ours}; write "
+                "that, or choose another service"
+            )
+
+
+def _decoded(message: AttachBundle) -> BackendSpec:
+    def path(kind: type[Any], value: object) -> Any:
+        return kind(value)
+
+    try:
+        return msgspec.json.decode(message.spec, type=BackendSpec, dec_hook=path)
+    except (msgspec.DecodeError, TypeError) as error:
+        raise ServiceRefuses(
+            f"job {message.job}: its trainer's spec cannot be read ({error}); trainer and service are of two versions: "
+            "start the head again"
+        ) from error

@@ -1,0 +1,311 @@
+"""Where the state of a service's bundles lies, and who has to leave when there is no room.
+
+    budget   tensors that compute: a device's memory, or on a CPU a number of bytes that is counted and no more
+      │ copy_out, then release                      ▲ restore
+      ▼                                             │
+    host     files in shared memory (``parked_files``): they outlive the process
+      │ when it is full to its high water           ▲ prefetch
+      ▼                                             │ (what is needed at once is restored from where it lies)
+    disk     the same files in the service's directory
+
+Invariants
+- State leaves the budget only in ``make_resident``, ``reserve``, ``add`` and ``park``: whoever calls one of these sees
+  to it that no bundle computes meanwhile. All else may be called while one does.
+- A stored copy is complete and hashed before the memory that it was made from is given back, and before an older copy
+  is removed. So a process that is killed at any moment leaves every job its last stored state.
+- Only parts that have changed since they were stored are written; a bundle that only scored writes nothing.
+- The sum of ``resident_bytes`` of resident bundles and of reservations never exceeds ``budget_bytes``; that of files in
+  shared memory, in whole pages, never ``host_bytes``, on disk never ``disk_bytes``. Not counted are manifests (some KiB
+  a bundle), what stays of a released bundle (``Parkable.released_bytes``; ``report`` has it), activations, and frozen
+  references.
+- What fails leaves every other bundle where it was, or in a lower tier, and whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from actors.protocol.weights import Manifest
+from actors.train_service.parked_files import ParkedFiles, StoredCopy, is_intact, remove_parked
+from actors.train_service.residency_errors import NeverFits, NoRoomToPark, NotParkable
+from actors.train_service.stored_bundles import Bundle, NoRoom, RunBlocking, StoredBundles
+from actors.train_service.tiers import BundleReport, ParkedState, ResidencyReport, ResidencyRules, Tier
+from actors.trainer.errors import ParkedStateDamaged
+from actors.trainer.parking import TRAINED, Parkable
+
+__all__ = [
+    "BundleReport",
+    "ParkedState",
+    "Residency",
+    "ResidencyReport",
+    "ResidencyRules",
+    "Tier",
+    "remove_parked",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Residency:
+    """Owns the stored copies of a service's bundles, and moves state between tiers.
+
+    Calls may overlap: moves are made one after the other, in the order in which they were asked for. A caller that is
+    cancelled no longer waits, its move goes on: bytes are on their way.
+    """
+
+    def __init__(
+        self, rules: ResidencyRules, directory: Path, *, now: Callable[[], float], run_blocking: RunBlocking
+    ) -> None:
+        """``directory``: the service's own, the same in each of its lives; ``now``, ``run_blocking``: as of ``ctx``."""
+        self._rules = rules
+        self._now = now
+        self._run_blocking = run_blocking
+        self._stored = StoredBundles(rules, ParkedFiles(directory), run_blocking)
+        self._bundles = self._stored.bundles
+        self._reserved: dict[str, int] = {}
+        self._moving = asyncio.Lock()
+        self._moves: set[asyncio.Task[Any]] = set()
+        self._parked = self._resumed = 0
+
+    async def open(self) -> None:
+        """Take over what earlier lives have left, and remove what of it is half-written. Before anything else.
+
+        Raises:
+            DirectoryInUse: another process has it.
+        """
+        await self._stored.open()
+
+    async def close(self) -> None:
+        """Let files go; stored state stays for the next life (``remove_parked`` removes it)."""
+        for job in list(self._bundles):
+            await self.remove(job, forget=False)
+        await self._move(self._stored.close)
+
+    # ------------------------------------------------------------ bundles come and go
+
+    async def reserve(self, job: str, size_bytes: int) -> None:
+        """Make room in the budget for a bundle that is about to be started; ``add`` or ``remove`` follows.
+
+        Nobody computes until then: to start a bundle is a slice of its own.
+
+        Raises:
+            NeverFits: the budget is smaller.
+            NoRoomToPark: whoever would have to leave cannot be parked.
+        """
+        await self._move(self._reserve, job, size_bytes)
+
+    async def _reserve(self, job: str, size_bytes: int) -> None:
+        self._reserved.pop(job, None)
+        await self._make_room(size_bytes, job)
+        self._reserved[job] = size_bytes
+
+    async def find_parked(self, job: str) -> ParkedState | None:
+        """The last stored state of ``job``, all of its bytes checked. What is damaged is removed, and not told of."""
+        return await self._move(self._find, job)
+
+    async def _find(self, job: str) -> ParkedState | None:
+        copy = self._stored.copies.get(job)
+        if copy is None:
+            return None
+        if not await self._run_blocking(is_intact, copy):
+            await self._stored.forget(job)
+            return None
+        return _state(copy)
+
+    async def add(self, job: str, backend: Parkable, *, parked: ParkedState | None = None) -> None:
+        """Take charge of a backend that has been started, and so is resident. An older stored state of the job goes.
+
+        ``parked``: let it go on from there. Gradient sums of a half step are dropped, the rest is restored.
+
+        Raises:
+            NeverFits, NoRoomToPark: as ``reserve``; the backend was not taken charge of, close it.
+            ParkedStateDamaged: ``parked`` is of another model, or has been altered since; likewise.
+        """
+        await self._move(self._add, job, backend, parked)
+
+    async def _add(self, job: str, backend: Parkable, parked: ParkedState | None) -> None:
+        if job in self._bundles:
+            raise NotParkable(f"job {job!r} has a bundle already; remove it first")
+        await self._reserve(job, backend.resident_bytes())
+        try:
+            if parked is None:
+                await self._stored.forget(job)
+            self._bundles[job] = bundle = Bundle(job, backend, last_used_s=self._now())
+            if parked is not None:
+                await self._stored.go_on(bundle, parked.hash)
+        except BaseException:
+            self._bundles.pop(job, None)
+            raise
+        finally:
+            del self._reserved[job]
+
+    async def remove(self, job: str, *, forget: bool = True) -> None:
+        """Let a bundle go; its owner closes the backend afterwards. ``forget``: with its stored state."""
+        await self._move(self._remove, job, forget)
+
+    async def _remove(self, job: str, forget: bool) -> None:
+        self._reserved.pop(job, None)
+        await self._stored.leave(job)
+        self._bundles.pop(job, None)
+        if forget:
+            await self._stored.forget(job)
+
+    # ------------------------------------------------------------ into the budget
+
+    async def make_resident(self, job: str) -> float:
+        """Have the state of ``job`` where it computes; the seconds that this took, 0 if it was there.
+
+        Raises:
+            NoRoomToPark: whoever would have to leave cannot be parked.
+            ParkedStateDamaged: its stored copy was altered, and has been removed: this life of the bundle is over.
+        """
+        began = self._now()
+        return self._now() - began if await self._move(self._hold, job) else 0.0
+
+    async def _hold(self, job: str) -> bool:
+        bundle = self._stored.bundle(job)
+        bundle.last_used_s, bundle.needed_at_s = self._now(), None
+        if bundle.resident:
+            return False
+        await self._make_room(bundle.backend.resident_bytes(), job)
+        await self._resume(bundle)
+        return True
+
+    async def prefetch(self, job: str) -> None:
+        """Bring the state of ``job`` as near as it goes while all others stay where they are.
+
+        Never raises for want of room, or for a damaged copy: ``make_resident`` will.
+        """
+        await self._move(self._prefetch, job)
+
+    async def _prefetch(self, job: str) -> None:
+        bundle = self._stored.bundle(job)
+        if bundle.resident:
+            return
+        try:
+            if self._budget_used + bundle.backend.resident_bytes() <= self._rules.budget_bytes:
+                await self._resume(bundle)
+            else:
+                await self._stored.fetch(job)
+        except (NoRoom, ParkedStateDamaged):
+            return
+
+    async def _resume(self, bundle: Bundle) -> None:
+        await self._stored.resume(bundle)
+        self._resumed += 1
+
+    # ------------------------------------------------------------ out of the budget
+
+    async def store(self, job: str) -> None:
+        """Write what of ``job`` has changed to the host tier, or to disk if that is full; it stays resident.
+
+        After a burst, before the job is told of it, this makes the step outlive the process.
+
+        Raises:
+            NoRoomToPark: there is no room; the last stored state is as it was.
+        """
+        await self._move(self._store, job)
+
+    async def _store(self, job: str) -> None:
+        await self._stored.store(self._stored.bundle(job))
+
+    async def park(self, job: str) -> None:
+        """``store``, then give the memory back.
+
+        Raises:
+            NoRoomToPark: as ``store``; the bundle stays resident.
+        """
+        await self._move(self._park, job)
+
+    async def _park(self, job: str) -> None:
+        bundle = self._stored.bundle(job)
+        if not bundle.resident:
+            return
+        await self._stored.store(bundle)
+        await bundle.backend.release()
+        bundle.resident = False
+        self._parked += 1
+
+    async def _make_room(self, size_bytes: int, job: str) -> None:
+        """Have ``size_bytes`` of the budget free, whoever else has to leave for that."""
+        if size_bytes > self._rules.budget_bytes:
+            raise NeverFits(
+                f"job {job!r} needs {size_bytes:,} bytes for weights, optimizer and gradients, and the service has "
+                f"{self._rules.budget_bytes:,}: give it more memory_bytes, or the job a service or trainer of its own"
+            )
+        while self._budget_used + size_bytes > self._rules.budget_bytes:
+            leaves = self._stored.least_useful(bundle for bundle in self._bundles.values() if bundle.resident)
+            if leaves is None:
+                raise NoRoomToPark(f"job {job!r}: others have reserved the budget's {self._budget_used:,} bytes")
+            await self._park(leaves.job)
+
+    @property
+    def _budget_used(self) -> int:
+        resident = sum(bundle.backend.resident_bytes() for bundle in self._bundles.values() if bundle.resident)
+        return resident + sum(self._reserved.values())
+
+    # ------------------------------------------------------------ beside that
+
+    async def relieve(self) -> None:
+        """Bring the host tier below its high water, where the disk has room. For moments when nobody waits."""
+        while await self._move(self._stored.relieve_one):
+            pass
+
+    def expect(self, job: str, in_s: float | None) -> None:
+        """Say when ``job`` is likely to be needed next; None: nobody knows. Who is needed last leaves first."""
+        self._stored.bundle(job).needed_at_s = None if in_s is None else self._now() + in_s
+
+    async def export(self, job: str, path: Path, *, policy_version: int, chunk_bytes: int) -> Manifest:
+        """The weights of a bundle as a segment; of a parked one from its stored copy, which stays where it is."""
+        return await self._move(self._export, job, path, policy_version, chunk_bytes)
+
+    async def _export(self, job: str, path: Path, policy_version: int, chunk_bytes: int) -> Manifest:
+        bundle = self._stored.bundle(job)
+        if bundle.resident:
+            return await bundle.backend.export_segment(
+                path, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes
+            )
+        return await bundle.backend.export_parked(
+            self._stored.copy(job).part(TRAINED),
+            path,
+            job=job,
+            policy_version=policy_version,
+            chunk_bytes=chunk_bytes,
+        )
+
+    def report(self) -> ResidencyReport:
+        """What lies where, now."""
+        return ResidencyReport(
+            bundles=tuple(self._stored.report(bundle) for _, bundle in sorted(self._bundles.items())),
+            budget_bytes=self._budget_used,
+            host_bytes=self._stored.used_bytes["host"],
+            disk_bytes=self._stored.used_bytes["disk"],
+            parked=self._parked,
+            resumed=self._resumed,
+            demoted=self._stored.demoted,
+            fetched=self._stored.fetched,
+            written_bytes=self._stored.written_bytes,
+        )
+
+    async def _move(self, move: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Make one move after those before it; it ends even if nobody waits for it any more."""
+
+        async def alone() -> R:
+            async with self._moving:
+                return await move(*args, **kwargs)
+
+        task = asyncio.create_task(alone(), name="residency")
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+        return await asyncio.shield(task)
+
+
+def _state(copy: StoredCopy) -> ParkedState:
+    manifest = copy.manifest
+    return ParkedState(
+        job=manifest.job, steps=manifest.steps, hash=manifest.hash, size_bytes=manifest.size_bytes, tier=copy.tier
+    )

@@ -1,0 +1,368 @@
+"""The training service: computes for the trainers of several jobs, one burst after another.
+
+    AttachBundle ─▶ may it be served? ─▶ a slice ─▶ backend.start ─▶ BundleAttached(life)
+    TrainCall    ─▶ this life, this number? ─▶ a slice ─▶ the backend's method ─▶ TrainAnswer, kept until the next call
+    DetachBundle, Down of the trainer, another life of it ─▶ the bundle's life is over; its state may be kept
+
+Invariants
+- One call computes at a time (``turns``), each once (``calls``), and what it raises is its own trainer's (``bundles``).
+- A life that is over stays over: its calls get BundleLost. A call of it that still computes is waited for before the
+  next life of that job begins, since it may be writing files.
+- Waiting and computing have a limit each, which the trainer has given. A call that is not done within its limit breaks
+  its bundle; the thread that it had is left behind.
+- What is refused for good is refused in a sentence (``admission``), and nobody else is disturbed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.core.actor import Actor, concurrent, handles
+from actors.core.errors import ReplyError
+from actors.core.senders import SenderKind, sender_of
+from actors.core.watch import Down
+from actors.policies.slices import SliceRules, slice_policy
+from actors.protocol.training import (
+    AttachBundle,
+    BundleAttached,
+    BundleState,
+    CallTimes,
+    DetachBundle,
+    Failed,
+    QueryService,
+    ServiceState,
+    Step,
+    StepsCommitted,
+    TrainAnswer,
+    TrainBody,
+    TrainCall,
+    TrainOutcome,
+)
+from actors.roles import ServiceArgs
+from actors.train_service.admission import Admission, Agreed
+from actors.train_service.bundles import Bundle, ends_burst, failure, perform
+from actors.train_service.errors import NoSlice, NotYours
+from actors.train_service.notes import Notes
+from actors.train_service.residency import ParkedState, Residency, ResidencyRules
+from actors.train_service.residency_errors import NeverFits, NoRoomToPark, ResidencyError
+from actors.train_service.turns import Turns
+from actors.trainer.backend import TrainBackend
+from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
+from actors.trainer.parking import Parkable
+from actors.trainer.setup import make_backend
+
+MakeBackend = Callable[[str], TrainBackend]
+
+_CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
+"""Errors by which a bundle's state cannot be brought to where it is computed with."""
+
+
+class TrainService(Actor):
+    """Serves the jobs that attach to it. ``make``: a backend of a kind."""
+
+    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend) -> None:
+        self._config = args.config
+        self._make = make
+        self._directory = Path(args.run_dir)
+        self._bundles: dict[str, Bundle] = {}
+        """Job → the newest life of its bundle."""
+        self._lives = 0
+        self._times = CallTimes()
+
+    async def on_start(self) -> None:
+        ctx, config, queue = self.ctx, self._config, self._config.queue
+        self._began_s = ctx.now()
+        self._notes = Notes(self._directory, ctx.limits)
+        if blamed := await ctx.run_blocking(self._notes.open):
+            ctx.log.warning("the last life of this service ended while it computed", job=blamed)
+        self._admission = Admission(config, self._notes, ctx.limits)
+        rules = ResidencyRules(
+            budget_bytes=config.memory_bytes, host_bytes=config.host_bytes, disk_bytes=config.disk_bytes
+        )
+        self._residency = Residency(rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking)
+        await self._residency.open()
+        slices = SliceRules(
+            policy=queue.policy, hysteresis=queue.hysteresis, starvation_s=queue.starvation_s, gap_s=queue.gap_s
+        )
+        self._turns = Turns(ctx, slice_policy(slices), self._residency)
+
+    async def on_stop(self) -> None:
+        self._turns.close()
+        await self._residency.close()  # what it moves is a backend's
+        for bundle in self._bundles.values():
+            await bundle.backend.close()
+
+    # ------------------------------------------------------------ attaching
+
+    @handles(AttachBundle)
+    @concurrent
+    async def attach(self, message: AttachBundle) -> BundleAttached:
+        self._see_who_asks(message.job)
+        bundle = self._bundles.get(message.job)
+        if bundle is None or bundle.trainer != message.trainer:
+            agreed = await self.ctx.run_blocking(self._admission.agree, message)
+            bundle = self._begin_life(message, agreed)
+        answer = await asyncio.shield(bundle.attached)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _see_who_asks(self, job: str) -> None:
+        """See that a trainer speaks for its own job; the head, and this process, may speak for any."""
+        process = self.ctx.sender_process
+        sender = sender_of("" if process is None else process.name)
+        if sender.kind is SenderKind.SERVICE and sender.job != job or process is None:
+            raise NotYours(f"{process or 'nobody'} spoke for the job {job!r}")
+
+    def _begin_life(self, message: AttachBundle, agreed: Agreed) -> Bundle:
+        job, before = message.job, self._bundles.get(message.job)
+        if before is not None and before.trainer == message.trainer:  # the same question, a moment earlier
+            return before
+        others = [bundle.job for bundle in self._bundles.values() if bundle.job != job and not bundle.over]
+        if len(others) >= self._config.jobs_max:
+            raise ServiceBusy(f"the service {self._config.name} serves {len(others)} jobs already (jobs_max): {others}")
+        if before is not None:
+            self._end_life(before, "another life of its trainer has attached")
+        self._lives += 1
+        life = f"{self.ctx.self_address.peer.incarnation}.{self._lives}"
+        ending = None if before is None else before.ending
+        bundle = self._bundles[job] = Bundle(message, life, self._make(self._config.backend), before=ending)
+        isolated = self._notes.is_isolated(job)
+        self._turns.join(job, priority=message.priority, share=message.share, isolated=isolated)
+        self.ctx.watch(message.trainer)
+        bundle.work = self.ctx.start_task(self._start(bundle, agreed), f"attach {job}")
+        return bundle
+
+    async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
+        """Have the backend of a new life started, and say how that went. It never raises."""
+        message, job = bundle.attach, bundle.job
+        answer: BundleAttached | ReplyError
+        try:
+            if bundle.before is not None:
+                await asyncio.shield(bundle.before)
+            if bundle.over:
+                raise BundleLost(f"job {job}: {bundle.over}")
+
+            async def reserve() -> float:
+                await self._residency.reserve(job, agreed.state_bytes)
+                return 0.0
+
+            waited_s, _ = await self._turns.begin(job, message.wait_s, reserve)
+            answer = await self._make_bundle(bundle, agreed, waited_s)
+        except Exception as error:  # noqa: BLE001 - it says nothing of the other jobs
+            answer = self._why_not(bundle, error)
+        if isinstance(answer, Exception) or answer.failure is not None:
+            bundle.is_broken = True
+            self._end_life(bundle, f"it could not be made: {answer}")
+        bundle.attached.set_result(answer)
+
+    async def _make_bundle(self, bundle: Bundle, agreed: Agreed, waited_s: float) -> BundleAttached | ReplyError:
+        """The one call of the slice in which a bundle is made."""
+        job, began_s = bundle.job, self.ctx.now()
+        await self.ctx.run_blocking(self._notes.begin, job)
+        try:
+            async with asyncio.timeout(bundle.attach.limit_s):
+                answer: BundleAttached | ReplyError = await self._start_backend(bundle, agreed)
+        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
+            answer = self._why_not(bundle, error)
+        computed_s = self.ctx.now() - began_s
+        await self.ctx.run_blocking(self._notes.end, job)
+        self._turns.end(job, computed_s)
+        self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
+        return answer
+
+    def _why_not(self, bundle: Bundle, error: Exception) -> BundleAttached | ReplyError:
+        """What the trainer is told of a bundle that could not be made."""
+        self.ctx.log.warning("a bundle could not be made", job=bundle.job, error=repr(error))
+        match error:
+            case BundleLost() | ServiceRefuses():
+                return error
+            case NeverFits():
+                return ServiceRefuses(f"the service {self._config.name}: {error}")
+            case NoSlice() | NoRoomToPark():
+                return ServiceBusy(f"job {bundle.job}: {error}")
+            case _:
+                return BundleAttached(life=bundle.life, failure=failure(error, None, bundle.attach.limit_s))
+
+    async def _start_backend(self, bundle: Bundle, agreed: Agreed) -> BundleAttached:
+        """From what was kept of the job, if that is of use."""
+        job, message = bundle.job, bundle.attach
+        parked = await self._residency.find_parked(job)
+        if parked is not None and not self._is_of_use(parked, message):
+            parked = None
+        try:
+            await self._start_from(bundle, agreed, parked)
+        except ParkedStateDamaged as error:
+            self.ctx.log.warning("the kept state is of no use", job=job, why=str(error))
+            await bundle.backend.close()
+            bundle.backend, parked = self._make(self._config.backend), None
+            await self._start_from(bundle, agreed, None)
+        steps = message.checkpoint_step if parked is None else parked.steps
+        await self.ctx.run_blocking(self._notes.began, job, message.run, steps)
+        resumed = None if parked is None else parked.steps
+        return BundleAttached(life=bundle.life, stored=bundle.backend.stored_bytes(), resumed_step=resumed)
+
+    async def _start_from(self, bundle: Bundle, agreed: Agreed, parked: ParkedState | None) -> None:
+        await bundle.backend.start(agreed.spec)
+        if not isinstance(bundle.backend, Parkable):
+            raise TypeError(f"a {bundle.backend.kind} backend cannot be parked")
+        await self._residency.add(bundle.job, bundle.backend, parked=parked)
+
+    def _is_of_use(self, parked: ParkedState, message: AttachBundle) -> bool:
+        newer = parked.steps > message.checkpoint_step
+        return newer and self._notes.may_go_on(message.job, message.run, parked.steps)
+
+    # ------------------------------------------------------------ calls
+
+    @handles(TrainCall)
+    @concurrent
+    async def call(self, message: TrainCall) -> TrainAnswer:
+        self._see_who_asks(message.job)
+        bundle = self._bundles.get(message.job)
+        if bundle is None or bundle.life != message.life:
+            raise BundleLost(f"the service {self._config.name} has no life {message.life} of the job {message.job}")
+        answer = bundle.calls.repeated(message.number)
+        if answer is None:
+            if bundle.over:
+                raise BundleLost(f"job {message.job}: {bundle.over}")
+            answer = bundle.calls.begin()
+            bundle.work = self.ctx.start_task(self._answer(bundle, message, answer), f"a call of {message.job}")
+        return await asyncio.shield(answer)
+
+    async def _answer(self, bundle: Bundle, message: TrainCall, answer: asyncio.Future[TrainAnswer]) -> None:
+        """Have one call computed, and answer it whatever happens. It never raises."""
+        job, times = bundle.job, CallTimes()
+        try:
+            waited_s, switch_s = await self._turns.begin(job, message.wait_s)
+        except NoSlice as error:
+            outcome: TrainOutcome = Failed(error=ServiceBusy.__name__, text=str(error))
+        except (BundleLost, *_CANNOT_MOVE) as error:
+            outcome = Failed(error=BundleLost.__name__, text=f"job {job}: {error}", breaks=True)
+        else:
+            outcome, computed_s = await self._compute(bundle, message.body, message.limit_s)
+            times = CallTimes(waited_s, switch_s, computed_s)
+            self._count(bundle, times)
+        if isinstance(outcome, Failed) and outcome.breaks:
+            bundle.is_broken = True
+            self._end_life(bundle, f"{outcome.error}: {outcome.text}")
+        answer.set_result(TrainAnswer(number=message.number, outcome=outcome, times=times))
+
+    async def _compute(self, bundle: Bundle, body: TrainBody, limit_s: float) -> tuple[TrainOutcome, float]:
+        job, began_s = bundle.job, self.ctx.now()
+        await self.ctx.run_blocking(self._notes.begin, job)
+        try:
+            async with asyncio.timeout(limit_s):
+                outcome: TrainOutcome = await perform(bundle.backend, body)
+        except Exception as error:  # noqa: BLE001 - a backend's; it is its own trainer's
+            self.ctx.log.warning("a call failed", job=job, call=type(body).__name__, error=repr(error))
+            outcome = failure(error, body, limit_s)
+        computed_s = self.ctx.now() - began_s
+        ends = ends_burst(body) or (isinstance(outcome, Failed) and outcome.breaks)
+        await self.ctx.run_blocking(self._notes.end, job, ends_burst=not isinstance(outcome, Failed) and ends)
+        self._turns.end(job, computed_s, is_step=isinstance(body, Step), ends_burst=ends)
+        return outcome, computed_s
+
+    def _count(self, bundle: Bundle, times: CallTimes) -> None:
+        bundle.times = bundle.times.plus(times)
+        self._times = self._times.plus(times)
+
+    @handles(StepsCommitted)
+    async def steps_committed(self, message: StepsCommitted) -> None:
+        self._see_who_asks(message.job)
+        bundle = self._bundles.get(message.job)
+        if bundle is not None and bundle.life == message.life:
+            await self.ctx.run_blocking(self._notes.committed, message.job, message.steps)
+
+    # ------------------------------------------------------------ the end of a life
+
+    @handles(DetachBundle)
+    @concurrent
+    async def detach(self, message: DetachBundle) -> None:
+        self._see_who_asks(message.job)
+        bundle = self._bundles.get(message.job)
+        if bundle is None:
+            if not message.life and not message.keep:
+                await self._residency.remove(message.job, forget=True)
+                await self.ctx.run_blocking(self._notes.forget, message.job)
+            return
+        if message.life in ("", bundle.life):
+            self._end_life(bundle, "it was detached", keep=message.keep)
+            if bundle.ending is not None:
+                await asyncio.shield(bundle.ending)
+
+    @handles(Down)
+    async def trainer_gone(self, message: Down) -> None:
+        for bundle in self._bundles.values():
+            if bundle.trainer == message.address:
+                self._end_life(bundle, "its trainer is gone")
+
+    def _end_life(self, bundle: Bundle, why: str, *, keep: bool = True) -> None:
+        """This life is over. ``keep``: its state may be gone on from."""
+        begins = not bundle.over
+        if begins:
+            bundle.over = why
+            self.ctx.log.info("the life of a bundle is over", job=bundle.job, why=why)
+            self._turns.withdraw(bundle.job, BundleLost(f"job {bundle.job}: {why}"))
+        if begins or not keep:
+            retire = self._retire(bundle, bundle.ending, keep=keep)
+            bundle.ending = self.ctx.start_task(retire, f"retire {bundle.job}")
+
+    async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
+        """Let go of what a life had, once nothing of it computes any more. It never raises."""
+        job = bundle.job
+        for task in (bundle.work, after):
+            if task is not None:
+                await asyncio.shield(task)
+        try:
+            if keep and not bundle.is_broken:
+                await self._residency.store(job)
+        except _CANNOT_MOVE as error:
+            self.ctx.log.warning("the state of a bundle is not kept", job=job, why=str(error))
+        try:
+            await self._residency.remove(job, forget=not keep)
+        except _CANNOT_MOVE as error:
+            self.ctx.log.warning("a bundle could not be removed", job=job, why=str(error))
+        await bundle.backend.close()
+        if not keep:
+            await self.ctx.run_blocking(self._notes.forget, job)
+            self._turns.leave(job)
+            if self._bundles.get(job) is bundle:
+                del self._bundles[job]
+
+    # ------------------------------------------------------------ how things stand
+
+    @handles(QueryService)
+    async def state(self, message: QueryService) -> ServiceState:
+        places = {place.job: place for place in self._residency.report().bundles}
+        bundles: list[BundleState] = []
+        for job, bundle in self._bundles.items():
+            place, times = places.get(job), bundle.times
+            bundles.append(
+                BundleState(
+                    job=job,
+                    tier="" if place is None else "memory" if place.tier == "budget" else place.tier,
+                    state_bytes=0 if place is None else max(place.resident_bytes, place.host_bytes, place.disk_bytes),
+                    bursts=self._turns.bursts(job),
+                    asking_s=self._turns.asking_s(job),
+                    waited_s=times.waited_s,
+                    switch_s=times.switch_s,
+                    compute_s=times.compute_s,
+                    isolated=self._notes.is_isolated(job),
+                )
+            )
+        return ServiceState(
+            name=self._config.name,
+            holder=self._turns.holder,
+            up_s=self.ctx.now() - self._began_s,
+            compute_s=self._times.compute_s,
+            switch_s=self._times.switch_s,
+            memory_bytes=sum(place.resident_bytes for place in places.values()),
+            bundles=bundles,
+        )
+
+
+def build(args: ServiceArgs) -> dict[str, Actor]:
+    """The service's process hosts one actor."""
+    return {args.name: TrainService(args)}

@@ -1,0 +1,138 @@
+"""The memory of flat buffers: had once, given back while a bundle is parked, and had again.
+
+    PlainMemory     CPU    pages go back to the system; addresses stay, and read as zeros
+                    CUDA   storages are emptied and filled again; addresses may change, views follow them
+    MappedMemory    CUDA   addresses are reserved for good; what lies behind them is unmapped and mapped again
+
+The last one is for backends that will be parked (``BackendSpec.parkable``): a captured graph, or whoever else has a
+tensor's address, may go on using it. Where the driver cannot do that, it is the plain one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import sys
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from actors.host.host_memory import give_back_pages
+from actors.trainer.backends.torch.cuda_mapping import CudaMapping, MappingFailed
+
+
+class FlatMemory(Protocol):
+    """Makes flat tensors and takes them back; calls come from one thread."""
+
+    @property
+    def keeps_addresses(self) -> bool:
+        """Whether tensors have the same addresses after ``back``."""
+        ...
+
+    @property
+    def keeps_addresses_by_itself(self) -> bool:
+        """Whether that holds only for tensors that were made here."""
+        ...
+
+    def zeros(self, count: int, dtype: torch.dtype) -> Tensor: ...
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        """Give back what lies behind whole tensors, each with a storage of its own; their contents are gone."""
+        ...
+
+    def back(self, tensors: Iterable[Tensor]) -> None:
+        """Have memory behind them again, with contents that mean nothing; on a CPU as ``release`` left them."""
+        ...
+
+    def released_bytes(self, sizes: Iterable[int]) -> int:
+        """How much of tensors of ``sizes`` bytes stays after ``release``, at most."""
+        ...
+
+
+class PlainMemory:
+    """Implements ``FlatMemory`` with what torch itself allocates."""
+
+    keeps_addresses_by_itself = False
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def keeps_addresses(self) -> bool:
+        return self._device.type == "cpu"
+
+    def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(count, dtype=dtype, device=self._device)
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            if self._device.type == "cpu":
+                give_back_pages(tensor.data_ptr(), tensor.nbytes)
+            else:
+                tensor.untyped_storage().resize_(0)
+
+    def back(self, tensors: Iterable[Tensor]) -> None:
+        if self._device.type != "cpu":
+            for tensor in tensors:
+                tensor.untyped_storage().resize_(tensor.nbytes)
+
+    def released_bytes(self, sizes: Iterable[int]) -> int:
+        if self._device.type != "cpu":
+            return 0
+        return sum(min(size, 2 * mmap.PAGESIZE) if sys.platform == "linux" else size for size in sizes)
+
+
+class MappedMemory:
+    """Implements ``FlatMemory`` with reserved addresses of a CUDA device."""
+
+    keeps_addresses = keeps_addresses_by_itself = True
+
+    def __init__(self, mapping: CudaMapping, device: torch.device) -> None:
+        self._mapping = mapping
+        self._device = device
+
+    def zeros(self, count: int, dtype: torch.dtype) -> Tensor:
+        raw = self._mapping.reserve(max(1, count * dtype.itemsize))
+        self._had(raw.address)
+        tensor = torch.as_tensor(raw, device=self._device)
+        if tensor.data_ptr() != raw.address:
+            raise MappingFailed("torch copied the reserved memory instead of using it")
+        return tensor.view(dtype)[:count].zero_()
+
+    def release(self, tensors: Iterable[Tensor]) -> None:
+        torch.cuda.synchronize(self._device)
+        for tensor in tensors:
+            self._mapping.unmap(tensor.data_ptr())
+
+    def back(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            self._had(tensor.data_ptr())
+
+    def _had(self, address: int) -> None:
+        try:
+            self._mapping.map(address)
+        except MappingFailed:
+            torch.cuda.empty_cache()  # what activations have used is free, but torch keeps it
+            self._mapping.map(address)
+
+    def released_bytes(self, sizes: Iterable[int]) -> int:
+        return 0
+
+
+def flat_memory(device: torch.device, *, parkable: bool) -> FlatMemory:
+    """The memory for a backend's buffers."""
+    if parkable and device.type == "cuda":
+        torch.zeros(1, device=device)  # the device's context, on this thread
+        try:
+            memory = MappedMemory(CudaMapping(torch.cuda.current_device()), device)
+            probe = memory.zeros(1, torch.float32)
+            memory.release([probe])
+            memory.back([probe])
+            works = int(probe.fill_(1).sum()) == 1
+            memory.release([probe])
+            if works:
+                return memory
+        except (MappingFailed, RuntimeError, OSError):
+            pass
+    return PlainMemory(device)

@@ -1,0 +1,292 @@
+"""Who has a place on which training service, and who waits for one.
+
+    JobRun ─ admit ─▶ queue ─┐                                ┌─ place ─▶ the job goes on; noted in the register
+    leave, a step, a change ─┴─▶ actors/policies/placement ───┼─ wait ──▶ "queued: waits for 1.2 GB on train-0"
+                                                              ├─ move ──▶ its trainer is started again elsewhere
+                                                              └─ refuse ▶ NeverServed
+
+Invariants
+- A job has a place before its first process starts and until its last one has ended.
+- A place outlives the head: a job that had begun has its place again, whatever has been queued since.
+- Jobs queue in the order in which they were submitted, also after a restart of the head.
+- The policy is asked anew whenever something may have changed; what it says follows from what there is now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from actors.core.errors import AskError
+from actors.core.message import Done
+from actors.host.clock import time_of_day_s
+from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed
+from actors.policies.placement import decide
+from actors.policies.placement_view import JobView, PlacementRules, PlacementView, Quota, ServiceView
+from actors.protocol.training import DetachBundle
+from actors.train_service.sizes import state_bytes
+from actors.trainer.setup import resolve_replicas
+from configs.schema import JobConfig
+from configs.services import AUTO, ServiceConfig, ServicesConfig, disagreements, problems_with
+from supervisors.head.service_register import Place, ServiceRegister
+from supervisors.head.service_use import ServiceUse
+from supervisors.head.services import Service, Services
+from supervisors.jobs.service_places import Say
+from supervisors.tree.errors import NeverServed, ServiceGone
+from transport.address import ActorAddress
+
+log = structlog.get_logger("headrace.services")
+
+OnMove = Callable[[str], None]
+"""Callback that starts the trainer of that job again, which has a place elsewhere now."""
+
+
+@dataclass
+class Known:
+    """What is known of a job that names a service, from its submission to its end."""
+
+    number: int
+    """Place in the order of submissions."""
+    job: JobConfig | None = None
+    """The job, once it asks for a place."""
+    state_bytes: int = 0
+    profile: JobProfile = UNKNOWN
+    steps_left: int | None = None
+    waiting: asyncio.Future[None] | None = None
+    """Set while it waits; has a result once it has a place."""
+    say: Say = field(default=lambda _: None)
+    reason: str = ""
+    """Reason for which it waits, as it was said last."""
+
+
+class Admission:
+    """Implements ``supervisors.jobs.service_places.ServicePlaces``."""
+
+    def __init__(self, services: Services, register: ServiceRegister, *, on_move: OnMove) -> None:
+        self._services, self._register = services, register
+        self._on_move = on_move
+        self._known: dict[str, Known] = {}
+        self._submissions = 0
+        self._places: dict[str, Place] = {}
+        self._uses: dict[str, ServiceUse] = {}
+        """Uses by service."""
+
+    @property
+    def rules(self) -> ServicesConfig:
+        return self._register.now.rules
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        return self._places
+
+    def use_of(self, service: str) -> ServiceUse:
+        """What this life of the head has seen of the use of a service."""
+        return self._uses.setdefault(service, ServiceUse())
+
+    def go_on(self) -> None:
+        """Take over the places that a former life has noted."""
+        self._set_places(dict(self._register.now.places))
+
+    def keep_only(self, jobs: set[str]) -> None:
+        """Of the places of a former life those of jobs that go on."""
+        self._set_places({job: place for job, place in self._places.items() if job in jobs})
+
+    def submitted(self, job: str) -> None:
+        """From here on it has its place in the order."""
+        self._submissions += 1
+        self._known[job] = Known(self._submissions)
+
+    # ------------------------------------------------------------ what a job's run asks
+
+    async def admit(self, job: JobConfig, run_dir: Path, model_path: Path, say: Say) -> None:
+        known = self._of(job.name)
+        known.job, known.say, known.reason = job, say, ""
+        if place := self._places.get(job.name):
+            known.state_bytes = place.state_bytes
+            return
+        if problems := problems_with(job, self.rules):
+            where, wrong, fix = problems[0]
+            raise NeverServed(f"{where}: {wrong}. {fix}")
+        suitable = [service for service in self.rules.services if not problems_on(job, service)]
+        known.state_bytes = await asyncio.to_thread(trained_bytes, job, model_path, suitable)
+        known.waiting = waiting = asyncio.get_running_loop().create_future()
+        try:
+            self.decide()
+            await waiting  # for as long as others need their places: its operator sees why, and may cancel it
+        finally:
+            known.waiting = None
+
+    async def address(self, job: str) -> ActorAddress:
+        place = self._places.get(job)
+        if place is None:
+            raise ServiceGone(f"{job} has no place on a service any more; resume it")
+        return await self._services.address(place.service)
+
+    async def leave(self, job: str) -> None:
+        self._known.pop(job, None)
+        place = self._places.get(job)
+        if place is not None:
+            try:
+                await self._services.ask(place.service, DetachBundle(job=job), Done)
+            except AskError as error:  # whoever kept anything of it is gone, or removes it at its end
+                log.info("a service was not told that a job is over", job=job, error=str(error))
+            self._set_places({name: other for name, other in self._places.items() if name != job})
+        self.decide()
+
+    def _of(self, job: str) -> Known:
+        if job not in self._known:
+            self.submitted(job)
+        return self._known[job]
+
+    # ------------------------------------------------------------ what is heard
+
+    def heard(self, job: str, progress: Mapping[str, Any]) -> None:
+        """A job's progress map; of a step it says how it used the service."""
+        known = self._known.get(job)
+        if known is None or known.job is None or "service_wait_s" not in progress:
+            return
+        waited_s, switch_s = float(progress["service_wait_s"]), float(progress.get("switch_s") or 0.0)
+        busy_s, seconds = float(progress.get("compute_s") or 0.0), float(progress.get("seconds") or 0.0)
+        was_known = known.profile.steps >= self.rules.cold_steps
+        known.profile = observed(
+            known.profile,
+            StepUse(
+                max(busy_s, seconds - waited_s - switch_s), busy_s, switch_s, asyncio.get_running_loop().time() - busy_s
+            ),
+        )
+        if (place := self._places.get(job)) is not None:
+            self.use_of(place.service).step(job, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
+        known.steps_left = max(0, known.job.steps - int(progress.get("step") or 0))
+        if not was_known and known.profile.steps >= self.rules.cold_steps:
+            self.decide()
+
+    # ------------------------------------------------------------ decisions
+
+    def decide(self) -> None:
+        """Ask the policy, and do what it says. Called whenever something may have changed."""
+        if not any(known.waiting is not None for known in self._known.values()):
+            return
+        decision = decide(self._placement_rules(), self._view())
+        for placed in decision.place:
+            known = self._known[placed.job]
+            self._take(placed.job, placed.service, known)
+            if known.waiting is not None and not known.waiting.done():
+                known.waiting.set_result(None)
+        for job, reason in decision.refuse.items():
+            waiting = self._known[job].waiting
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(NeverServed(f"trainer.service: {job} can never be served: {reason}"))
+        for job, reason in decision.wait.items():
+            known = self._known[job]
+            if known.reason != reason:
+                known.reason = reason
+                known.say(f"queued: {reason}")
+        for move in decision.move:
+            self._take(move.job, move.service, self._known[move.job])
+            self._on_move(move.job)
+
+    def _take(self, job: str, service: str, known: Known) -> None:
+        log.info("a job has a place on a service", job=job, service=service, state_bytes=known.state_bytes)
+        place = Place(service=service, state_bytes=known.state_bytes, since_s=time_of_day_s())
+        self._set_places({**self._places, job: place})
+        known.reason = ""
+
+    def _set_places(self, places: dict[str, Place]) -> None:
+        """The one way in which places change: use and register follow."""
+        before, self._places = self._places, places
+        now_s = asyncio.get_running_loop().time()
+        for job in before.keys() | places.keys():
+            was, now = before.get(job), places.get(job)
+            if was is not None and (now is None or now.service != was.service):
+                self.use_of(was.service).left(job, now_s)
+            if now is not None and (was is None or now.service != was.service):
+                self.use_of(now.service).joined(job, now_s)
+        if places != self._register.now.places:
+            self._register.set_places(places)
+
+    def _placement_rules(self) -> PlacementRules:
+        rules = self.rules
+        quotas = {quota.project: Quota(quota.jobs_max, quota.memory_bytes, quota.share) for quota in rules.quotas}
+        return PlacementRules(rules.placement, rules.cold_steps, rules.duty_max, rules.slowdown_max, quotas)
+
+    def _view(self) -> PlacementView:
+        jobs = [self._job_view(name, known) for name, known in self._known.items()
+                if known.waiting is not None or name in self._places]  # fmt: skip
+        services = [self._service_view(service, jobs) for service in self._services.all]
+        return PlacementView(services, jobs)
+
+    def _job_view(self, name: str, known: Known) -> JobView:
+        job, place = known.job, self._places.get(name)
+        if job is None:  # it goes on from a former life, and has not been heard of yet
+            return JobView(name, place.state_bytes if place else 0, on=place.service if place else None)
+        wanted = job.trainer.service
+        left = known.steps_left
+        return JobView(
+            name,
+            known.state_bytes,
+            on=place.service if place else None,
+            named=None if wanted == AUTO else wanted,
+            suits=[service.name for service in self.rules.services if not disagreements(job, service)],
+            project=job.trainer.project,
+            priority=job.trainer.priority,
+            submitted=known.number,
+            profile=known.profile,
+            remaining_s=None if left is None else left * known.profile.period_s,
+        )
+
+    def _service_view(self, service: Service, jobs: list[JobView]) -> ServiceView:
+        config = service.config
+        return ServiceView(
+            config.name,
+            config.memory_bytes,
+            _room_for_all(config, jobs),
+            config.jobs_max,
+            draining=service.draining or bool(service.failure),
+        )
+
+    def queue(self) -> list[dict[str, Any]]:
+        """Jobs that wait, in the order in which they were submitted."""
+        return [
+            {
+                "job": name,
+                "service": known.job.trainer.service,
+                "project": known.job.trainer.project,
+                "priority": known.job.trainer.priority,
+                "state_bytes": known.state_bytes,
+                "why": f"queued: {known.reason}" if known.reason else "queued",
+            }
+            for name, known in sorted(self._known.items(), key=lambda item: item[1].number)
+            if known.waiting is not None and known.job is not None
+        ]
+
+
+def problems_on(job: JobConfig, service: ServiceConfig) -> bool:
+    """Whether ``job`` does not go with ``service``, or names another one."""
+    return job.trainer.service not in (AUTO, service.name) or bool(disagreements(job, service))
+
+
+def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig]) -> int:
+    """Bytes of the job's trained state, where it needs most among ``services``; 0: the model's files do not say."""
+    cores = len(os.sched_getaffinity(0))
+    replicas = [
+        1 if service.device == "cuda" else resolve_replicas(service.threads or cores, model_path)
+        for service in services
+    ]
+    return state_bytes(model_path, dtype=job.model.dtype, replicas=max(replicas, default=1))
+
+
+def _room_for_all(config: ServiceConfig, jobs: list[JobView]) -> int:
+    """Bytes for the states of all jobs of a service.
+
+    While one is stored anew its old copy stays, so there is room for the largest once more.
+    """
+    if not config.host_bytes + config.disk_bytes:
+        return config.memory_bytes
+    known = [job.state_bytes for job in jobs if config.name in (job.on, job.named) or config.name in (job.suits or ())]
+    return config.host_bytes + config.disk_bytes - max(known, default=0)

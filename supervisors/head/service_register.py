@@ -1,0 +1,81 @@
+"""Which training services a head has, and who has a place on them, in a file that its next life reads.
+
+begin, add, drain, remove ─┐
+admitted, left ────────────┴─▶ head.services.json ─▶ a head that was started again: the same services, the same places
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from pydantic import Field, ValidationError
+
+from configs.schema import Section
+from configs.services import ServiceConfig, ServicesConfig
+
+FILE: Final = "head.services.json"
+"""File name, in the directory that holds those of the services."""
+
+
+class Place(Section):
+    """A place is what an admitted job has on a service until it is over."""
+
+    service: str
+    state_bytes: int
+    """Bytes of its trained state, as they were reckoned when it was admitted."""
+    since_s: float
+    """Time of day at which it was admitted."""
+
+
+class Recorded(Section):
+    """What is known of the services: what the file holds."""
+
+    rules: ServicesConfig = ServicesConfig(services=[])
+    """The services file, with the services that there are now."""
+    draining: tuple[str, ...] = ()
+    """Services that take no further job."""
+    places: dict[str, Place] = Field(default_factory=dict[str, Place])
+    """Places by job."""
+
+
+class ServiceRegister:
+    """It keeps the services of one head."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / FILE
+        self.now = Recorded()
+
+    def begin(self, rules: ServicesConfig) -> None:
+        """A first life begins with the services of its file, and with no job on them."""
+        self.now = Recorded(rules=rules)
+        self._path.unlink(missing_ok=True)
+        if rules.services:
+            self._write()
+
+    def read(self) -> None:
+        """Go on with what a former life has written; without a file there were no services."""
+        try:
+            self.now = Recorded.model_validate_json(self._path.read_text("utf-8"))
+        except FileNotFoundError:
+            self.now = Recorded()
+        except (OSError, ValidationError) as error:
+            raise ValueError(
+                f"{self._path} cannot be read, so nobody knows which services there are: {error}"
+            ) from error
+
+    def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:
+        rules = self.now.rules.model_copy(update={"services": services})
+        self._set(self.now.model_copy(update={"rules": rules, "draining": draining}))
+
+    def set_places(self, places: dict[str, Place]) -> None:
+        self._set(self.now.model_copy(update={"places": dict(places)}))
+
+    def _set(self, now: Recorded) -> None:
+        self.now = now
+        self._write()
+
+    def _write(self) -> None:
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_text(self.now.model_dump_json(indent=1), encoding="utf-8")
+        partial.replace(self._path)

@@ -1,0 +1,92 @@
+"""What one training service has been used for, and what it has saved, as far as this life of the head has seen it.
+
+    joined, left ─▶ held_s    time for which at least one job had a place: what the service has cost
+    step         ─▶ alone_s   time for which a trainer of each job's own would have been kept: its time on the service,
+                              less what it waited there for other jobs and for its state
+    saving = 1 - held_s / alone_s        bubble = 1 - computed time / held_s
+
+Pure: times are seconds on any one clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class JobUse:
+    """It is what one job has made of the service."""
+
+    since_s: float
+    steps: int = 0
+    waited_s: float = 0.0
+    """Time for which its calls waited for other jobs."""
+    switch_s: float = 0.0
+    """Time in which its state was brought to where it is computed with."""
+    compute_s: float = 0.0
+
+    def alone_s(self, now_s: float) -> float:
+        """Time for which a trainer of its own would have been kept."""
+        return max(0.0, now_s - self.since_s - self.waited_s - self.switch_s)
+
+
+@dataclass
+class ServiceUse:
+    """It is what all jobs together have made of one service."""
+
+    jobs: dict[str, JobUse] = field(default_factory=dict[str, JobUse])
+    """Jobs that have a place there now."""
+    _past_held_s: float = 0.0
+    _past_alone_s: float = 0.0
+    _past_compute_s: float = 0.0
+    _past_steps: int = 0
+    _held_since_s: float | None = None
+
+    def joined(self, job: str, now_s: float) -> None:
+        self.jobs[job] = JobUse(now_s)
+        if self._held_since_s is None:
+            self._held_since_s = now_s
+
+    def left(self, job: str, now_s: float) -> None:
+        """It counts on in the sums. Unknown jobs have left already."""
+        use = self.jobs.pop(job, None)
+        if use is None:
+            return
+        self._past_alone_s += use.alone_s(now_s)
+        self._past_compute_s += use.compute_s
+        self._past_steps += use.steps
+        if not self.jobs and self._held_since_s is not None:
+            self._past_held_s += now_s - self._held_since_s
+            self._held_since_s = None
+
+    def step(self, job: str, *, waited_s: float, switch_s: float, compute_s: float) -> None:
+        """A step of ``job`` was committed."""
+        if (use := self.jobs.get(job)) is not None:
+            use.steps += 1
+            use.waited_s += waited_s
+            use.switch_s += switch_s
+            use.compute_s += compute_s
+
+    @property
+    def steps(self) -> int:
+        return self._past_steps + sum(use.steps for use in self.jobs.values())
+
+    @property
+    def compute_s(self) -> float:
+        return self._past_compute_s + sum(use.compute_s for use in self.jobs.values())
+
+    def held_s(self, now_s: float) -> float:
+        return self._past_held_s + (now_s - self._held_since_s if self._held_since_s is not None else 0.0)
+
+    def alone_s(self, now_s: float) -> float:
+        return self._past_alone_s + sum(use.alone_s(now_s) for use in self.jobs.values())
+
+    def saving(self, now_s: float) -> float | None:
+        """Part of the trainers' time that was saved; below 0: more was spent. None before the first step."""
+        alone_s = self.alone_s(now_s)
+        return 1.0 - self.held_s(now_s) / alone_s if self.steps and alone_s > 0 else None
+
+    def bubble(self, now_s: float) -> float | None:
+        """Part of its time for which it computed nothing. None before the first step."""
+        held_s = self.held_s(now_s)
+        return max(0.0, 1.0 - self.compute_s / held_s) if self.steps and held_s > 0 else None

@@ -1,0 +1,143 @@
+"""A training service and the trainers that ask it, each in a process of its own on the memory transport.
+
+service       the real actor, over backends of the test's choosing
+trainer of j  an empty actor through which a real ServiceBackend asks
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from actors.core.actor import Actor, handles
+from actors.core.system import ActorSystem
+from actors.core.watch import Down
+from actors.protocol.training import QueryService, ServiceState
+from actors.roles import ServiceArgs
+from actors.train_service.service import TrainService
+from actors.trainer.backend import BackendSpec, TrainBackend
+from actors.trainer.backends.service_backend import Client, ServiceBackend
+from actors.trainer.backends.simulated_backend import SimulatedBackend
+from configs.limits import DEFAULT_LIMITS, Limits
+from configs.services import ServiceConfig
+from transport.address import ActorAddress, PeerId
+from transport.memory_transport import MemoryNetwork, MemoryTransport
+
+SERVICE = "train-0"
+
+
+class Asker(Actor):
+    """Lends its ctx to a backend."""
+
+    @handles(Down)
+    async def down(self, message: Down) -> None: ...
+
+
+class Trainer:
+    """One life of a job's trainer: ``backend`` asks for it."""
+
+    def __init__(self, system: ActorSystem, transport: MemoryTransport, backend: ServiceBackend) -> None:
+        self.system = system
+        self.transport = transport
+        self.backend = backend
+
+    async def kill(self) -> None:
+        """It is gone from one moment to the next, and says nothing."""
+        self.transport.abort()
+        await self.system.stop()
+
+
+class ServiceWorld:
+    """Everything in one process of the test. ``make``: the backend of a kind."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        make: Callable[[str], TrainBackend] = lambda kind: SimulatedBackend(),
+        limits: Limits = DEFAULT_LIMITS,
+        **config: object,
+    ) -> None:
+        self.directory = directory
+        self.make = make
+        self.limits = limits
+        sections = {"name": SERVICE, "backend": "simulated", "memory_bytes": 10**9, "device": "cpu", "threads": 1}
+        self.config = ServiceConfig.model_validate(sections | config)
+        self.network = MemoryNetwork()
+        self._lives = 0
+        self._trainers: list[Trainer] = []
+
+    async def start(self) -> None:
+        """Another life of the service, which listens elsewhere than the one before."""
+        self._lives += 1
+        endpoint = f"memory://service-{self._lives}"
+        self.transport = MemoryTransport(
+            self.network, PeerId(f"head.service.{SERVICE}", self._lives), listen=endpoint, limits=self.limits
+        )
+        self.system = ActorSystem(self.transport, limits=self.limits)
+        await self.system.start()
+        args = ServiceArgs(
+            role="train_service", name=SERVICE, node="head", run_dir=str(self.directory),
+            metrics=ActorAddress("metrics", self.system.peer), service=self.config.model_dump_json(),
+        )  # fmt: skip
+        self.service = TrainService(args, self.make)
+        await self.system.spawn(SERVICE, self.service)
+
+    async def kill(self) -> None:
+        """The service is gone from one moment to the next, and says nothing."""
+        self.transport.abort()
+        await self.system.stop()
+
+    async def trainer(
+        self,
+        job: str,
+        *,
+        checkpoint_step: int = 0,
+        run: str = "run",
+        kind: str = "",
+        priority: int = 0,
+        share: float = 1.0,
+    ) -> Trainer:
+        """A trainer that has not attached yet; with the name of an earlier one it is its next life."""
+        transport = MemoryTransport(
+            self.network, PeerId(f"head.{job}.trainer", 1 + len(self._trainers)),
+            listen=f"memory://trainer-{len(self._trainers)}", limits=self.limits,
+        )  # fmt: skip
+        system = ActorSystem(transport, limits=self.limits)
+        await system.start()
+        asker = Asker()
+        await system.spawn("trainer", asker)
+        client = Client(job=job, run=run, backend=kind or self.config.backend, priority=priority, share=share)
+        backend = ServiceBackend(client, self.system.address(SERVICE))
+        backend.connect(asker.ctx, checkpoint_step=checkpoint_step)
+        trainer = Trainer(system, transport, backend)
+        self._trainers.append(trainer)
+        return trainer
+
+    async def attached(self, job: str, spec: BackendSpec | None = None, **how: object) -> Trainer:
+        """A trainer whose bundle is there."""
+        trainer = await self.trainer(job, **how)  # type: ignore[arg-type]
+        await trainer.backend.start(spec or spec_of())
+        return trainer
+
+    async def state(self) -> ServiceState:
+        """What the service says to the head."""
+        return await self.system.ref(self.system.address(SERVICE)).ask(QueryService(), ServiceState)
+
+    async def stop(self) -> None:
+        for trainer in self._trainers:
+            await trainer.system.stop()
+        await self.system.stop()
+
+
+def spec_of(model_path: Path = Path("m"), **changes: object) -> BackendSpec:
+    """What a job's trainer would ask for; ``changes`` are fields of it."""
+    fields = {"model_path": model_path, "device": "auto", "threads": 0, "learning_rate": 0.01} | changes
+    return BackendSpec(**fields)  # type: ignore[arg-type]
+
+
+async def settled(rounds: int = 20) -> None:
+    """Let everything that is due happen."""
+    for _ in range(rounds):
+        await asyncio.sleep(0)
