@@ -29,10 +29,10 @@ from actors.host.bounded_file import trim
 from actors.weights.segments import keep_run_id
 from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.machine.leftover_files import Left, LeftoverFiles
+from supervisors.machine.leftover_files import LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
 from supervisors.machine.parked_processes import ParkedProcesses
-from supervisors.machine.process import Child, Launch, ProcessExit
+from supervisors.machine.process import Launch, ProcessExit
 from supervisors.machine.process_log import last_lines
 from supervisors.machine.process_spec import ProcessSpec
 from supervisors.tree.messages import (
@@ -51,7 +51,6 @@ from supervisors.tree.messages import (
 )
 from supervisors.tree.restart_budget import ExitCause
 from transport.address import ActorAddress
-from transport.errors import HeadraceError
 
 __all__ = ["NodeAgent", "NodeOptions"]
 
@@ -88,7 +87,7 @@ class NodeAgent(Actor):
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
                 self._ended(managed, await managed.process.gone())
-            await self._clear_away(self._leftovers.due(self.ctx.now(), 0.0))
+            await self._leftovers.clear_away(self.ctx, 0.0)
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
@@ -168,11 +167,12 @@ class NodeAgent(Actor):
             keys=self._options.keys,
         )
         log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
+        launch = Launch(self._options.command, log_path, spec.encode(), may_stay=order.may_stay)
         now_s = self.ctx.now()
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._start(args.role, log_path, spec, may_stay=order.may_stay),
+            process=self._parked.serve(args.role, launch) or self._options.machine.launch(launch),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -190,15 +190,6 @@ class NodeAgent(Actor):
         self._watch(owner)
         self.ctx.start_task(self._follow(managed), f"follow-{order.name}-{managed.process.pid}")
         return managed
-
-    def _start(self, role: str, log_path: Path, spec: ProcessSpec, *, may_stay: bool) -> Child:
-        """A process for this work: one that stays, if there is one of that role, else a new one."""
-        launch = Launch(self._options.command, log_path, spec.encode(), may_stay=may_stay)
-        while launch.may_stay and (kept := self._parked.take(role)) is not None:
-            if (process := kept.serve(launch)) is not None:
-                return process
-            kept.dismiss()
-        return self._options.machine.launch(launch)
 
     def _listen(self, name: str) -> str:
         """Beside us: the same directory for ipc, the same host for tcp."""
@@ -328,16 +319,7 @@ class NodeAgent(Actor):
         while True:
             await self.ctx.sleep(self.ctx.limits.health_check_s)
             starting = {(m.order.args.run_dir, m.order.name) for m in self._managed.values()}
-            await self._clear_away(self._leftovers.due(self.ctx.now(), grace_s, starting))
-
-    async def _clear_away(self, leftovers: list[Left]) -> None:
-        """As far as it goes: memory that stays costs less than the processes of this machine."""
-        for left in leftovers:
-            try:
-                if files := await self.ctx.run_blocking(left.remove):
-                    self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
-            except (OSError, HeadraceError) as error:
-                self.ctx.log.warning("shared memory of an ended process stays", pid=left.pid, why=str(error))
+            await self._leftovers.clear_away(self.ctx, grace_s, starting)
 
     @handles(Down)
     async def down(self, message: Down) -> None:

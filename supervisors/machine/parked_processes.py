@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from supervisors.machine.process import Child
+from supervisors.machine.process import Child, Launch
 
 
 class ParkedProcesses:
@@ -22,8 +22,15 @@ class ParkedProcesses:
         while len(self._waiting) > self.most:
             self._waiting.popleft()[1].dismiss()
 
-    def take(self, role: str) -> Child | None:
-        """One of that role that waits still; it is ours no longer."""
+    def serve(self, role: str, launch: Launch) -> Child | None:
+        """Give this work to one that waits; None: it is not for such, or there is none of that role."""
+        while launch.may_stay and (waiting := self._take(role)) is not None:
+            if (process := waiting.serve(launch)) is not None:
+                return process
+            waiting.dismiss()
+        return None
+
+    def _take(self, role: str) -> Child | None:
         self._waiting = deque((known, process) for known, process in self._waiting if process.stays)
         for entry in reversed(self._waiting):
             if entry[0] == role:
