@@ -225,6 +225,12 @@ class Limits(ProcessLimits):
         default=4, ge=1, description="in a row, without a burst of that job in between; then it is not served any more"
     )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
+    lending_look_s: float = Field(
+        default=5.0, gt=0, description="between two divisions of slots that jobs share; one that passes costs a second"
+    )
+    lending_stay_s: float = Field(
+        default=30.0, ge=0, description="a slot stays with a job that needs it; many times what its passing costs"
+    )
     # samples for people
     samples_interval_s: float = Field(
         default=0.5, description="between two steps of which samples are written as text; fast loops skip some"

@@ -101,6 +101,14 @@ class ProcessLimits(BaseModel):
     spawn_overhead_s: float = Field(
         default=5.0, description="an ask's deadline above that of the process start or stop it asks for"
     )
+    parked_process_s: float = Field(
+        default=300.0,
+        gt=0,
+        description="a process that has left its job waits so long for another one; it holds memory meanwhile",
+    )
+    parked_processes_max: int = Field(
+        default=8, ge=0, description="such processes at a machine; the one that waits longest goes"
+    )
     role_niceness: int = Field(
         default=5,
         ge=0,

@@ -8,6 +8,7 @@
     head process                a child of the machine process; killed, it is started again (head_process.py)
     ├── nodes                   register of machines (nodes.py)
     ├── control server          the scriptable socket (actors/control)
+    ├── slot shares             which job's workers are on which slot of the nodes (slot_shares.py)
     ├── service.<name>          a training service that several jobs share (services.py)           a process each
     └── per job (job_tree.py)
         ├── core.<job>          rest_for_one: metrics ─▶ scheduler (ledger, journal) ─▶ job

@@ -76,7 +76,9 @@ class Generation:
         self._idle_s = 0.0
         self._spans_sent_at = 0.0
         self._activity = ActivityLog(self._about)
-        self._tokens_told = 0
+        self._before = engine.stats()
+        """Totals of an engine that has served another job before."""
+        self._tokens_told = self._before.tokens_total
         """Tokens of the engine that are in spans."""
         self.policy_version = -1
         """Version of what is loaded, -1 for nothing."""
@@ -119,7 +121,13 @@ class Generation:
         self._engine.hurry()
 
     def stats(self) -> EngineStats:
-        return msgspec.structs.replace(self._engine.stats(), idle_s_total=self._idle_s)
+        stats, before = self._engine.stats(), self._before
+        return msgspec.structs.replace(
+            stats,
+            idle_s_total=self._idle_s,
+            busy_s_total=stats.busy_s_total - before.busy_s_total,
+            tokens_total=stats.tokens_total - before.tokens_total,
+        )
 
     def close(self) -> None:
         self._puller.close()

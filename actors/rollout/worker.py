@@ -34,7 +34,8 @@ from actors.protocol.weights import QueryVersions, Versions
 from actors.protocol.work import Assign, Drain, PullVersion, ReportsTaken, Revoke, SetAsleep
 from actors.protocol.workers import Registered, RegisterWorker
 from actors.roles import RoleArgs
-from actors.rollout.engine import GenerationRequest, RolloutEngine
+from actors.rollout import kept_engine
+from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
 from actors.rollout.errors import TooManyEarlyCommands
 from actors.rollout.generation import Generation
@@ -59,6 +60,8 @@ class RolloutWorker(RegisteredActor):
         self._args = args
         self._job = args.job_config
         self._engine = engine or create_engine(self._job.rollout.engine)
+        self._engine_spec: EngineSpec | None = None
+        """What the engine was started with; None: it has not been."""
         self._terms = TermGuard()
         self._early: list[Command] = []
         """Commands of a scheduler whose answer to our offer is still on its way."""
@@ -81,11 +84,16 @@ class RolloutWorker(RegisteredActor):
     async def on_start(self) -> None:
         self.obey(self._args.scheduler)
         scheduler = self.ctx.ref(self.hub.address)
+        spec = engine_spec(self._job, self._args.model_path)
+        kept = await kept_engine.take(self._engine.kind, spec)
+        self._engine = kept or self._engine
         self._reports = Reports(self._job.name, self._args.name, self._terms, scheduler, self.ctx.limits, self.ctx.now)
         self._generation = Generation(self.ctx, self._job, self._engine, self._reports, self._send_spans)
         self.ctx.start_task(self._pull_ahead(), "pull ahead")
         began_s = self.ctx.now()
-        await self._engine.start(engine_spec(self._job, self._args.model_path))
+        if kept is None:
+            await self._engine.start(spec)
+        self._engine_spec = spec
         self._engine_start_s = self.ctx.now() - began_s
         await self.register()
         self.ctx.start_task(self._generate(), "generate")
@@ -107,7 +115,10 @@ class RolloutWorker(RegisteredActor):
     async def on_stop(self) -> None:
         self._generation.send_spans()  # of a short run, all that it has done
         self._generation.close()
-        await self._engine.close()
+        if self._engine_spec is None:
+            await self._engine.close()
+        else:
+            await kept_engine.keep_or_close(self._engine, self._engine_spec)
 
     async def _generate(self) -> None:
         """Generate until the worker has been drained, and say goodbye."""

@@ -14,13 +14,14 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from actors.control.server import ControlServer
 from actors.control.socket import open_control_socket
 from actors.core.system import ActorSystem
+from actors.protocol.batches import Progress, QueryProgress
 from actors.protocol.who_may_send import guard_for
 from configs.fault_plan import FaultPlan
 from configs.limits import DEFAULT_LIMITS, Limits
@@ -35,8 +36,10 @@ from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
 from supervisors.head.service_register import ServiceRegister
 from supervisors.head.services import Services
+from supervisors.head.slot_shares import SlotShares
 from supervisors.jobs.job_news import OnProgress
 from supervisors.jobs.job_run import FormerLife, JobRun
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.machine.machine import CLUSTER, LOCAL, Machine, slowed_by
 from supervisors.machine.node_agent import NodeAgent, NodeOptions
 from supervisors.machine.nodes import Nodes
@@ -48,6 +51,9 @@ from transport.errors import HeadraceError
 from transport.zmq.own_keys import directory_or_own
 
 log = structlog.get_logger("headrace.head")
+
+_NOT_GENERATED: Final = ("queued", "assigned", "streaming")
+"""States of samples that a rollout worker has still to work for."""
 
 
 class Head:
@@ -97,6 +103,7 @@ class Head:
         """Tasks by job, until its tree is down."""
         self._listeners: list[Callable[[JobRun], None]] = []
         self._interrupted = asyncio.Event()
+        self._shares = SlotShares(limits)
         self._moves: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -192,7 +199,7 @@ class Head:
             DirectoryInUse: another run lives in that directory.
         """
         lock = self.machine.lock(run_dir, os.getpid() if self._agent is None else os.getppid())
-        run = self._begin(job, run_dir, former)
+        run = self._begin(job, run_dir, former, share=self._shares.of(job.name, lambda: self._samples_left(job.name)))
         self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
@@ -217,12 +224,24 @@ class Head:
                 await asyncio.gather(asyncio.shield(task), return_exceptions=True)  # how it ends is told elsewhere
         return task.done()
 
+    async def _samples_left(self, job: str) -> float:
+        """Samples of the steps that are open which are not generated yet."""
+        scheduler = self.system.ref(self.system.address(f"scheduler.{job}"))
+        states = (await scheduler.ask(QueryProgress(job=job), Progress)).states
+        return float(sum(states.get(state, 0) for state in _NOT_GENERATED))
+
     def _begin(
-        self, job: JobConfig, run_dir: Path, former: FormerLife | None, on_progress: OnProgress | None = None
+        self,
+        job: JobConfig,
+        run_dir: Path,
+        former: FormerLife | None,
+        on_progress: OnProgress | None = None,
+        *,
+        share: PoolShare = WHOLE,
     ) -> JobRun:
         run = self.jobs[job.name] = JobRun(
             self.system, self.nodes, job, run_dir,
-            on_progress=on_progress, machine=self.machine, former=former, places=self.admission,
+            on_progress=on_progress, machine=self.machine, former=former, places=self.admission, share=share,
         )  # fmt: skip
         if job.trainer.service is not None:
             self.admission.submitted(job.name)
@@ -280,6 +299,7 @@ class Head:
 
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
+        self._shares.stop()
         for task in [*self._followers.values(), *self._moves]:
             task.cancel()
         for run in reversed(list(self.jobs.values())):

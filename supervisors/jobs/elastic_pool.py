@@ -3,6 +3,7 @@
     node joins ─▶ a worker for each slot        node drains ─▶ its workers hand back, as late as it allows, and go
     node lost  ─▶ its workers are removed       worker ended on a living node ─▶ another one, after a pause
     aim(n)     ─▶ the first n places, by the nodes' joining, have workers; those on the others are drained
+    shares     ─▶ with other jobs' pools, a place is the job's only while it is granted; else its worker is drained
 
 Invariants
 - A worker belongs to its node: it is called ``rollout-<node>`` (``rollout-<node>.<slot>`` from the second on) and is
@@ -20,6 +21,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from configs.limits import Limits
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.tree.restart_budget import CrashLoop, ExitCause, RestartBudget, counts
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ class ElasticPool:
         release: a worker of a node that is gone has no place there any more, should the node come back.
         record: into events.jsonl.
         now: the clock.
+        share: what of the machines is this job's; default: all.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class ElasticPool:
         *,
         limits: Limits,
         now: Callable[[], float],
+        share: PoolShare = WHOLE,
     ) -> None:
         self._nodes = nodes
         self._supervisor = supervisor
@@ -61,6 +65,7 @@ class ElasticPool:
         self._record = record
         self._limits = limits
         self._now = now
+        self._share = share
         self._workers: dict[str, str] = {}
         self._most: int | None = None
         self._known: dict[str, str] = {}
@@ -86,6 +91,7 @@ class ElasticPool:
 
     def start(self) -> None:
         self._unsubscribe = self._nodes.subscribe(self.look)
+        self._share.join(self.look)
         self.look()
 
     def aim(self, workers: int | None) -> None:
@@ -97,6 +103,7 @@ class ElasticPool:
         """Leave things as they are."""
         self._stopped = True
         self._unsubscribe()
+        self._share.leave()
         for task in self._tasks:
             task.cancel()
 
@@ -111,7 +118,9 @@ class ElasticPool:
             for name, node in there.items()
             if not node.draining and name not in self._passed_over
             for worker in worker_names(node)
-        ][: self._most]
+        ]
+        granted = self._share.granted([worker for worker, _ in places])
+        places = [(worker, name) for worker, name in places if worker in granted][: self._most]
         wanted = {worker for worker, _ in places}
         for worker, node in list(self._workers.items()):
             gone = node not in there or there[node].draining
@@ -156,6 +165,7 @@ class ElasticPool:
     def _add(self, worker: str, node: str) -> None:
         if worker not in self._workers and self._supervisor.running(worker) is None:
             self._workers[worker] = node
+            self._share.took(worker)
             try:
                 self._supervisor.add_child(self._make(worker, node))
             except ValueError:  # the one before it is still being removed; ``_remove`` looks again
@@ -168,12 +178,14 @@ class ElasticPool:
         else:
             self._release(worker)
             await self._supervisor.remove_child(worker, cause=ExitCause.PREEMPTED)
+        self._share.left(worker)
         self.look()
 
     async def _again(self, worker: str, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         self._workers.pop(worker, None)
         await self._supervisor.remove_child(worker)
+        self._share.left(worker)
         self.look()
 
     def _tell_changes(self, there: dict[str, Node]) -> None:

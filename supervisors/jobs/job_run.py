@@ -33,6 +33,7 @@ from supervisors.jobs.job_tree import JobTree
 from supervisors.jobs.model_preparation import Phase, prepare_model
 from supervisors.jobs.model_text import look_at_text
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.service_places import ServicePlaces
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
@@ -68,6 +69,7 @@ class JobRun:
         on_progress: OnProgress | None,
         machine: Machine = LOCAL,
         former: FormerLife | None = None,
+        share: PoolShare = WHOLE,
         places: ServicePlaces | None = None,
     ) -> None:
         """``places``: on the head's training services; None: it has none."""
@@ -80,7 +82,7 @@ class JobRun:
         self._queued = False
         self.tree = JobTree(
             system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None,
-            service=self._service_address if self._places is not None else None,
+            service=self._service_address if self._places is not None else None, share=share,
         )  # fmt: skip
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
         self._before = Abandonable()

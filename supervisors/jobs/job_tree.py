@@ -29,6 +29,7 @@ from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
 from supervisors.jobs.elastic_pool import ElasticPool
 from supervisors.jobs.job_news import JobNews
+from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.stage_balancer import StageBalancer
 from supervisors.machine.machine import Machine
 from supervisors.machine.nodes import Nodes
@@ -61,12 +62,14 @@ class JobTree:
         *,
         workers: int,
         adopting: bool,
+        share: PoolShare = WHOLE,
         service: Callable[[], Awaitable[ActorAddress]] | None = None,
     ) -> None:
         """``service``: finds the training service as it runs now; None: the trainer computes itself."""
         self._system, self._nodes, self._machine = system, nodes, machine
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
+        self._share = share
         self._service = service
         self._resumed = not adopting
         """True until a scheduler has begun here: later ones go on with what this run's operator wants."""
@@ -184,6 +187,11 @@ class JobTree:
         place = self._job.cluster.place_rollout
         return self._process(f"rollout-{index}", "rollout", "local" if place == "elastic" else place)
 
+    @property
+    def _is_lent(self) -> bool:
+        """Whether workers pass between this job and others."""
+        return self._share is not WHOLE
+
     def _elastic_pool(self, supervisor: Supervisor) -> ElasticPool:
         def make(worker: str, node: str) -> ChildSpec:
             return self._process(worker, "rollout", f"node:{node}", RestartPolicy.TEMPORARY)
@@ -193,7 +201,7 @@ class JobTree:
 
         return ElasticPool(
             self._nodes, supervisor, make, self.drain_worker, release, self._news.record,
-            limits=self._job.limits, now=asyncio.get_running_loop().time,
+            limits=self._job.limits, now=asyncio.get_running_loop().time, share=self._share,
         )  # fmt: skip
 
     def _process(self, name: str, role: str, place: str, restart: RestartPolicy = RestartPolicy.PERMANENT) -> ChildSpec:
@@ -222,8 +230,9 @@ class JobTree:
                 told = msgspec.structs.replace(args, service=await self._service())
             node = await self._nodes.choose(process, place, self._job.cluster.wait_s)
             return await start_process(
-                context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits
-            )
+                context, node.agent, told, job=self._job.name, ready_s=limits.ready_timeout_s, limits=limits,
+                may_stay=role == "rollout" and self._is_lent,
+            )  # fmt: skip
 
         ready_s = limits.ready_timeout_s + self._job.cluster.wait_s
         return ChildSpec(name, start, role=role, restart=restart, shutdown_s=limits.stop_timeout_s, ready_s=ready_s)
@@ -297,8 +306,9 @@ class JobTree:
         if running is not None:
             deadline_s, notice = (left_s, True) if left_s > 0 else (self._job.limits.stop_timeout_s, False)
             drain = Drain(job=self._job.name, deadline_s=deadline_s, reason="drained", notice=notice)
-            if self._system.ref(running.address).tell(drain) is SendOutcome.QUEUED and notice:
-                await self._gone(name, left_s)
+            sent = self._system.ref(running.address).tell(drain) is SendOutcome.QUEUED
+            if sent and (notice or self._is_lent):  # one that is lent goes by itself, and its process stays
+                await self._gone(name, deadline_s)
         await rollout.remove_child(name, cause=ExitCause.PREEMPTED)
         self._nodes.release(f"{self._job.name}.{name}")
         return True

@@ -5,6 +5,7 @@
     SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ its error as exit note ─▶ exit 70
                                                          by an error that is not its own ─▶ with that note ─▶ exit 75
     main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71, with a note
+                                     └ if it may stay (``tenancy``): the next ProcessSpec, from the beginning
 
 Invariants
 - The process ends with its parent (``parent_death``), with its main actor, and when any of its actors crashes.
@@ -22,14 +23,15 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from actors.core.reason import is_blameless, reason_of
 from actors.host.parent_death import die_with_parent
+from actors.rollout import kept_engine
 from supervisors.faults.process_faults import ProcessFaults
-from supervisors.machine import exit_note
+from supervisors.machine import exit_note, tenancy
 from supervisors.machine.logs import log_to_stderr, new_loop
 from supervisors.machine.process import EXIT_CRASHED, EXIT_OK, EXIT_PREEMPTED, EXIT_START_FAILED
 from supervisors.machine.process_reporter import ProcessReporter
@@ -44,6 +46,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("headrace.process")
 
 EXIT_TERMINATED = 128 + signal.SIGTERM
+_MAY_STAY: Final = (EXIT_OK, EXIT_PREEMPTED)
+"""Codes of a main actor that has ended in good order."""
 
 LastWords = Callable[[BaseException], None]
 """Callback that leaves the error that ends the process to whoever started it."""
@@ -54,13 +58,22 @@ def run_child() -> None:
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and a closed terminal are the parent's business
         signal.signal(number, signal.SIG_IGN)
-    note = exit_note.take_pipe()
+    note, ends = exit_note.take_pipe(), tenancy.take_pipes()
+    if ends is not None:
+        kept_engine.allow()
     code = EXIT_START_FAILED
     try:
         spec = ProcessSpec.decode(sys.stdin.buffer.read())
-        log_to_stderr(spec.name)
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            code = runner.run(_main(spec, lambda error: exit_note.leave(note, reason_of(error))))
+        os.nice(spec.parsed_limits().role_niceness)  # before there are threads: each inherits it
+        while True:
+            log_to_stderr(spec.name)
+            code = EXIT_START_FAILED
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                code = runner.run(_main(spec, lambda error: exit_note.leave(note, reason_of(error))))
+            if ends is None or code not in _MAY_STAY or (order := _next_order(ends, code, spec)) is None:
+                break
+            tenancy.redirect_output(Path(order.log_path))
+            spec = ProcessSpec.decode(order.spec)
     except BaseException as error:
         exit_note.leave(note, reason_of(error))
         log.exception("the process failed")
@@ -69,6 +82,13 @@ def run_child() -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _next_order(ends: tenancy.ProcessEnds, code: int, spec: ProcessSpec) -> tenancy.Order | None:
+    """What to serve next; before it, what only the last job needed is freed."""
+    gc.unfreeze()
+    gc.collect()
+    return ends.park(code, spec.parsed_limits().parked_process_s)
 
 
 async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
@@ -84,7 +104,6 @@ async def _main(spec: ProcessSpec, last_words: LastWords) -> int:
     terminated = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminated.set)
     limits = spec.parsed_limits()
-    os.nice(limits.role_niceness)  # before there are threads: each has a niceness of its own, and inherits it
     head_key = split_key(spec.args.metrics.endpoint)[1]  # whoever has ordered this process, the agent has made sure
     keys = load_keys(Path(spec.keys)).of_head(head_key) if spec.keys else None
     links = ZmqTransport(

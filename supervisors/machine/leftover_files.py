@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from actors.core.context import Context
 from actors.weights.segments import remove_held_by
+from transport.errors import HeadraceError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,3 +57,12 @@ class LeftoverFiles:
         """What nobody has come back for in ``grace_s``, nor is about to; each is named once."""
         names = [name for name, left in self._left.items() if now_s - left.ended_s >= grace_s and name not in starting]
         return [self._left.pop(name) for name in names]
+
+    async def clear_away(self, ctx: Context, grace_s: float, starting: Collection[tuple[str, str]] = ()) -> None:
+        """Remove what is due, as far as it goes: memory that stays costs less than the processes of this machine."""
+        for left in self.due(ctx.now(), grace_s, starting):
+            try:
+                if files := await ctx.run_blocking(left.remove):
+                    ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
+            except (OSError, HeadraceError) as error:
+                ctx.log.warning("shared memory of an ended process stays", pid=left.pid, why=str(error))

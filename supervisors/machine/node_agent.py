@@ -29,8 +29,9 @@ from actors.host.bounded_file import trim
 from actors.weights.segments import keep_run_id
 from configs.names import NAME_CHARACTERS_MAX, name_problem
 from supervisors.machine.failure_detector import DetectorLimits, FailureDetector, Health
-from supervisors.machine.leftover_files import Left, LeftoverFiles
+from supervisors.machine.leftover_files import LeftoverFiles
 from supervisors.machine.managed_process import Managed, NodeOptions, beside
+from supervisors.machine.parked_processes import ParkedProcesses
 from supervisors.machine.process import Launch, ProcessExit
 from supervisors.machine.process_log import last_lines
 from supervisors.machine.process_spec import ProcessSpec
@@ -50,7 +51,6 @@ from supervisors.tree.messages import (
 )
 from supervisors.tree.restart_budget import ExitCause
 from transport.address import ActorAddress
-from transport.errors import HeadraceError
 
 __all__ = ["NodeAgent", "NodeOptions"]
 
@@ -67,8 +67,10 @@ class NodeAgent(Actor):
         self._watched: set[ActorAddress] = set()
         self._leftovers = LeftoverFiles()
         self._fewer = asyncio.Event()
+        self._parked = ParkedProcesses()
 
     async def on_start(self) -> None:
+        self._parked.most = self.ctx.limits.parked_processes_max
         self.ctx.start_task(self._judge(), "judge")
         self.ctx.start_task(self._trim_logs(), "trim-logs")
         self.ctx.start_task(self._keep_clear(), "keep-clear")
@@ -85,10 +87,11 @@ class NodeAgent(Actor):
                     group.create_task(managed.process.stop(deadline_s, ExitCause.PREEMPTED))
             for managed in list(self._managed.values()):
                 self._ended(managed, await managed.process.gone())
-            await self._clear_away(self._leftovers.due(self.ctx.now(), 0.0))
+            await self._leftovers.clear_away(self.ctx, 0.0)
         finally:
             for managed in self._managed.values():
                 managed.process.kill()
+            await self._parked.end()
 
     async def wait_empty(self, timeout_s: float) -> bool:
         """Until no process runs here; False: some still do after ``timeout_s``."""
@@ -164,11 +167,12 @@ class NodeAgent(Actor):
             keys=self._options.keys,
         )
         log_path = Path(args.run_dir) / "logs" / f"{args.name}.log"
+        launch = Launch(self._options.command, log_path, spec.encode(), may_stay=order.may_stay)
         now_s = self.ctx.now()
         managed = Managed(
             order=order,
             owner=owner,
-            process=self._options.machine.launch(Launch(self._options.command, log_path, spec.encode())),
+            process=self._parked.serve(args.role, launch) or self._options.machine.launch(launch),
             detector=FailureDetector(
                 DetectorLimits(
                     ready_s=order.ready_timeout_s,
@@ -246,6 +250,8 @@ class NodeAgent(Actor):
             self.ctx.unwatch(managed.contact)
         if not managed.ready.done():
             managed.ready.set_result(None)
+        if managed.process.stays:
+            self._parked.add(managed.order.args.role, managed.process)
         run_dir = managed.order.args.run_dir
         if managed.report is None:
             self._leftovers.failed(run_dir, name, self.ctx.now())
@@ -313,16 +319,7 @@ class NodeAgent(Actor):
         while True:
             await self.ctx.sleep(self.ctx.limits.health_check_s)
             starting = {(m.order.args.run_dir, m.order.name) for m in self._managed.values()}
-            await self._clear_away(self._leftovers.due(self.ctx.now(), grace_s, starting))
-
-    async def _clear_away(self, leftovers: list[Left]) -> None:
-        """As far as it goes: memory that stays costs less than the processes of this machine."""
-        for left in leftovers:
-            try:
-                if files := await self.ctx.run_blocking(left.remove):
-                    self.ctx.log.info("shared memory of an ended process given back", pid=left.pid, files=files)
-            except (OSError, HeadraceError) as error:
-                self.ctx.log.warning("shared memory of an ended process stays", pid=left.pid, why=str(error))
+            await self._leftovers.clear_away(self.ctx, grace_s, starting)
 
     @handles(Down)
     async def down(self, message: Down) -> None:

@@ -10,6 +10,10 @@ Invariants
 - The spec reaches the child as its stdin, from an unnamed file: no size limit, nothing in the process table.
 
     launch ─ exec ─▶ running ─ SIGTERM ─ deadline ─ SIGKILL ─▶ zombie ─ pidfd ─▶ group killed, reaped, ``exited`` set
+
+A child that may stay when its work is over (``tenancy``) ends for whoever waits for it, and lives on for other work:
+
+    running ─ its work is over ─▶ ``exited`` set, ``stays`` ─ serve(other work) ─▶ running, as another Child
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from actors.core.reason import Reason
 from actors.host.parent_death import PARENT_PID_VARIABLE
 from actors.host.python_path import python_path
 from configs.limits import DEFAULT_LIMITS
-from supervisors.machine import exit_note
+from supervisors.machine import exit_note, tenancy
 from supervisors.machine.process_log import open_log
 from supervisors.tree.restart_budget import ExitCause
 
@@ -74,6 +78,8 @@ class Launch:
     stdin: bytes = b""
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     """Variables that are added to our own environment."""
+    may_stay: bool = False
+    """True: it may stay when its work is over, and be given other work."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,23 @@ class Child(ABC):
     def running(self) -> bool:
         return not self.exited.done()
 
+    @property
+    def stays(self) -> bool:
+        """Whether it has ended for whoever waited for it, and waits for other work."""
+        return False
+
+    def serve(self, spec: Launch) -> Child | None:
+        """Give one that stays other work; None: it cannot have it, and is to be dismissed."""
+        return None
+
+    def dismiss(self) -> None:
+        """End one that stays."""
+        self._signal_group(signal.SIGKILL)
+
+    async def reaped(self) -> None:
+        """Wait until one that was dismissed is gone."""
+        await asyncio.shield(self.exited)
+
     def kill(self, cause: ExitCause = ExitCause.KILLED) -> None:
         """SIGKILL to the whole group; the exit is reported as ``cause``."""
         if self.running:
@@ -178,14 +201,24 @@ class Child(ABC):
 class ChildProcess(Child):
     """This child is a process of the operating system. Create it with ``launch`` on the loop's thread."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], loop: asyncio.AbstractEventLoop, note: int) -> None:
-        """``note``: our end of the pipe of its last words."""
+    def __init__(
+        self,
+        popen: subprocess.Popen[bytes],
+        loop: asyncio.AbstractEventLoop,
+        note: int,
+        ends: tenancy.LauncherEnds | None = None,
+    ) -> None:
+        """``note``: our end of the pipe of its last words. ``ends``: of the pipes of one that may stay."""
         super().__init__(popen.pid, loop)
         self._popen = popen
         self._note = note
+        self._ends = ends
         self._loop = loop
         self._pidfd: int | None = None
+        self._reaped = asyncio.Event()
         self._see_exit()
+        if ends is not None:
+            loop.add_reader(ends.news, self._on_news)
 
     def send_signal(self, number: int) -> None:
         if self.running:
@@ -205,12 +238,53 @@ class ChildProcess(Child):
             self._loop.call_soon_threadsafe(self._on_exit)
 
     def _on_exit(self) -> None:
+        self._look_no_more()
+        if self._ends is not None:
+            self._loop.remove_reader(self._ends.news)
+            self._ends.close()
+            self._ends = None
+        self._signal_group(signal.SIGKILL)
+        self._ended(self._popen.wait())
+        self._reaped.set()
+
+    def _look_no_more(self) -> None:
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = None
-        self._signal_group(signal.SIGKILL)
-        self._ended(self._popen.wait())
+
+    # ------------------------------------------------------------ one that stays
+
+    def _on_news(self) -> None:
+        """Its work is over: for whoever waits for this child it has ended."""
+        assert self._ends is not None, "the reader goes with the pipe"
+        self._loop.remove_reader(self._ends.news)
+        code = self._ends.parked()
+        if code is not None and not self.exited.done():
+            self.exited.set_result(ProcessExit(self.pid, code, exit_cause(code, asked=self._asked)))
+
+    @property
+    def stays(self) -> bool:
+        return self.exited.done() and self._ends is not None
+
+    def serve(self, spec: Launch) -> Child | None:
+        ends = self._ends
+        if not self.stays or ends is None or _is_over(self.pid):
+            return None
+        if not ends.send(tenancy.Order(spec.stdin, str(spec.log_path))):
+            return None
+        self._look_no_more()
+        self._ends = None
+        return ChildProcess(self._popen, self._loop, self._note, ends)
+
+    def dismiss(self) -> None:
+        if self.stays:
+            self._signal_group(signal.SIGKILL)
+
+    async def reaped(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DEFAULT_LIMITS.kill_timeout_s):
+                await self._reaped.wait()
 
     def _last_words(self) -> Reason | None:
         return exit_note.read_note(self._note)
@@ -238,12 +312,20 @@ def launch(spec: Launch) -> ChildProcess:
             stdin.write(spec.stdin)
             stdin.seek(0)
             environment = {**_environment(spec.env), exit_note.VARIABLE: str(childs_note)}
+            inherited, ends = (childs_note,), None
+            if spec.may_stay:
+                ends, childs_ends = tenancy.make_pipes()
+                failed.callback(ends.close)
+                for end in childs_ends:
+                    ours.callback(os.close, end)
+                inherited += childs_ends
+                environment[tenancy.VARIABLE] = ",".join(map(str, childs_ends))
             popen = subprocess.Popen(
                 list(spec.command), stdin=stdin, stdout=log, stderr=log, env=environment, process_group=0,
-                pass_fds=(childs_note,),
+                pass_fds=inherited,
             )  # fmt: skip
             failed.pop_all()
-    return ChildProcess(popen, loop, note)
+    return ChildProcess(popen, loop, note, ends)
 
 
 def is_stopped_by_signal(pid: int) -> bool:
@@ -259,6 +341,13 @@ def is_stopped_by_signal(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_over(pid: int) -> bool:
+    """Whether our child has ended, though nobody has heard of it yet; it is not reaped by this."""
+    if not hasattr(os, "waitid"):
+        return False
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _environment(added: Mapping[str, str]) -> dict[str, str]:

@@ -87,6 +87,7 @@ async def start_process(
     ready_s: float = DEFAULT_LIMITS.ready_timeout_s,
     beacon_budget_s: float | None = None,
     limits: Limits | None = None,
+    may_stay: bool = False,
 ) -> Running:
     """Have a node agent, of this or another machine, start a role process and watch it.
 
@@ -94,6 +95,7 @@ async def start_process(
         job: whom it serves, by name; the process is called ``<job>.<args.name>`` at its agent.
         beacon_budget_s: how long its event loop may be silent; default: as ``limits`` say.
         limits: of the process; default: those of its node agent.
+        may_stay: when its work is over it may be given other work, of any job.
 
     Raises:
         ChildStartFailed: it did not become ready, or its agent gave no answer.
@@ -104,6 +106,7 @@ async def start_process(
         ready_timeout_s=ready_s,
         beacon_budget_s=beacon_budget_s or (limits or context.limits).beacon_budget_s,
         limits=limits.model_dump_json() if limits else "",
+        may_stay=may_stay,
     )
     overhead_s = context.limits.spawn_overhead_s
     try:

@@ -59,6 +59,8 @@ class SpawnProcess(Message):
     """Time for which its event loop may be silent while its link lives, before it counts as hung."""
     limits: str = ""
     """``Limits`` as JSON, the job's; empty: the agent's own. A job's limits hold on every machine."""
+    may_stay: bool = False
+    """True: when its work is over, the process may be kept, and given work of the same role, of any job."""
 
 
 @message("node.spawn_reply")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_job import simulated_job
+from small_job import simulated_job, simulated_rollout
 
 from supervisors.testing.run_under_test import HeadraceCluster
 from tests.free_ports import free_ports
@@ -93,3 +93,48 @@ def test_a_node_whose_head_is_gone_leaves_at_once_when_it_is_told_to(cluster: He
     cluster.nodes["first"].terminate()
     assert cluster.nodes["first"].wait(timeout=120) == 0
     assert time.monotonic() - told_s < 10.0
+
+
+def lent_job(model: Path, name: str, steps: int, *, step_s: float) -> dict[str, Any]:
+    """Steps of some seconds on one worker of its own, and on what there is of machines that come and go."""
+    rollout = simulated_rollout(model, step_s=step_s, workers=1)
+    cluster = {"place_rollout": "elastic"}
+    return simulated_job(model, name=name, steps=steps, cluster=cluster, rollout=rollout, checkpoint={"every": 0})
+
+
+def lent_workers(cluster: HeadraceCluster, job: str) -> dict[str, int]:
+    """Process ids of the workers that a job has on nodes."""
+    rows = [row for row in cluster.call("tree", {"job": job}) if row["role"] == "rollout"]
+    return {row["name"]: row["pid"] for row in rows if row["state"] == "running" and row["node"] != "head"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(500)
+def test_a_worker_of_one_job_serves_another_without_being_started_again_and_comes_back_and_nothing_is_lost(
+    cluster: HeadraceCluster, small_model: Path
+) -> None:
+    cluster.join("first", "second")
+    cluster.submit(lent_job(small_model, "long", 1000, step_s=0.05))
+    cluster.wait_until("both workers", lambda: len(lent_workers(cluster, "long")) == 2)
+    pids = set(lent_workers(cluster, "long").values())
+    long_run = cluster.run_dir
+    cluster.wait_for_step(1)
+
+    cluster.run_dir = Path(cluster.call("submit", {"job": lent_job(small_model, "short", 30, step_s=0.05)})["run_dir"])
+    cluster.wait_until("a worker for the second job", lambda: lent_workers(cluster, "short"))
+    shared = [*lent_workers(cluster, "long").values(), *lent_workers(cluster, "short").values()]
+    assert sorted(shared) == sorted(pids), "the processes are those of before"
+
+    cluster.wait_until("end of the second job", lambda: jobs(cluster)["short"]["state"] == "finished", timeout_s=200)
+    assert cluster.report(must_finish=True).clean
+    cluster.wait_until("both workers again", lambda: len(lent_workers(cluster, "long")) == 2)
+    cluster.run_dir = long_run
+    cluster.call("cancel", {"job": "long"})
+    cluster.wait_until("end of the first job", lambda: jobs(cluster)["long"]["state"] == "interrupted")
+    assert cluster.report().clean
+    row = cluster.rows()[-1]
+    assert (row["prompts_lost"], row["samples_trained_twice"]) == (0, 0)
+
+
+def jobs(cluster: HeadraceCluster) -> dict[str, dict[str, Any]]:
+    return {job["job"]: job for job in cluster.call("jobs")}

@@ -415,3 +415,83 @@ async def test_shared_memory_of_a_process_that_comes_back_waits_for_its_next_lif
         assert not path.exists(), "the machine goes: nobody will look for it again"
     finally:
         path.unlink(missing_ok=True)
+
+
+async def _work(head: Head, name: str, job_dir: Path) -> Running:
+    """One process of a job of its own in ``job_dir``, which may stay."""
+    specs = [
+        process_child(role_args(name, job_dir), head.agent.address, restart=RestartPolicy.TEMPORARY, may_stay=True)
+    ]
+    supervisor = Supervisor(f"fleet-{name}", Strategy.ONE_FOR_ONE, specs, on_event=head.on_event)
+    await head.system.spawn(f"fleet-{name}", supervisor)
+    await supervisor.ready(30)
+    running = supervisor.running(name)
+    assert running is not None
+    return running
+
+
+async def _finish(head: Head, running: Running, name: str) -> SupervisionEvent:
+    head.system.ref(running.address).tell(probe_child.Finish(reason="preempted"))
+    return await head.until("ended", name)
+
+
+async def test_a_process_that_may_stay_serves_another_job_under_another_name_without_being_started_again(head):
+    first = await _work(head, "a", head.run_dir / "one")
+    ended = await _finish(head, first, "a")
+    assert ended.cause is ExitCause.PREEMPTED, "its owner is told as ever"
+    assert await head.processes() == {}, "and nobody sees it any more"
+
+    second = await _work(head, "b", head.run_dir / "two")
+    assert second.pid == first.pid and second.incarnation != first.incarnation
+    assert second.address.peer.name == "n1.j.b"
+    pong = await head.system.ref(second.address).ask(probe_child.Ping(), probe_child.Pong, timeout_s=5)
+    assert pong.pid == first.pid
+    assert '"process": "j.b"' in (head.run_dir / "two" / "logs" / "b.log").read_text()
+    assert "j.b" not in (head.run_dir / "one" / "logs" / "a.log").read_text(), "each job has its own log"
+
+
+async def test_a_process_that_stays_ends_as_any_other_when_it_is_killed_crashes_or_is_stopped(head):
+    for number, (harm, cause) in enumerate(
+        (
+            (lambda running: os.kill(running.pid, signal.SIGKILL), ExitCause.KILLED),
+            (lambda running: head.system.ref(running.address).tell(probe_child.Crash()), ExitCause.CRASHED),
+        )
+    ):
+        before = await _work(head, f"a{number}", head.run_dir)
+        await _finish(head, before, f"a{number}")
+        running = await _work(head, f"b{number}", head.run_dir)
+        assert running.pid == before.pid
+        harm(running)
+        ended = await head.until("ended", f"b{number}")
+        assert ended.cause is cause
+        if cause is ExitCause.CRASHED:
+            assert ended.reason == "RuntimeError: told to crash", "its last words are heard in any tenancy"
+        assert not psutil.pid_exists(running.pid)
+
+
+async def test_one_that_waits_for_work_is_gone_with_the_agent_or_when_it_is_killed_meanwhile(head):
+    running = await _work(head, "a", head.run_dir)
+    await _finish(head, running, "a")
+    assert psutil.pid_exists(running.pid)
+    os.kill(running.pid, signal.SIGKILL)
+    while psutil.Process(running.pid).status() != psutil.STATUS_ZOMBIE:  # the loop has no turn to hear of it
+        time.sleep(0.001)
+    again = await _work(head, "b", head.run_dir)
+    assert again.pid != running.pid, "it is not asked, and another one is started"
+    await _finish(head, again, "b")  # and this one waits when the agent ends: see Head.__aexit__
+
+
+async def test_no_more_processes_wait_than_the_limit_says_and_none_for_ever(tmp_path):
+    async with Head(tmp_path, LIMITS.model_copy(update={"parked_processes_max": 1, "parked_process_s": 1.0})) as head:
+        both = [await _work(head, name, tmp_path) for name in ("a", "b")]
+        for running, name in zip(both, ("a", "b"), strict=True):
+            await _finish(head, running, name)
+        await _until_gone(both[0].pid)
+        assert psutil.pid_exists(both[1].pid), "the one that has waited longest goes"
+        await _until_gone(both[1].pid)
+
+
+async def _until_gone(pid: int) -> None:
+    async with asyncio.timeout(20):
+        while psutil.pid_exists(pid):
+            await asyncio.sleep(0.05)
