@@ -79,6 +79,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/core/patience.py", "ask_patiently", "renew()"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
+        ("supervisors/jobs/job_tree.py", "JobTree._process.start", "self._service()"),
+        ("supervisors/head/admission.py", "Admission.admit",
+         "asyncio.to_thread(trained_bytes, job, model_path, suitable)"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
         ("supervisors/jobs/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
@@ -107,6 +110,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
     ],
     "the control server bounds every request by its deadline": [
+        ("supervisors/head/service_operations.py", "ServiceOperations.service_remove",
+         "asyncio.to_thread(remove_stored_of, found.directory)"),
         ("supervisors/head/operations.py", "Operations._read", "self._reading"),
         ("supervisors/head/operations.py", "Operations._read",
          "asyncio.to_thread(read, *args, self._head.limits.control_read_bytes)"),
