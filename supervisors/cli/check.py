@@ -97,6 +97,8 @@ def _reward(job: JobConfig) -> str:
     if job.reward.parts:
         return " + ".join(f"{part.weight:g} x {part.called}" for part in job.reward.parts)
     return f"{job.reward.kind} {job.reward.function or ''}".rstrip()
+
+
 def service_line(service: ServiceConfig) -> str:
     """One training service in some words."""
     threads = f"{service.threads} threads" if service.threads else "all cores"

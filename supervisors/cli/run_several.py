@@ -24,8 +24,6 @@ from actors.host.room import NoSpaceLeft
 from configs.errors import ConfigError
 from configs.local_paths import JOBS_FILE, RUN_ROOT
 from configs.names import NAME_CHARACTERS_MAX
-from supervisors.api.own_directory import own_run_directory
-from supervisors.api.resume import check_run
 from supervisors.cli.command import (
     EXIT_BAD_CONFIG,
     EXIT_FAILED,
@@ -186,6 +184,8 @@ def _name(jobs: list[JobConfig]) -> str:
 
 def _prepare(directory: Path, jobs: list[JobConfig], over: dict[str, Any], *, resume: bool) -> list[str]:
     """Give each job its run directory, which the head locks; what there is to say of those that go on."""
+    from supervisors.api.own_directory import own_run_directory
+
     said: list[str] = []
     for job in jobs:
         run_dir = directory / job.name
@@ -206,6 +206,7 @@ def _order(directory: Path) -> list[str]:
 def _jobs_of(directory: Path) -> tuple[list[JobConfig], dict[str, Any]]:
     """The jobs of a directory that are to go on, and the summaries of those that have finished."""
     from configs.loader import load_job
+    from supervisors.api.resume import check_run
 
     jobs: list[JobConfig] = []
     over = dict(_finished(directory))

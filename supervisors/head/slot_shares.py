@@ -132,8 +132,10 @@ class SlotShares:
             await asyncio.sleep(self._limits.lending_look_s)
             for job, sharer in list(self._sharers.items()):
                 try:
-                    sharer.said(await sharer.remaining(), asyncio.get_running_loop().time())
-                except AskError as error:
+                    async with asyncio.timeout(self._limits.ask_timeout_s):
+                        samples_left = await sharer.remaining()
+                    sharer.said(samples_left, asyncio.get_running_loop().time())
+                except (AskError, TimeoutError) as error:
                     log.info("a job does not say what it has left to do", job=job, error=str(error))
             self._divide()
 

@@ -152,7 +152,7 @@ class Child(ABC):
 
     async def reaped(self) -> None:
         """Wait until one that was dismissed is gone."""
-        await asyncio.shield(self.exited)
+        await self.gone()
 
     def kill(self, cause: ExitCause = ExitCause.KILLED) -> None:
         """SIGKILL to the whole group; the exit is reported as ``cause``."""

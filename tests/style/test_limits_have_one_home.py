@@ -34,6 +34,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/api/run.py", "ROWS_MAX"),
         ("supervisors/jobs/cost_meter.py", "HOUR_S"),
         ("supervisors/machine/runtime_directory.py", "MARKER_BYTES_MAX"),
+        ("supervisors/machine/tenancy.py", "ORDER_BYTES_MAX"),
         ("supervisors/machine/runtime_directory.py", "SAME_START_S"),
         ("supervisors/providers/trace_files.py", "NODES_MAX"),
     ],
