@@ -89,16 +89,21 @@ class Admission:
         """What this life of the head has seen of the use of a service."""
         return self._uses.setdefault(service, ServiceUse())
 
+    def sentences(self) -> list[str]:
+        """What each service has done and saved, for people."""
+        now_s = asyncio.get_running_loop().time()
+        return [said for name, use in self._uses.items() if (said := use.sentence(name, now_s))]
+
     def go_on(self) -> None:
         """Take over the places that a former life has noted."""
         self._set_places(dict(self._register.now.places))
 
     def keep_only(self, jobs: set[str]) -> None:
-        """Of the places of a former life those of jobs that go on."""
+        """Give up the places of a former life whose jobs do not go on."""
         self._set_places({job: place for job, place in self._places.items() if job in jobs})
 
     def submitted(self, job: str) -> None:
-        """From here on it has its place in the order."""
+        """Give the job its number in the order of the queue."""
         self._submissions += 1
         self._known[job] = Known(self._submissions)
 
@@ -161,7 +166,8 @@ class Admission:
             ),
         )
         if (place := self._places.get(job)) is not None:
-            self.use_of(place.service).step(job, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
+            use, now_s = self.use_of(place.service), asyncio.get_running_loop().time()
+            use.step(job, now_s, seconds, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
         known.steps_left = max(0, known.job.steps - int(progress.get("step") or 0))
         if not was_known and known.profile.steps >= self.rules.cold_steps:
             self.decide()
@@ -206,7 +212,7 @@ class Admission:
             if was is not None and (now is None or now.service != was.service):
                 self.use_of(was.service).left(job, now_s)
             if now is not None and (was is None or now.service != was.service):
-                self.use_of(now.service).joined(job, now_s)
+                self.use_of(now.service).joined(job)
         if places != self._register.now.places:
             self._register.set_places(places)
 
