@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from actors.core.message import Done
 from actors.protocol.training import DetachBundle
 from actors.train_service.parked_files import remove_parked
+from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backend import BackendSpec, TrainBackend
 from actors.trainer.backends import service_backend
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
@@ -270,6 +271,28 @@ def test_a_slice_that_comes_too_late_goes_to_the_next(tmp_path: Path) -> None:
         memory_bytes=2_400,
         make=lambda kind: SimulatedBackend(cost),
     )
+
+
+def test_a_move_that_does_not_end_ends_the_service_and_not_the_jobs(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first, second = await world.attached("a"), await world.attached("b")
+        await second.backend.step(weight=1.0)
+        for backend in made:
+            backend._cost = TrainCost(moved_byte_s=1.0)
+        asked = asyncio.ensure_future(first.backend.step(weight=1.0))
+        end = await world.system.wait_stopped("train-0", 100.0)
+        assert isinstance(end.error, MoveStuck)
+        with pytest.raises(BundleLost):
+            await asked
+        world.service._residency._stored._files.close()  # as the end of its process does
+
+    made: list[SimulatedBackend] = []
+
+    def make(kind: str) -> SimulatedBackend:
+        made.append(SimulatedBackend())
+        return made[-1]
+
+    play(tmp_path, scenario, limits=Limits(service_move_timeout_s=5.0), memory_bytes=2_400, make=make)
 
 
 def test_times_are_told_and_add_up_to_the_services_own(tmp_path: Path) -> None:
