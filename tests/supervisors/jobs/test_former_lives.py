@@ -43,6 +43,9 @@ class PretendHead:
         self.system = system
         self.former: FormerLife | None = None
 
+    async def begin_services(self, rules: object, *, former: bool) -> None:
+        assert rules is None, "it has none"
+
     async def run(self, *_: object, former: FormerLife | None, **__: object) -> dict[str, Any]:
         self.former = former
         return {}
