@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -38,6 +39,7 @@ class PretendHead:
     """Keeps what it is told of the lives before."""
 
     endpoint, limits = "", DEFAULT_LIMITS
+    admission = SimpleNamespace(keep_only=lambda _: None)
 
     def __init__(self, system: ActorSystem) -> None:
         self.system = system
