@@ -26,6 +26,8 @@ class JobsView:
         """``jobs``: steps by name."""
         self._console = console
         self._lines = JobLines(self._say)
+        for job, steps in jobs.items():
+            self._lines.update({"of_job": job, "steps": steps})
         self._rows: dict[str, dict[str, Any]] = {job: {"steps": steps} for job, steps in jobs.items()}
         self._live = Live(console=console, auto_refresh=False, transient=False) if console.is_terminal else None
 
