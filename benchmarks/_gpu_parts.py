@@ -27,7 +27,8 @@ from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
 from benchmarks._command import Result
 from benchmarks._gpu_limits import copy_rate, host_copies, matmul_rate, timed
-from benchmarks._gpu_setting import SMALL, Setting, Work
+from benchmarks._gpu_residency import residency
+from benchmarks._gpu_setting import SMALL, Setting, Work, samples_of
 
 PARAMETER_BYTES: Final = 20
 """What docs/guides/real_model.md says the trainer needs for each parameter."""
@@ -97,7 +98,7 @@ def _transformers_generate(model: Any, ids: Tensor, new_tokens: int) -> None:
 async def train(setting: Setting) -> Result:
     """Tokens a second, prompts counted once for each response, of prompts that differ and of groups of siblings."""
     work = setting.work
-    shapes = {"distinct": _samples(work, 1), "siblings": _samples(work, work.siblings)}
+    shapes = {"distinct": samples_of(work, 1), "siblings": samples_of(work, work.siblings)}
     backend, ours = await setting.backend(), dict[str, float]()
     for name, samples in shapes.items():
         batches = cut(samples, budget_tokens=work.micro_batch_tokens, keep_zero=True)
@@ -115,23 +116,6 @@ async def train(setting: Setting) -> Result:
             "flops_fraction": round(6 * parameters * tokens / ours[name] / rate, 3),
         }
     return {"matmul_tflops": round(rate / 1e12), **result}
-
-
-def _samples(work: Work, siblings: int) -> list[TrainSample]:
-    """Groups of ``siblings``, as many samples in all whatever ``siblings`` is."""
-    rng, made = np.random.default_rng(0), list[TrainSample]()
-    for prompt in range(work.groups * work.siblings // siblings):
-        prompt_ids = rng.integers(3, work.vocab, work.prompt_tokens).astype(np.int32)
-        for sibling in range(siblings):
-            tokens = rng.integers(3, work.vocab, work.new_tokens).astype(np.int32)
-            logprobs, stale = np.full(work.new_tokens, -11.0, np.float32), np.zeros(work.new_tokens, np.bool_)
-            made.append(
-                TrainSample(
-                    prompt=prompt, sibling=sibling, prompt_ids=prompt_ids, tokens=tokens, logprobs=logprobs,
-                    stale=stale, advantage=float(rng.normal()),
-                )
-            )  # fmt: skip
-    return made
 
 
 async def _our_step(backend: TorchBackend, batches: list[Any]) -> None:
@@ -240,7 +224,7 @@ async def sleep(setting: Setting) -> Result:
 async def memory(setting: Setting) -> Result:
     """At rest for each parameter; and of a micro-batch with gradient checkpointing, beside its logits as documented."""
     work, backend = setting.work, await setting.backend(checkpointing=True)
-    samples = _samples(work, 1)
+    samples = samples_of(work, 1)
     await _our_step(backend, cut(samples[:1], budget_tokens=work.micro_batch_tokens, keep_zero=True))
     size = sum(file.stat().st_size for file in setting.model().glob("*.safetensors"))
     parameters, rest = size // 2, setting.bytes_in_use()
@@ -262,7 +246,7 @@ async def memory(setting: Setting) -> Result:
     }
 
 
-PARTS: Final = {part.__name__: part for part in (decode, train, weights, sleep, memory)}
+PARTS: Final = {part.__name__: part for part in (decode, train, weights, sleep, residency, memory)}
 
 
 def main(name: str, args: dict[str, Any]) -> None:

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from actors.rollout.engine import EngineSpec
 from actors.rollout.engines.torch.torch_engine import TorchEngine
 from actors.trainer.backend import BackendSpec
 from actors.trainer.backends.torch.torch_backend import TorchBackend
+from actors.trainer.batching import TrainSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,11 +85,15 @@ class Setting:
         await engine.start(spec)
         return engine
 
-    async def backend(self, *, checkpointing: bool = False) -> TorchBackend:
+    async def backend(self, *, checkpointing: bool = False, parkable: bool = False) -> TorchBackend:
         """Ours, started."""
         backend = TorchBackend()
         spec = BackendSpec(
-            model_path=self.model(), dtype="bfloat16", device=self.device, gradient_checkpointing=checkpointing
+            model_path=self.model(),
+            dtype="bfloat16",
+            device=self.device,
+            gradient_checkpointing=checkpointing,
+            parkable=parkable,
         )
         await backend.start(spec)
         return backend
@@ -97,3 +103,20 @@ class Setting:
         if self.device != "cuda":
             return 0
         return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+
+
+def samples_of(work: Work, siblings: int) -> list[TrainSample]:
+    """Groups of ``siblings``, as many samples in all whatever ``siblings`` is."""
+    rng, made = np.random.default_rng(0), list[TrainSample]()
+    for prompt in range(work.groups * work.siblings // siblings):
+        prompt_ids = rng.integers(3, work.vocab, work.prompt_tokens).astype(np.int32)
+        for sibling in range(siblings):
+            tokens = rng.integers(3, work.vocab, work.new_tokens).astype(np.int32)
+            logprobs, stale = np.full(work.new_tokens, -11.0, np.float32), np.zeros(work.new_tokens, np.bool_)
+            made.append(
+                TrainSample(
+                    prompt=prompt, sibling=sibling, prompt_ids=prompt_ids, tokens=tokens, logprobs=logprobs,
+                    stale=stale, advantage=float(rng.normal()),
+                )
+            )  # fmt: skip
+    return made

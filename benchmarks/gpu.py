@@ -4,6 +4,7 @@
              train     tokens/s of accumulate and step           against a plain forward, backward, AdamW
              weights   publish, pull and load a version          against copies between the card and pinned memory
              sleep     sleep and wake of the engine              against the same copies
+             residency park and resume of a trainer's state      against the same copies
              memory    bytes a parameter, and a micro-batch's    against docs/guides/real_model.md
              sync, async, killed    the quickstart on the card: its reward rises, nothing is lost
 
@@ -22,7 +23,7 @@ from typing import Any, Final
 from benchmarks._command import Result, command_line, measured, show
 from benchmarks._jobs import BenchmarkFailed, hardware, last_line
 
-PARTS: Final = ("decode", "train", "weights", "sleep", "memory", "sync", "async", "killed")
+PARTS: Final = ("decode", "train", "weights", "sleep", "residency", "memory", "sync", "async", "killed")
 PART_TIMEOUT_S: Final = 240.0
 """Three times what the longest part takes on one H100."""
 

@@ -15,13 +15,18 @@ from benchmarks._jobs import BenchmarkFailed
 @pytest.mark.timeout(600)
 def test_bench_gpu_measures_each_part_beside_its_peer_or_limit(capfd: pytest.CaptureFixture[str]) -> None:
     assert (
-        gpu.main(["--small", "--device", "cpu", "--json", "--parts", "decode,train,weights,sleep,memory,killed"]) == 0
+        gpu.main(
+            ["--small", "--device", "cpu", "--json", "--parts", "decode,train,weights,sleep,residency,memory,killed"]
+        )
+        == 0
     )
     told = json.loads(capfd.readouterr().out)
     assert told["decode"]["2_rows"]["ratio"] > 0
     assert told["train"]["siblings"]["loop_tokens_per_second"] > 0
     assert told["weights"]["bytes"] > 0 and told["weights"]["publish_stall_s"] > 0
     assert told["sleep"]["level_1"]["wake_s"] >= 0
+    assert told["residency"]["bits_equal"] and told["residency"]["addresses_equal"]
+    assert told["residency"]["resume_s"] > 0
     assert told["memory"]["documented"] == 20
     assert (told["killed"]["prompts_lost"], told["killed"]["samples_trained_twice"]) == (0, 0)
 

@@ -236,7 +236,7 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
     async with started(("torch", {}), path) as made:
         assert isinstance(made, TorchBackend) and made._core is not None
         await some_steps(made)
-        tensors = made._core.bundle._tensors()
+        tensors = made._core.bundle.tensors()
         states = [id(state) for state in made._core._adam._adam.state.values()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         copy = await stored(made)
@@ -247,7 +247,7 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
         assert freed >= 0.95 * (sum(tensor.nbytes for tensor in tensors.values()) - kept)
         assert kept < 2 * mmap.PAGESIZE * len(tensors) + 100
         await made.restore(copy)
-        assert {name: tensor.data_ptr() for name, tensor in made._core.bundle._tensors().items()} == addresses
+        assert {name: tensor.data_ptr() for name, tensor in made._core.bundle.tensors().items()} == addresses
         assert [id(state) for state in made._core._adam._adam.state.values()] == states
         views = [p.data_ptr() for p in made._core._replicas.model.parameters()]
         weights = tensors["weights"]
@@ -259,7 +259,7 @@ async def test_sizes_are_those_of_the_tensors(backend: Backend) -> None:
         return
     assert backend._core is not None
     await some_steps(backend)
-    tensors = backend._core.bundle._tensors()
+    tensors = backend._core.bundle.tensors()
     counts = 8 * (1 + backend._core._adam.groups)
     assert backend.resident_bytes() == sum(tensor.nbytes for tensor in tensors.values()) + counts
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == len(tensors)

@@ -440,6 +440,7 @@ async def test_a_copy_never_lies_in_two_tiers(world: World) -> None:
         await world.residency.store("a")
     before = await bits(world.backends["a"])
     assert world.residency.report().disk_bytes == 2 * COPY
+    assert len(files(world, "parked-*.manifest")) == 1
     await world.residency.park("a")
     await world.residency.make_resident("a")
     assert await bits(world.backends["a"]) == before

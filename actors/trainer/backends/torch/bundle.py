@@ -89,7 +89,7 @@ class Bundle:
             if sums.low is not sums.total:
                 yield self.flat.total_bytes
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
         """Tensors by the names of their blocks; ``low.i``, which is no block, is released with them."""
         tensors = {"weights": self.flat.flat}
         if self.flat.master is not self.flat.flat:
@@ -103,11 +103,15 @@ class Bundle:
                 tensors[f"low.{index}"] = sums.low
         return tensors
 
+    def counts(self) -> list[float]:
+        """Adam's step counts, one a group."""
+        return self._adam.counts()
+
     # ------------------------------------------------------------ out
 
     def copy_out(self, places: Mapping[str, memoryview], chunk_bytes: int, steps: int) -> dict[str, tuple[bytes, ...]]:
         counts = np.array([steps, *self._adam.counts()], dtype=np.float64)
-        tensors = {**self._tensors(), _COUNTS: torch.from_numpy(counts)}
+        tensors = {**self.tensors(), _COUNTS: torch.from_numpy(counts)}
         digests: dict[str, tuple[bytes, ...]] = {}
         for part in self.parts():
             if part.name not in places:
@@ -126,7 +130,7 @@ class Bundle:
     def release(self) -> None:
         if not self.released:
             self.released = True
-            self.flat.memory.release(self._tensors().values())
+            self.flat.memory.release(self.tensors().values())
 
     def forget_place(self, memory: memoryview) -> None:
         if self._copies is not None:
@@ -142,7 +146,7 @@ class Bundle:
         """
         if "exp_avg.0" in {block.name for block in stored[TRAINED].blocks}:
             self._adam.states()  # made here if this is another life's state
-        tensors = self._tensors()
+        tensors = self.tensors()
         counts = torch.zeros(1 + self._adam.groups, dtype=torch.float64)
         if self.released:
             self.flat.memory.back(tensors.values())
