@@ -51,6 +51,12 @@ def is_permanent(error: BaseException | None) -> bool:
     return False
 
 
+def is_blameless(error: BaseException) -> bool:
+    """Whether ``error`` says nothing against whatever ends by it: what that needs is gone, and it is to begin anew."""
+    first = _unwrapped(error)
+    return isinstance(first, HeadraceError) and first.blameless and not is_permanent(error)
+
+
 def _unwrapped(error: BaseException) -> BaseException:
     for _ in range(_CHAIN_MAX):
         inner = _inner(error)

@@ -299,7 +299,7 @@ class BundleState(msgspec.Struct, frozen=True, kw_only=True):
     """Place of its state: ``memory``, ``host``, ``disk``; empty: there is none yet."""
     state_bytes: int
     bursts: int
-    """Number of bursts that have ended."""
+    """Number of bursts that held a step and have ended."""
     asking_s: float | None
     """Time since which a call of it waits; None: none does."""
     waited_s: float

@@ -103,7 +103,7 @@ class Turns:
             self._look()
 
     def bursts(self, job: str) -> int:
-        """Number of its bursts that have ended."""
+        """Number of its bursts with a step."""
         return self._jobs[job].bursts if job in self._jobs else 0
 
     def asking_s(self, job: str) -> float | None:
@@ -170,11 +170,10 @@ class Turns:
         job, self._last = self._jobs.get(self.holder), self.holder
         if self.holder not in self._unstored:
             self._unstored.append(self.holder)
-        if job is not None:
+        if job is not None and job.has_stepped:
+            seen = job.estimate_s if job.bursts else self._burst_s
+            job.estimate_s = seen + _NEWEST_COUNTS * (self._burst_s - seen)
             job.bursts += 1
-            if job.has_stepped:
-                seen = self._burst_s if job.bursts == 1 else job.estimate_s
-                job.estimate_s = seen + _NEWEST_COUNTS * (self._burst_s - seen)
             job.has_stepped = False
         self.holder, self._burst_s, self._idle_since_s = "", 0.0, None
 

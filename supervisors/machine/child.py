@@ -3,6 +3,7 @@
     stdin ─▶ ProcessSpec ─▶ transport ─▶ actor system ─▶ build_role ─▶ spawn ─▶ ProcessReady to the agent
                                                                                 ProcessBeacon every second
     SIGTERM ─▶ stop actors in order ─▶ exit 143          actor crashed ─▶ its error as exit note ─▶ exit 70
+                                                         by an error that is not its own ─▶ with that note ─▶ exit 75
     main actor ended in good order ─▶ exit 0             could not start ─▶ exit 71, with a note
 
 Invariants
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from actors.core.reason import reason_of
+from actors.core.reason import is_blameless, reason_of
 from actors.host.parent_death import die_with_parent
 from supervisors.faults.process_faults import ProcessFaults
 from supervisors.machine import exit_note
@@ -171,5 +172,5 @@ async def _until_end(
 
 def _exit_code(end: ActorExit) -> int:
     if end.error is not None:
-        return EXIT_CRASHED
+        return EXIT_PREEMPTED if is_blameless(end.error) else EXIT_CRASHED
     return EXIT_PREEMPTED if end.reason == "preempted" else EXIT_OK

@@ -46,7 +46,7 @@ EXIT_CRASHED: Final = 70
 EXIT_START_FAILED: Final = 71
 """The process never became ready."""
 EXIT_PREEMPTED: Final = 75
-"""It was told that its machine goes away (sysexits.h: temporary failure)."""
+"""It was told that its machine goes away, or what it needs has gone, by no fault of its own (sysexits.h: temporary)."""
 
 OWN_FAULTS: Final = frozenset(
     {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}

@@ -37,7 +37,8 @@ class ExitCause(enum.StrEnum):
     STOPPED = "stopped"
     """Someone asked it to stop."""
     PREEMPTED = "preempted"
-    """The machine was taken away with notice, it was drained, or its owner was away for too long."""
+    """The machine was taken away with notice, it was drained, its owner was away for too long, or what it needs has
+    gone by no fault of its own."""
     CRASHED = "crashed"
     """An exception, a fatal signal of its own making, or an exit code other than 0."""
     KILLED = "killed"

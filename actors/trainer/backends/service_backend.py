@@ -58,7 +58,7 @@ from actors.weights.segments import host_id
 from transport.address import ActorAddress
 
 R = TypeVar("R", bound=Message)
-O = TypeVar("O", bound=TrainOutcome)
+Outcome = TypeVar("Outcome", bound=TrainOutcome)
 
 _GONE = frozenset({RefusalReason.OLDER_LIFE, RefusalReason.UNKNOWN_ACTOR, RefusalReason.STOPPING})
 """Refusals by which a service says that it is not, or no longer, the one that was asked."""
@@ -173,7 +173,7 @@ class ServiceBackend:
             raise BackendClosed("the service backend was called before start or after close")
         return self._ctx
 
-    async def _call(self, body: TrainBody, kind: type[O], limit_s: float) -> O:
+    async def _call(self, body: TrainBody, kind: type[Outcome], limit_s: float) -> Outcome:
         if not self._life or self._closed:
             raise BackendClosed(f"the service backend was called {'after close' if self._closed else 'before start'}")
         self._number += 1

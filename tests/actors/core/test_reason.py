@@ -7,7 +7,7 @@ import pytest
 
 from actors.core.errors import RemoteError, ReplyError, StartFailed
 from actors.core.kernel.answers import error_of, failure_of
-from actors.core.reason import Reason, is_permanent, reason_of
+from actors.core.reason import Reason, is_blameless, is_permanent, reason_of
 from configs.limits import DEFAULT_LIMITS
 from transport.address import ActorAddress, PeerId
 from transport.errors import HeadraceError
@@ -43,6 +43,18 @@ def test_what_was_raised_from_a_permanent_error_is_permanent_and_keeps_its_own_w
     reason = reason_of(caused(RuntimeError("the backend could not start"), NoSuchModel("x")))
     assert (reason.error, reason.permanent) == ("RuntimeError", True)
     assert not is_permanent(caused(RuntimeError("again"), OSError("disk")))
+
+
+class Innocent(HeadraceError):
+    blameless = True
+
+
+def test_an_error_is_blameless_by_itself_and_not_by_what_it_was_raised_from() -> None:
+    assert is_blameless(Innocent("gone"))
+    assert is_blameless(caused(Innocent("gone"), OSError("link")))
+    assert is_blameless(caused(StartFailed("no"), Innocent("gone")))
+    assert not is_blameless(caused(RuntimeError("ours"), Innocent("gone")))
+    assert not is_blameless(caused(Innocent("gone"), NoSuchModel("never")))
 
 
 def test_a_permanent_error_of_another_role_is_permanent_here_too() -> None:

@@ -1,7 +1,7 @@
 """Jobs whose training is a function of their names, played against any backend, and against a service that dies.
 
 A job's steps are fixed: what it trains with follows from its name, as a replay does from the journal. In a shared
-service it is played by one life of a trainer after another, from what the service has kept or from the newest checkpoint.
+service it is played by one life of a trainer after another, from what the service has kept or the newest checkpoint.
 """
 
 from __future__ import annotations

@@ -8,8 +8,6 @@ from itertools import count
 from pathlib import Path
 from typing import ClassVar, ParamSpec, TypeVar
 
-import numpy as np
-
 from actors.train_service.residency import Residency, ResidencyRules
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch
 from actors.trainer.backends.simulated_backend import SimulatedBackend
@@ -96,7 +94,7 @@ async def bits(backend: Parkable) -> bytes:
     """All of a resident backend's state."""
     found = b""
     for part in backend.parts():
-        place = memoryview(np.zeros(max(1, part.size_bytes), np.uint8))
+        place = memoryview(bytearray(part.size_bytes))
         await backend.copy_out({part.name: place}, 1 << 20)
         found += bytes(place)
     return found

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from actors.train_service import parked_files
 from actors.train_service.parked_manifest import decode, encode
@@ -298,9 +299,8 @@ async def test_of_two_tiers_the_newer_copy_counts(world: World) -> None:
     disk = world.directory / "parked"
     (disk / "parked-0123-ab").write_bytes(bytes_of_part)
     copy = decode(older)
-    moved = type(copy)(**{f: getattr(copy, f) for f in copy.__struct_fields__} | {
-        "parts": (type(copy.parts[0])(name="trained", file="parked-0123-ab", blocks=copy.parts[0].blocks,
-                                      hashes=copy.parts[0].hashes),)})  # fmt: skip
+    (described,) = copy.parts
+    moved = replace(copy, parts=(replace(described, file="parked-0123-ab"),))
     (disk / manifest.name[manifest.name.index("parked-") :]).write_bytes(encode(moved))
     await world.killed_and_started()
     found = await world.residency.find_parked("a")

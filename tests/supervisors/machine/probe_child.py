@@ -40,6 +40,15 @@ class CrashForGood(Message):
     pass
 
 
+class ServiceGone(HeadraceError):
+    blameless = True
+
+
+@message("probe.lose")
+class Lose(Message):
+    pass
+
+
 @message("probe.finish")
 class Finish(Message):
     reason: str
@@ -66,6 +75,10 @@ class Probe(Actor):
     @handles(CrashForGood)
     async def crash_for_good(self, message: CrashForGood) -> None:
         raise NoSuchModel("model.path: /nowhere is gone")
+
+    @handles(Lose)
+    async def lose(self, message: Lose) -> None:
+        raise ServiceGone("what it needs has gone")
 
     @handles(Finish)
     async def finish(self, message: Finish) -> None:
@@ -115,7 +128,7 @@ if __name__ == "__main__":
     sys.modules["probe_child"] = sys.modules["__main__"]
     for role in ("probe", "never", "broken", "hopeless", "stubborn"):
         ROLES[role] = f"probe_child:build{'' if role == 'probe' else '_' + role}"
-    for tag in ("probe.ping", "probe.crash", "probe.crash_for_good", "probe.finish", "probe.hold_gil"):
+    for tag in ("probe.ping", "probe.crash", "probe.crash_for_good", "probe.lose", "probe.finish", "probe.hold_gil"):
         WHO_MAY_SEND[tag] = frozenset([SenderKind.HEAD])
     from supervisors.machine.child import run_child
 

@@ -204,6 +204,16 @@ async def test_an_actor_that_finishes_completes_its_process_and_a_drained_one_is
     assert (await head.until("ended", "p1")).cause is ExitCause.PREEMPTED
 
 
+async def test_an_error_that_is_not_its_own_costs_a_process_no_budget_and_is_told(head):
+    supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0")
+    for count in range(2, LIMITS.restart_max + 4):
+        head.system.ref(supervisor.running("p0").address).tell(probe_child.Lose())
+        await head.until("started", "p0", count)
+    exited = await head.until("exited", "p0")
+    assert exited.cause is ExitCause.PREEMPTED
+    assert exited.reason == "ServiceGone: what it needs has gone"
+
+
 async def test_the_spent_budget_escalates_and_leaves_no_process(head):
     supervisor = await head.supervise(Strategy.ONE_FOR_ONE, "p0", "p1")
     for count in range(2, LIMITS.restart_max + 3):
