@@ -45,6 +45,7 @@ from actors.train_service.admission import Admission, Agreed
 from actors.train_service.bundles import Bundle, ends_burst, failure, perform
 from actors.train_service.errors import NoSlice, NotYours
 from actors.train_service.notes import Notes
+from actors.train_service.parked_files import ParkedFiles
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
 from actors.train_service.residency_errors import NeverFits, NoRoomToPark, ResidencyError
 from actors.train_service.turns import Turns
@@ -60,11 +61,17 @@ _CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
 
 
 class TrainService(Actor):
-    """Serves the jobs that attach to it. ``make``: a backend of a kind."""
+    """Serves the jobs that attach to it. ``make``: a backend of a kind; ``files``: where states are stored."""
 
-    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend) -> None:
+    def __init__(
+        self,
+        args: ServiceArgs,
+        make: MakeBackend = make_backend,
+        files: Callable[[Path], ParkedFiles] = ParkedFiles,
+    ) -> None:
         self._config = args.config
         self._make = make
+        self._files = files
         self._directory = Path(args.run_dir)
         self._bundles: dict[str, Bundle] = {}
         """Job → the newest life of its bundle."""
@@ -81,7 +88,9 @@ class TrainService(Actor):
         rules = ResidencyRules(
             budget_bytes=config.memory_bytes, host_bytes=config.host_bytes, disk_bytes=config.disk_bytes
         )
-        self._residency = Residency(rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking)
+        self._residency = Residency(
+            rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking, files=self._files
+        )
         await self._residency.open()
         slices = SliceRules(
             policy=queue.policy, hysteresis=queue.hysteresis, starvation_s=queue.starvation_s, gap_s=queue.gap_s

@@ -6,7 +6,9 @@ is a simulated process's and goes with its life, as the system does it; one of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from actors.core.actor import Actor
 from actors.ledger.journal import Journal
@@ -26,6 +28,9 @@ from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
 from transport.sim.process import PROCESS, SimProcess
 from transport.zmq.security import NodeKeys
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class SimulatedLock:
@@ -138,6 +143,9 @@ class SimulatedMachine:
             raise DirectoryInUse(f"{run_dir} is in use: a run goes on there")
         lock = self._locks[run_dir] = SimulatedLock(run_dir, _own_process())
         return lock
+
+    async def run_blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
 
 
 def _own_process() -> SimProcess:

@@ -22,9 +22,10 @@ from typing import Any, Final
 import structlog
 
 from actors.weights.segments import segment_directory
-from configs.scenario import Scenario
+from configs.scenario import RandomFaults, Scenario
 from supervisors.simulation.grid import replay_in
 from supervisors.simulation.nemesis import Nemesis
+from supervisors.simulation.operator import Operator
 from supervisors.simulation.plan import DrawnFault, drawn_faults
 from supervisors.simulation.verdict import judge, learned
 from supervisors.simulation.watchman import Watchman
@@ -117,11 +118,14 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     scenario = world.scenario
     drawn: list[DrawnFault] = []
     if scenario.faults.random is not None:
-        drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes)
+        drawn = drawn_faults(
+            scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, services=scenario.services is not None
+        )
     nemesis = Nemesis(world, scenario.faults.plan, drawn)
-    watchman = Watchman(world, lambda: nemesis.active)
+    operator = Operator(world, scenario.faults.random or RandomFaults())
+    watchman = Watchman(world, lambda: nemesis.active or operator.active)
     loop.set_exception_handler(lambda _, context: _unhandled(world, context))
-    main = loop.create_task(_main(world, nemesis, watchman), name="world")
+    main = loop.create_task(_main(world, nemesis, operator, watchman), name="world")
     try:
         with guarded() as breaches:
             loop.run_until_complete(main)
@@ -134,11 +138,12 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     return report
 
 
-async def _main(world: World, nemesis: Nemesis, watchman: Watchman) -> None:
+async def _main(world: World, nemesis: Nemesis, operator: Operator, watchman: Watchman) -> None:
     world.start()
     if world.scenario.spot.trace is not None:
         world.in_background(replay_in(world), "replay of the spot trace")
     nemesis.start()
+    operator.start()
     await watchman.watch()
     world.stop()
 

@@ -99,6 +99,7 @@ class SimulatedCluster:
     async def halt(self, victim: Victim, lasts_s: float | None) -> Heal:
         if victim.body.halted:
             raise FaultNotPossible(f"{victim} stands still already")
+        self._world.services.hindered(victim.body.life)
         victim.send_signal(signal.SIGSTOP)
 
         async def go_on() -> str:
@@ -111,6 +112,7 @@ class SimulatedCluster:
     async def slow(self, victim: Victim, factor: float, lasts_s: float | None) -> Heal:
         if victim.body.life.slowness != 1.0:
             raise FaultNotPossible(f"{victim} is slowed down already")
+        self._world.services.hindered(victim.body.life)
         victim.body.life.slowness = factor
 
         async def quicken() -> str:
@@ -203,6 +205,8 @@ class SimulatedCluster:
         return rng.choice([job.name for job in self._world.jobs if target.job in (None, job.name)])
 
     async def fill_disk(self, fault: fp.DiskFull, rng: random.Random) -> Hit:
+        if fault.target.role == "train_service":
+            return self._fill_tiers(rng)
         file = self._world.machines["head"].journal_file(self._one_job(fault.target, rng))
         file.full = True
 
@@ -211,6 +215,17 @@ class SimulatedCluster:
             return "the disk has room again"
 
         return Hit([f"journal of {file.job}"], [empty])
+
+    def _fill_tiers(self, rng: random.Random) -> Hit:
+        full, tiers = self._world.services.full_tiers, rng.choice([["host"], ["disk"], ["host", "disk"]])
+        full += tiers
+
+        async def empty() -> str:
+            for tier in tiers:
+                full.remove(tier)
+            return "the tiers have room again"
+
+        return Hit([f"{tier} tier" for tier in tiers], [empty])
 
 
 def _machine(name: str) -> Ends:
