@@ -210,7 +210,7 @@ class Limits(ProcessLimits):
         "shared with the other; a link that broke is there again sooner",
     )
     service_deaths_isolated: int = Field(
-        default=2, ge=1, description="a job in whose calls a training service died this often computes alone from now on"
+        default=2, ge=1, description="a job in whose calls a training service died this often computes alone from now"
     )
     service_deaths_max: int = Field(
         default=4, ge=1, description="in a row, without a burst of that job in between; then it is not served any more"

@@ -66,6 +66,18 @@ class Patience:
         return True
 
 
+async def is_still_there(ctx: Context, address: ActorAddress, patience_s: float) -> bool:
+    """Whether this very life, to which a link broke, can be reached again within ``patience_s``."""
+    patience = Patience(ctx.limits, ctx.rng("patience"), patience_s)
+    while await patience.again():
+        try:
+            async with asyncio.timeout(max(patience.left_s, ctx.limits.backoff_first_s)):
+                return await ctx.successor(address) == address
+        except (TimeoutError, NotSent):
+            continue
+    return False
+
+
 async def ask_patiently(
     ctx: Context,
     address: Callable[[], ActorAddress],

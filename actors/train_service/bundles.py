@@ -61,6 +61,8 @@ class Bundle:
     work: asyncio.Task[object] | None = None
     """The call, or the start, that is under way or was the last."""
     ending: asyncio.Task[object] | None = None
+    heard_s: float = 0.0
+    """Time at which its trainer was heard last."""
     over: str = ""
     is_broken: bool = False
     """Whether its state may be half changed."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from actors.core.actor import Actor, concurrent, handles
 from actors.core.errors import ReplyError
 from actors.core.senders import SenderKind, sender_of
-from actors.core.watch import Down
+from actors.core.watch import Down, Gone
 from actors.policies.slices import SliceRules, slice_policy
 from actors.protocol.training import (
     AttachBundle,
@@ -113,6 +113,8 @@ class TrainService(Actor):
         if bundle is None or bundle.trainer != message.trainer:
             agreed = await self.ctx.run_blocking(self._admission.agree, message)
             bundle = self._begin_life(message, agreed)
+        else:
+            self._hear(bundle)
         answer = await asyncio.shield(bundle.attached)
         if isinstance(answer, Exception):
             raise answer
@@ -140,7 +142,7 @@ class TrainService(Actor):
         bundle = self._bundles[job] = Bundle(message, life, self._make(self._config.backend), before=ending)
         isolated = self._notes.is_isolated(job)
         self._turns.join(job, priority=message.priority, share=message.share, isolated=isolated)
-        self.ctx.watch(message.trainer)
+        self._hear(bundle)
         bundle.work = self.ctx.start_task(self._start(bundle, agreed), f"attach {job}")
         return bundle
 
@@ -232,6 +234,7 @@ class TrainService(Actor):
         bundle = self._bundles.get(message.job)
         if bundle is None or bundle.life != message.life:
             raise BundleLost(f"the service {self._config.name} has no life {message.life} of the job {message.job}")
+        self._hear(bundle)
         answer = bundle.calls.repeated(message.number)
         if answer is None:
             if bundle.over:
@@ -303,9 +306,25 @@ class TrainService(Actor):
 
     @handles(Down)
     async def trainer_gone(self, message: Down) -> None:
+        """A trainer that cannot be reached may be there again in a moment: a link can break, too."""
         for bundle in self._bundles.values():
-            if bundle.trainer == message.address:
+            if bundle.trainer != message.address or bundle.over:
+                continue
+            if message.reason is Gone.UNREACHABLE:
+                self.ctx.start_task(self._miss(bundle, self.ctx.now()), f"miss the trainer of {bundle.job}")
+            else:
                 self._end_life(bundle, "its trainer is gone")
+
+    async def _miss(self, bundle: Bundle, since_s: float) -> None:
+        """Give its trainer the time to repeat its call; one that had none under way has nothing to say."""
+        await self.ctx.sleep(self.ctx.limits.service_patience_s)
+        if bundle.heard_s < since_s:
+            self._end_life(bundle, "its trainer is gone")
+
+    def _hear(self, bundle: Bundle) -> None:
+        """Its trainer has said something, perhaps over a new link."""
+        bundle.heard_s = self.ctx.now()
+        self.ctx.watch(bundle.trainer)
 
     def _end_life(self, bundle: Bundle, why: str, *, keep: bool = True) -> None:
         """This life is over. ``keep``: its state may be gone on from."""

@@ -23,7 +23,7 @@ from actors.host.room import no_space
 from actors.train_service.parked_files import CHUNK_BYTES, ParkedFiles, PartFile, StoredCopy
 from actors.train_service.parked_files import Tier as StoredTier
 from actors.train_service.parked_manifest import ManifestPart, ParkedManifest
-from actors.train_service.residency_errors import NoRoomToPark, NotParkable
+from actors.train_service.residency_errors import NoRoomToPark, NotParkable, ResidencyError
 from actors.train_service.tiers import BundleReport, ResidencyRules
 from actors.trainer.errors import BackendClosed, ParkedStateDamaged
 from actors.trainer.parking import TRAINED, Parkable, StatePart
@@ -38,7 +38,7 @@ class RunBlocking(Protocol):
     def __call__(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]: ...
 
 
-class NoRoom(Exception):
+class NoRoom(ResidencyError):
     """A tier has no room, and nobody there can give any. It stays in this room."""
 
 

@@ -29,8 +29,8 @@ from actors.trainer.errors import TrainerError
 
 _NEWEST_COUNTS: Final = 0.3
 """Weight of the newest burst in what is expected of the next."""
-_FIRST_ESTIMATE_S: Final = 1.0
-"""Expected burst of a job of which nothing is known."""
+_UNKNOWN_BURST_SECONDS: Final = 1.0
+"""Expected burst of a job of which nothing is known: no bound, only a place in the queue."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class _Job:
     priority: int
     share: float
     isolated: bool
-    estimate_s: float = _FIRST_ESTIMATE_S
+    estimate_s: float = _UNKNOWN_BURST_SECONDS
     switch_s: float = 0.0
     bursts: int = 0
     has_stepped: bool = False

@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from benchmarks.papers.setups.combined import CombinedSpotStudy, CombinedStaticStudy, CombinedStreamStudy
+from benchmarks.papers.setups.plexrl import DecodeEfficiencyStudy, FleetStudy, SharingStudy, SlicesStudy
 from benchmarks.papers.setups.rlboost import MigrationStudy, SeedingStudy, SpotStudy, StaticStudy
 from benchmarks.papers.setups.sensitivity import (
     BandwidthSweep,
@@ -59,7 +60,11 @@ Study = Annotated[
     | CombinedRankerSweep
     | BandwidthSweep
     | PreemptionSweep
-    | PoolSweep,
+    | PoolSweep
+    | SharingStudy
+    | SlicesStudy
+    | FleetStudy
+    | DecodeEfficiencyStudy,
     Field(discriminator="kind"),
 ]
 """Kinds of study that there are; a new one is added here and to ``benchmarks/papers/studies/registry.py``."""

@@ -23,6 +23,8 @@ EXIT_BAD_CONFIG: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 RUN_ROOT: Final = Path("runs")
+JOBS_FILE: Final = "jobs.json"
+"""File of a directory in which one command has run several jobs: their run directories, in the order given."""
 
 T = TypeVar("T")
 Json = Annotated[bool, typer.Option("--json", help="JSON only on stdout; the last line is the result.")]

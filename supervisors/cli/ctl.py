@@ -280,14 +280,19 @@ def _call(op: str, args: dict[str, Any], json_: bool) -> None:
 
 def _from_files(op: str, args: dict[str, Any]) -> Any:
     """What the files of a run say that is over or whose head is gone; None if there is a head to ask, or no run."""
-    from supervisors.cli.run_files import RunFiles, runs_in
+    from supervisors.cli.run_files import runs_of_command
 
     where = _options.control
     if where is not None and "://" in where:
         return None
-    found = [RunFiles(Path(where))] if where is not None else runs_in(RUN_ROOT)[:1]
-    if not found or not found[0].is_run or found[0].goes_on:
+    found = runs_of_command(Path(where) if where is not None else None, RUN_ROOT)
+    if not found or any(not run.is_run or run.goes_on for run in found):
         return None
+    if op == "jobs":
+        return [row for run in found for row in run.jobs()]
+    wanted = args.get("job")
+    if len(found) > 1 and (found := [run for run in found if run.job_name == wanted][:1]) == []:
+        _fail(f"several jobs were run there, and {wanted!r} is none of them: name one with --job", EXIT_BAD_REQUEST)
     try:
         return found[0].answer(op, args)
     except FileNotFoundError as error:

@@ -17,6 +17,7 @@ from actors.jobs.summary import Row, Summary, read_rows
 from configs.limits import DEFAULT_LIMITS
 from supervisors.checkers.history import RunState
 from supervisors.checkers.run_directory import JOB_FILE, JOURNAL, is_open, run_state
+from supervisors.cli.command import JOBS_FILE
 from supervisors.machine.file_end import whole_lines
 
 _READ_BYTES: Final = DEFAULT_LIMITS.control_read_bytes
@@ -31,6 +32,12 @@ class RunFiles:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
+
+    @property
+    def name(self) -> str:
+        """Name of its directory; of one of several jobs also that of the command's."""
+        several = (self.run_dir.parent / JOBS_FILE).is_file()
+        return f"{self.run_dir.parent.name}/{self.run_dir.name}" if several else self.run_dir.name
 
     @property
     def is_run(self) -> bool:
@@ -49,7 +56,7 @@ class RunFiles:
             summary.add(row)
         began_s = (self.run_dir / JOB_FILE).stat().st_mtime
         return {
-            "run": self.run_dir.name,
+            "run": self.name,
             "state": str(self._state()),
             "steps": f"{summary.steps}/{job.get('steps', '?')}",
             "reward_first": summary.reward_first,
@@ -100,6 +107,10 @@ class RunFiles:
             raise FileNotFoundError(f"there is no log of {actor!r} in {directory}; there are: {', '.join(names)}")
         wanted = [actor] if actor is not None else names
         return [line for name in wanted for line in whole_lines(directory / f"{name}.log", lines, _READ_BYTES)][-lines:]
+
+    @property
+    def job_name(self) -> str:
+        return str(self._job().get("name", ""))
 
     def answer(self, op: str, args: Mapping[str, Any]) -> Any:
         """The answer to a verb of ctl that a run's files can give.
@@ -156,5 +167,17 @@ def runs_in(root: Path) -> list[RunFiles]:
     """The runs below ``root``, the newest first; ``root`` itself if it is one."""
     if RunFiles(root).is_run:
         return [RunFiles(root)]
-    files = sorted(root.glob(f"*/{JOB_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    files = list(root.glob(f"*/{JOB_FILE}"))
+    for several in root.glob(f"*/{JOBS_FILE}"):
+        files += several.parent.glob(f"*/{JOB_FILE}")
+    files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
     return [RunFiles(file.parent) for file in files]
+
+
+def runs_of_command(directory: Path | None, root: Path) -> list[RunFiles]:
+    """The runs of one command, which may have run several jobs: of ``directory``, else the newest below ``root``."""
+    if directory is None:
+        newest = runs_in(root)[:1]
+        several = newest and (newest[0].run_dir.parent / JOBS_FILE).is_file()
+        return runs_in(newest[0].run_dir.parent) if several else newest
+    return runs_in(directory) if (directory / JOBS_FILE).is_file() else [RunFiles(directory)]

@@ -28,6 +28,7 @@ from supervisors.cli.command import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
+    JOBS_FILE,
     RUN_ROOT,
     check_sockets,
     fail,
@@ -43,15 +44,13 @@ if TYPE_CHECKING:
     from configs.schema import JobConfig
     from configs.services import ServicesConfig
 
-JOBS: Final = "jobs.json"
-"""File of the command's directory that names the run directories of its jobs, in the order of the command line."""
 
 _TAKEN: Final = ("logs", "services")
 
 
 def is_several(directory: Path) -> bool:
     """Whether several jobs were run there by one command."""
-    return (directory / JOBS).is_file()
+    return (directory / JOBS_FILE).is_file()
 
 
 def run_several(
@@ -196,12 +195,12 @@ def _prepare(directory: Path, jobs: list[JobConfig], over: dict[str, Any], *, re
         lock.release()
         said += [f"{job.name}: {news}"] if news else []
     if not resume:
-        (directory / JOBS).write_text(json.dumps([job.name for job in jobs]) + "\n", encoding="utf-8")
+        (directory / JOBS_FILE).write_text(json.dumps([job.name for job in jobs]) + "\n", encoding="utf-8")
     return said
 
 
 def _order(directory: Path) -> list[str]:
-    return [str(name) for name in json.loads((directory / JOBS).read_text("utf-8"))]
+    return [str(name) for name in json.loads((directory / JOBS_FILE).read_text("utf-8"))]
 
 
 def _jobs_of(directory: Path) -> tuple[list[JobConfig], dict[str, Any]]:

@@ -130,8 +130,17 @@ class Head:
         self.admission.decide()
 
     def _move_trainer(self, job: str) -> None:
-        self._moves.add(task := asyncio.create_task(self.jobs[job].move_trainer(), name=f"move the trainer of {job}"))
-        task.add_done_callback(self._moves.discard)
+        """Beside everything else; when it is done, its former service is free for whoever waits."""
+        task = asyncio.create_task(self.jobs[job].move_trainer(), name=f"move the trainer of {job}")
+        self._moves.add(task)
+        task.add_done_callback(self._moved)
+
+    def _moved(self, task: asyncio.Task[None]) -> None:
+        self._moves.discard(task)
+        if not task.cancelled():
+            if (error := task.exception()) is not None:  # its supervisor starts it again
+                log.error("a trainer was not moved in good order", exc_info=error)
+            self.admission.decide()
 
     async def _start_agent(self) -> ActorAddress:
         options = NodeOptions(
@@ -271,7 +280,7 @@ class Head:
 
     async def stop(self) -> None:
         """Stop everything, youngest first. Idempotent."""
-        for task in list(self._followers.values()):
+        for task in [*self._followers.values(), *self._moves]:
             task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()

@@ -11,6 +11,7 @@ from typing import Final
 
 from pydantic import Field, ValidationError
 
+from configs.errors import ConfigError
 from configs.schema import Section
 from configs.services import ServiceConfig, ServicesConfig
 
@@ -54,15 +55,20 @@ class ServiceRegister:
             self._write()
 
     def read(self) -> None:
-        """Go on with what a former life has written; without a file there were no services."""
+        """Go on with what a former life has written; without a file there were no services.
+
+        Raises:
+            ConfigError: the file is damaged.
+        """
         try:
             self.now = Recorded.model_validate_json(self._path.read_text("utf-8"))
         except FileNotFoundError:
             self.now = Recorded()
         except (OSError, ValidationError) as error:
-            raise ValueError(
-                f"{self._path} cannot be read, so nobody knows which services there are: {error}"
-            ) from error
+            why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            wrong = f"cannot be read, so nobody knows which services there are: {why}"
+            fix = "Remove it, and name the services with --services FILE"
+            raise ConfigError.of(str(self._path), "", wrong, fix) from error
 
     def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:
         rules = self.now.rules.model_copy(update={"services": services})

@@ -25,6 +25,8 @@ from tests.tiny_checkpoint import make_tiny_checkpoint
 
 KINDS: dict[str, type[TrainBackend]] = {"torch": TorchBackend, "simulated": SimulatedBackend}
 LOSS = LossSpec()
+QUEUE = {"gap_s": 0.01}
+"""A test's jobs take turns within one coroutine: none of them has anything to do while the other has."""
 WORLDS = [*sorted(KINDS), "service:torch", "service:simulated", pytest.param("torch-cuda", marks=pytest.mark.gpu)]
 Start = Callable[..., Awaitable[TrainBackend]]
 
@@ -42,7 +44,7 @@ async def start(
     name, _, device = request.param.partition("-")
     kind, shared = name.removeprefix("service:"), name.startswith("service:")
     directory = tmp_path_factory.mktemp("service")
-    world = ServiceWorld(directory, make=lambda kind: KINDS[kind](), backend=kind, memory_bytes=10**9, jobs_max=8)
+    world = ServiceWorld(directory, make=lambda kind: KINDS[kind](), backend=kind, jobs_max=8, queue=QUEUE)
     if shared:
         await world.start()
 

@@ -18,6 +18,7 @@ from actors.fleet.workers import WorkerTable
 from actors.jobs.summary import cost_of
 from actors.ledger import events as ev
 from actors.ledger.ledger import Ledger
+from actors.protocol.training import CallTimes
 from actors.protocol.work import SamplingParams
 from actors.scheduler.meter import StepMeter
 from actors.trainer.accounts import StepAccounts
@@ -72,6 +73,7 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row |= Recoveries(ledger).metrics()
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
     row |= dict.fromkeys(SEEDING_COLUMNS, 0.0)
+    row |= CallTimes().metrics()
     row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)

@@ -78,6 +78,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "over"),
         ("actors/core/patience.py", "ask_patiently", "renew()"),
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
+        ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
@@ -85,6 +86,15 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("supervisors/nemesis/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/nemesis.py", "Nemesis._heal", "heal()"),
         ("supervisors/simulation/roles.py", "_slowly", "work"),
+    ],
+    "whoever asked has a deadline, and its handler is cancelled there; every call has limits of its own": [
+        ("actors/train_service/service.py", "TrainService.attach", "asyncio.shield(bundle.attached)"),
+        ("actors/train_service/service.py", "TrainService.call", "asyncio.shield(answer)"),
+        ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
+    ],
+    "the call of an earlier life ends at its own limits, and what it had is let go of within service_move_timeout_s": [
+        ("actors/train_service/service.py", "TrainService._start", "asyncio.shield(bundle.before)"),
+        ("actors/train_service/service.py", "TrainService._retire", "asyncio.shield(task)"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
         ("actors/environments/scoring/scorer_pool.py", "ScorerPool._exchange", "free.get()"),

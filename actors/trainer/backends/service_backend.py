@@ -13,7 +13,6 @@ Invariants
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import dataclasses
 from pathlib import Path
@@ -25,7 +24,7 @@ import numpy as np
 from actors.core.context import Context
 from actors.core.errors import DeadlineExceeded, NotSent, RefusalReason, Refused, RemoteError, SentNoReply
 from actors.core.message import Message
-from actors.core.patience import Patience
+from actors.core.patience import is_still_there
 from actors.protocol.training import (
     Accumulate,
     Accumulated,
@@ -211,22 +210,11 @@ class ServiceBackend:
             except DeadlineExceeded as error:
                 raise ServiceFailed(f"the training service has not kept its limits: {error}") from error
             except (NotSent, SentNoReply, Refused) as error:
-                if (isinstance(error, Refused) and error.reason in _GONE) or not await self._is_there():
+                gone = isinstance(error, Refused) and error.reason in _GONE
+                if gone or not await is_still_there(ctx, self._service, ctx.limits.service_patience_s):
                     why = f"job {self._client.job}: the training service is not there any more: {error}"
                     raise BundleLost(why) from error
                 ctx.log.info("a call of the training service is repeated", after=str(error))
-
-    async def _is_there(self) -> bool:
-        """Whether the same life of the service can be reached again within ``limits.service_patience_s``."""
-        ctx = self._context
-        patience = Patience(ctx.limits, ctx.rng("patience"), ctx.limits.service_patience_s)
-        while await patience.again():
-            try:
-                async with asyncio.timeout(max(patience.left_s, ctx.limits.backoff_first_s)):
-                    return await ctx.successor(self._service) == self._service
-            except (TimeoutError, NotSent):
-                continue
-        return False
 
 
 def _error_of(failure: Failed) -> Exception:

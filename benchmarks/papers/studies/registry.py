@@ -11,6 +11,9 @@ from typing import Any
 from benchmarks.papers.studies import (
     combined_rlboost,
     combined_streamrl,
+    plexrl_decode,
+    plexrl_fleet,
+    plexrl_share,
     rlboost,
     sensitivity_bandwidth,
     sensitivity_pools,
@@ -47,5 +50,9 @@ STUDIES: dict[str, Callable[[Any, int], Measures | Sweep]] = {
     "sensitivity_bandwidth": sensitivity_bandwidth.bandwidth,
     "sensitivity_preemptions": sensitivity_preemptions.preemptions,
     "sensitivity_pools": sensitivity_pools.pools,
+    "plexrl_share": plexrl_share.sharing,
+    "plexrl_slices": plexrl_share.slices,
+    "plexrl_fleet": plexrl_fleet.fleet,
+    "plexrl_decode": plexrl_decode.decode_efficiency,
 }
 """Functions by ``study.kind``. One that varies a parameter gives a sweep, whose measures are its points."""

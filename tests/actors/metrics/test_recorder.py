@@ -108,6 +108,7 @@ def test_every_column_of_the_reference_stands_in_a_group_of_its_section() -> Non
     assert groups["Learning"] == {"learning"}
     assert groups["Weights"] == {"weights"}
     assert groups["Where time goes"] == {"time"}
+    assert groups["Shared training"] == {"shared_training"}
     assert groups["Length ranking"] == {"length_ranking"}
     assert "faults" in groups["Faults"]
     assert groups["Progress"] == {"progress", "time", "learning"}  # its seconds and its reward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +15,12 @@ from actors.control.backend import Plain
 from actors.control.errors import NotNow
 from actors.protocol.jobs import JobState
 from configs.limits import Limits
+from configs.loader import dump_job
+from configs.schema import JobConfig
 from supervisors.head import head as head_module
 from supervisors.head.head import Head
+from supervisors.head.head_messages import Former, HeadOrder
+from supervisors.head.head_process import former_life, run_several
 from supervisors.head.operations import Operations
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
@@ -202,3 +207,59 @@ async def test_who_watches_one_job_hears_of_no_other_and_its_stream_ends_with_it
     stub(head).done.set()
     stub(head).say(state="finished")
     assert [event async for event in events] == [{"kind": "state", "job": "j", "state": "finished"}]
+
+
+# ------------------------------------------------------------ several jobs of one command
+
+
+def several(tmp_path: Path, *names: str, **order: Any) -> HeadOrder:
+    """Run directories with job files in them, and the order to run them."""
+    for name in names:
+        (tmp_path / name).mkdir(exist_ok=True)
+        job = JobConfig.model_validate(submitted() | {"name": name})
+        (tmp_path / name / "job.yaml").write_text(dump_job(job), encoding="utf-8")
+    return HeadOrder(run_root=str(tmp_path), log="", run_dirs=tuple(str(tmp_path / n) for n in names), **order)
+
+
+async def ended(head: Head, work: asyncio.Task[dict[str, Any]], *names: str) -> dict[str, Any]:
+    await soon(lambda: set(names) <= head.jobs.keys())
+    for name in names:
+        stub(head, name).done.set()
+    async with asyncio.timeout(5.0):
+        return await work
+
+
+async def test_several_jobs_run_side_by_side_and_each_leaves_its_summary(head: Head, tmp_path: Path) -> None:
+    work = asyncio.create_task(run_several(head, several(tmp_path, "a", "b"), asyncio.Event()))
+    await soon(lambda: {"a", "b"} <= head.jobs.keys())
+    stub(head, "a").fail("it broke")
+    summaries = await ended(head, work, "a", "b")
+    assert {name: summary["state"] for name, summary in summaries.items()} == {"a": "failed", "b": "finished"}
+    assert json.loads((tmp_path / "b" / "summary.json").read_text()) == summaries["b"]
+
+
+async def test_a_next_life_of_the_head_does_not_begin_anew_with_a_job_that_is_over(head: Head, tmp_path: Path) -> None:
+    order = several(tmp_path, "a", "b", former=Former(ended="killed", restarts=1, workers=0))
+    over = {"job": "a", "state": "finished", "steps": 7}
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(over))
+    work = asyncio.create_task(run_several(head, order, asyncio.Event()))
+    summaries = await ended(head, work, "b")
+    assert (summaries["a"], summaries["b"]["state"], list(head.jobs)) == (over, "finished", ["b"])
+
+
+async def test_an_interruption_reaches_all_of_several_jobs(head: Head, tmp_path: Path) -> None:
+    interrupted = asyncio.Event()
+    work = asyncio.create_task(run_several(head, several(tmp_path, "a", "b"), interrupted))
+    await soon(lambda: {"a", "b"} <= head.jobs.keys())
+    interrupted.set()
+    await soon(lambda: head._interrupted.is_set())
+    await ended(head, work, "a", "b")
+
+
+def test_a_job_of_a_resumed_command_counts_as_begun_only_if_a_life_before_has_said_so(tmp_path: Path) -> None:
+    """Its journal is of before: what it says of an end is not of these lives."""
+    (tmp_path / "journal.db").touch()
+    order = HeadOrder(run_root="", log="", resume=True,
+                      former=Former(ended="killed", restarts=1, workers=0, begun_jobs=("a",)))  # fmt: skip
+    assert former_life(order, tmp_path, "a") is not None
+    assert former_life(order, tmp_path, "b") is None

@@ -18,8 +18,8 @@ import pytest
 
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
-from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
 from supervisors.jobs.abandonable import Abandonable
+from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
 from supervisors.jobs.model_preparation import Phase, prepare_model
 from supervisors.tree.errors import ModelNotFetched
 from tests.smallest_job import smallest_job

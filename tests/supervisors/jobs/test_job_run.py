@@ -1,8 +1,9 @@
-"""An interruption outlives the restarts of those who are to obey it."""
+"""An interruption outlives the restarts of those who are to obey it; a job may have to wait for a service."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,10 +14,14 @@ from actors.core.errors import AskError
 from actors.protocol.job_news import JobEvent
 from actors.protocol.jobs import JobState
 from configs.limits import Limits
+from configs.schema import JobConfig
+from supervisors.jobs import job_run
 from supervisors.jobs.job_run import JobRun
 from supervisors.machine.nodes import Nodes
+from supervisors.tree.errors import NeverServed
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
+from transport.address import ActorAddress
 
 LIMITS = Limits(restart_window_s=30.0)
 
@@ -96,3 +101,85 @@ def test_a_job_that_never_comes_back_ends_as_failed_after_the_restart_window(
         assert took_s <= LIMITS.restart_window_s
 
     run_simulated(scenario())
+
+
+# ------------------------------------------------------------ a place on a training service
+
+
+class FullService:
+    """Services that have no room until ``freed``."""
+
+    def __init__(self) -> None:
+        self.freed, self.left = asyncio.Event(), list[str]()
+
+    async def admit(self, job: JobConfig, run_dir: Path, model_path: Path, say: Callable[[str], None]) -> None:
+        say("queued: waits for 1.2 GB on train-0")
+        await self.freed.wait()
+
+    async def address(self, job: str) -> ActorAddress:
+        raise AssertionError("no trainer is started here")
+
+    async def leave(self, job: str) -> None:
+        self.left.append(job)
+
+
+def waiting_run(
+    run_dir: Path, places: FullService | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[JobRun, list[Mapping[str, Any]]]:
+    async def model(*_: Any) -> Path:
+        return run_dir
+
+    async def begun(*_: Any) -> None:
+        raise OSError("the core is built here")
+
+    monkeypatch.setattr(job_run, "prepare_model", model)
+    monkeypatch.setattr(job_run, "look_at_text", begun)
+    system = SimpleNamespace(address=lambda name: name, actors=list)
+
+    async def spawn(*_: Any) -> None: ...
+
+    system.spawn = spawn
+    said: list[Mapping[str, Any]] = []
+    wanted = smallest_job(trainer={"service": "train-0"})
+    return JobRun(cast(Any, system), Nodes("head"), wanted, run_dir, on_progress=said.append, places=places), said
+
+
+async def test_a_job_is_queued_until_a_service_has_room_and_says_for_what_it_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = FullService()
+    run, said = waiting_run(tmp_path, places, monkeypatch)
+    starting = asyncio.create_task(run.start(asyncio.Event()))
+    await asyncio.sleep(0.05)
+    assert (run.state, said[-1]["message"]) == (JobState.QUEUED, "queued: waits for 1.2 GB on train-0")
+    places.freed.set()
+    with pytest.raises(OSError, match="the core is built here"):
+        await starting
+    assert run.state is not JobState.QUEUED
+    await run.stop()
+    assert places.left == ["j"]
+
+
+@pytest.mark.parametrize("how", ["cancel", "interrupt"])
+async def test_a_queued_job_that_is_cancelled_ends_as_interrupted_before_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    run, _ = waiting_run(tmp_path, FullService(), monkeypatch)
+    interrupted = asyncio.Event()
+    starting = asyncio.create_task(run.start(interrupted))
+    await asyncio.sleep(0.05)
+    if how == "cancel":
+        assert run.abandon()
+    else:
+        interrupted.set()
+    async with asyncio.timeout(5.0):
+        assert not await starting
+    assert run.state is JobState.INTERRUPTED
+
+
+async def test_a_job_that_names_a_service_of_a_head_without_any_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = waiting_run(tmp_path, None, monkeypatch)
+    with pytest.raises(NeverServed, match="train-0 is named, but there are no services. Add --services FILE"):
+        await run.start(asyncio.Event())

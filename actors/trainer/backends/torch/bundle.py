@@ -72,7 +72,7 @@ class Bundle:
         )
 
     def resident_bytes(self) -> int:
-        return sum(self._sizes()) + 8 * (1 + self._adam.groups)
+        return sum(map(self.flat.memory.taken_bytes, self._sizes())) + 8 * (1 + self._adam.groups)
 
     def released_bytes(self) -> int:
         return self.flat.memory.released_bytes(self._sizes()) + 8 * (1 + self._adam.groups)
@@ -148,13 +148,13 @@ class Bundle:
             self._adam.states()  # made here if this is another life's state
         tensors = self.tensors()
         counts = torch.zeros(1 + self._adam.groups, dtype=torch.float64)
-        if self.released:
-            self.flat.memory.back(tensors.values())
         self._sums_are_zero = self._sums_are_zero and SUMS not in stored
         try:
+            if self.released:
+                self.flat.memory.back(tensors.values())
             for part in stored.values():
                 self._take(part, {**tensors, _COUNTS: counts})
-        except ParkedStateDamaged:
+        except BaseException:  # not enough memory, too
             self.released = True
             self.flat.memory.release(tensors.values())
             raise

@@ -11,13 +11,15 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any, Final
 
+from actors.trainer.errors import TrainerError
+
 _PINNED: Final = 1  # CU_MEM_ALLOCATION_TYPE_PINNED: memory of the device
 _DEVICE: Final = 1  # CU_MEM_LOCATION_TYPE_DEVICE
 _READ_WRITE: Final = 3  # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 
 
-class MappingFailed(Exception):
-    """The driver cannot do it, or has no memory left; ``PlainMemory`` can be used instead."""
+class MappingFailed(TrainerError):
+    """The driver cannot do it (``PlainMemory`` is used instead), or the device has no memory left."""
 
 
 class _Location(ctypes.Structure):
@@ -78,10 +80,15 @@ class CudaMapping:
         self._granularity = granularity.value
         self._sizes: dict[int, int] = {}
         """Reserved addresses, each with its size in bytes."""
+        self._mapped: set[int] = set()
+
+    def taken_bytes(self, size_bytes: int) -> int:
+        """What ``size_bytes`` take: the device has memory in pieces of some size only."""
+        return -(-size_bytes // self._granularity) * self._granularity
 
     def reserve(self, size_bytes: int) -> Reserved:
         """Addresses for ``size_bytes``, with nothing behind them."""
-        size = -(-size_bytes // self._granularity) * self._granularity
+        size = self.taken_bytes(size_bytes)
         address = ctypes.c_uint64()
         self._call(
             "cuMemAddressReserve",
@@ -108,10 +115,20 @@ class CudaMapping:
         except MappingFailed:
             self._call("cuMemUnmap", at, size)
             raise
+        self._mapped.add(address)
 
     def unmap(self, address: int) -> None:
-        """Give the memory back; nothing on the device uses it any more."""
-        self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(self._sizes[address]))
+        """Give the memory back, if there is any; nothing on the device uses it any more."""
+        if address in self._mapped:
+            self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(self._sizes[address]))
+            self._mapped.remove(address)
+
+    def close(self) -> None:
+        """Give back all memory and all addresses: tensors over them are never looked at again."""
+        for address, size in self._sizes.items():
+            self.unmap(address)
+            self._call("cuMemAddressFree", ctypes.c_uint64(address), ctypes.c_size_t(size))
+        self._sizes.clear()
 
     def _call(self, name: str, *arguments: Any) -> None:
         try:

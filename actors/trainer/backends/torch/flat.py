@@ -124,7 +124,9 @@ class FlatParameters:
         return self._staging.bytes_of(self.flat)
 
     def close(self) -> None:
+        """Give back what torch does not: no tensor of ours is looked at any more."""
         self._staging.close()
+        self.memory.close()
 
     def fingerprint(self) -> str:
         """Says which tensors lie where; two buffers may be exchanged only if theirs are equal."""

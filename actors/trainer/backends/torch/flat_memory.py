@@ -42,11 +42,22 @@ class FlatMemory(Protocol):
         ...
 
     def back(self, tensors: Iterable[Tensor]) -> None:
-        """Have memory behind them again, with contents that mean nothing; on a CPU as ``release`` left them."""
+        """Have memory behind them again, with contents that mean nothing; on a CPU as ``release`` left them.
+
+        If there is not enough, an error of torch or ``MappingFailed``; ``release`` then gives back what there was.
+        """
+        ...
+
+    def taken_bytes(self, size: int) -> int:
+        """How much memory a tensor of ``size`` bytes takes."""
         ...
 
     def released_bytes(self, sizes: Iterable[int]) -> int:
         """How much of tensors of ``sizes`` bytes stays after ``release``, at most."""
+        ...
+
+    def close(self) -> None:
+        """Give all of it back for good."""
         ...
 
 
@@ -76,6 +87,12 @@ class PlainMemory:
         if self._device.type != "cpu":
             for tensor in tensors:
                 tensor.untyped_storage().resize_(tensor.nbytes)
+
+    def taken_bytes(self, size: int) -> int:
+        return size
+
+    def close(self) -> None:
+        """Tensors give it back themselves."""
 
     def released_bytes(self, sizes: Iterable[int]) -> int:
         if self._device.type != "cpu":
@@ -115,6 +132,13 @@ class MappedMemory:
         except MappingFailed:
             torch.cuda.empty_cache()  # what activations have used is free, but torch keeps it
             self._mapping.map(address)
+
+    def taken_bytes(self, size: int) -> int:
+        return self._mapping.taken_bytes(size)
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self._device)
+        self._mapping.close()
 
     def released_bytes(self, sizes: Iterable[int]) -> int:
         return 0

@@ -30,9 +30,9 @@ from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
 from actors.trainer.backends.torch.adam import Adam
 from actors.trainer.backends.torch.bundle import Bundle
-from actors.trainer.backends.torch.causal_lm import ResponseLogits, load_model
+from actors.trainer.backends.torch.frozen import frozen_reference
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.replicas import Replicas, scored
+from actors.trainer.backends.torch.replicas import Replicas
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
 from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
 from actors.weights.memory import SegmentWriter
@@ -148,7 +148,7 @@ class TorchBackend:
         if self._thread is not None:
             pinned = self._core is not None and self._core.pins_memory
             if self._core is not None and pinned:
-                self._thread.submit(self._core.release_pins)
+                self._thread.submit(self._core.let_go)
             self._thread.shutdown(wait=False, cancel_futures=not pinned)
         if self._core is not None:
             self._core.close()
@@ -186,10 +186,7 @@ class _Core:
         self._spec = spec
         self._replicas = Replicas(spec)
         self._parameters = self._replicas.parameters
-        self._reference: ResponseLogits | None = None
-        if spec.needs_reference:
-            frozen = load_model(spec.model_path, spec).requires_grad_(False)
-            self._reference = ResponseLogits(frozen, spec.device)
+        self._reference = frozen_reference(spec) if spec.needs_reference else None
         self._adam = Adam(self._parameters, spec)
         self.bundle = Bundle(self._parameters, self._adam)
         self.steps = 0
@@ -220,7 +217,7 @@ class _Core:
             return self._replicas.score(batch, temperature)
         if self._reference is None:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
-        return scored(self._reference, batch, temperature)
+        return self._reference.score(batch, temperature)
 
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self.bundle.changed(SUMS)
@@ -251,8 +248,8 @@ class _Core:
     def pins_memory(self) -> bool:
         return self._spec.device != "cpu"
 
-    def release_pins(self) -> None:
-        """On the backend's thread, after its last call."""
+    def let_go(self) -> None:
+        """Unpin, and give memory back that torch does not know of; on the backend's thread, after its last call."""
         self.bundle.close()
         self._parameters.close()
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -309,3 +311,28 @@ async def test_generation_defaults_that_transformers_does_not_save_pass_through_
         await backend.export_checkpoint(tmp_path / name)
         assert (tmp_path / name / "generation_config.json").read_text() == written
     await backend.close()
+
+
+async def test_bundles_of_one_model_share_its_frozen_reference_and_jobs_alone_do_not(model_path: Path) -> None:
+    """It says the same while one trains, for the other too, and goes with the last of them."""
+
+    def reference(backend: TorchBackend) -> object:
+        assert backend._core is not None and backend._core._reference is not None
+        return backend._core._reference
+
+    batch = pad(samples())
+    one, two = [await started(model_path, needs_reference=True, parkable=True, learning_rate=0.1) for _ in range(2)]
+    alone = await started(model_path, needs_reference=True)
+    assert reference(one) is reference(two)
+    assert reference(alone) is not reference(one)
+    before = await two.score(batch, temperature=1.0, reference=True)
+    await one.accumulate(batch, LOSS)
+    await one.step(weight=1.0)
+    np.testing.assert_array_equal(await two.score(batch, temperature=1.0, reference=True), before)
+    shared = weakref.ref(reference(one))
+    await one.close()
+    assert shared() is not None
+    await two.close()
+    gc.collect()
+    assert shared() is None
+    await alone.close()
