@@ -107,6 +107,7 @@ class Variant(Section):
     """Varies a job: what is set here replaces what the job says."""
 
     policy: Literal["assign", "rlboost"] | None = None
+    service: str | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
     prompts_per_step: PositiveInt | None = None
@@ -248,11 +249,10 @@ class Scenario(Section):
             raise ValueError(f"services with backend: simulated; {real[0]} has another one")
         names = [service.name for service in services]
         known = [AUTO, *names] if names else []
-        if lost := [job for job in self.jobs if job.service is not None and job.service not in known]:
-            raise ValueError(
-                f"jobs whose service is one of {', '.join(known) or 'none, as there are no services'}; "
-                f"{lost[0].name} has {lost[0].service}"
-            )
+        named = [(job.name, job.service) for job in self.jobs] + [("a variant", one.service) for one in self.variants]
+        if lost := [(who, service) for who, service in named if service is not None and service not in known]:
+            there = ", ".join(known) or "none, as there are no services"
+            raise ValueError(f"jobs whose service is one of {there}; {lost[0][0]} has {lost[0][1]}")
         return self
 
 

@@ -23,6 +23,7 @@ from supervisors.simulation.children import SimulatedChild, SimulatedHead, Simul
 from supervisors.simulation.ground import Ground
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import JobRecord, RecordedMetrics
+from supervisors.simulation.train_service import tear_stored
 from supervisors.tree.errors import DirectoryInUse
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
@@ -116,6 +117,8 @@ class SimulatedMachine:
         for file in self._files.values():
             lost = file.lose_power(self._rng)
             self.world.trace.note("torn_tail", job=file.job, events=lost)
+        if self.name == "head" and self.world.scenario.services is not None:
+            self.world.trace.note("torn_states", files=tear_stored(self.world.root, self._rng))
 
     # disk and records
 

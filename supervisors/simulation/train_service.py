@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
@@ -37,10 +39,14 @@ from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatch
 from actors.trainer.backends.simulated_backend import TrainCost
 from actors.trainer.parking import StoredPart
 from supervisors.checkers.service_calls import START
+from supervisors.head.services import DIRECTORY
 from supervisors.simulation.ground import Ground
 from supervisors.simulation.paced import PacedBackend
 from supervisors.simulation.service_watch import ServiceWatch, what_of
 from transport.sim.process import SimProcess
+
+_TORN: Final = 0.3
+"""The chance that a file was not written yet."""
 
 
 class ServedBackend(PacedBackend):
@@ -154,3 +160,15 @@ class SimulatedFiles(ParkedFiles):
     def _require_room(self, tier: StoredTier) -> None:
         if tier in self._watch.full_tiers:
             raise OSError(errno.ENOSPC, f"the simulated {tier} tier is full")
+
+
+def tear_stored(root: Path, rng: random.Random) -> int:
+    """The power ends, and not all that services have stored on the disk was written: how many files end in zeros."""
+    torn = 0
+    for path in sorted(root.glob(f"{DIRECTORY}/*/parked/*")):
+        if rng.random() < _TORN:
+            data = path.read_bytes()
+            kept = data[: rng.randrange(len(data) + 1)]
+            path.write_bytes(kept.ljust(len(data), b"\0"))
+            torn += 1
+    return torn

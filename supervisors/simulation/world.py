@@ -27,7 +27,7 @@ from supervisors.simulation.chunks import Tampering
 from supervisors.simulation.ground import Body
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
-from supervisors.simulation.published import PublishedWeights
+from supervisors.simulation.published import EXACT_MODES, PublishedWeights
 from supervisors.simulation.records import JobRecord
 from supervisors.simulation.service_watch import ServiceWatch
 from supervisors.simulation.trace import Trace
@@ -77,7 +77,7 @@ class World:
         self._published = {
             job.name: PublishedWeights(
                 lambda sentence, name=job.name: self.finding(f"{name}: {sentence}"),
-                repeats_exactly=job.sync.mode in ("sync", "minibatch"),
+                repeats_exactly=job.sync.mode in EXACT_MODES,
             )
             for job in self.jobs
         }

@@ -24,7 +24,10 @@ from tests.supervisors.simulation.planted_bugs import Replace
 
 PLANTED: dict[str, Callable[[Replace], None]] = {}
 FOCUS: dict[str, dict[str, Any]] = {
-    "a_call_that_is_repeated_is_computed_again": {"kinds": ["drop", "partition"], "roles": ["train_service", "trainer"]},
+    "a_call_that_is_repeated_is_computed_again": {
+        "kinds": ["drop", "partition"],
+        "roles": ["train_service", "trainer"],
+    },
 }
 """Faults to draw, where those of the scenario would take many seeds."""
 SEEDS: dict[str, int] = {}
@@ -156,7 +159,6 @@ def gradient_sums_are_not_parked(replace: Replace) -> None:
 @planted
 def a_job_that_is_over_keeps_its_place(replace: Replace) -> None:
     async def leave(self: Admission, job: str) -> None:
-        self._known.pop(job, None)
         self.decide()
 
     replace(Admission, "leave", leave)
