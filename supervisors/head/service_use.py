@@ -5,7 +5,8 @@
                waited there for other jobs and for its state
     saving = 1 - held_s / alone_s        bubble = 1 - computed time / held_s
 
-A job counts from the begin of its first step until it leaves; before that its processes are being started. Pure: times are seconds on any one clock.
+A job counts from the begin of its first step until it leaves; before that its processes are being started. Pure:
+times are seconds on any one clock.
 """
 
 from __future__ import annotations

@@ -30,6 +30,12 @@ FOCUS: dict[str, dict[str, Any]] = {
     },
 }
 """Faults to draw, where those of the scenario would take many seeds."""
+CROWDED: set[str] = {
+    "nobody_guards_against_starving",
+    "gradient_sums_are_not_parked",
+    "gradient_sums_of_a_half_step_are_taken_up_again",
+}
+"""Bugs for which there must be more to do than a service can."""
 SEEDS: dict[str, int] = {}
 """The first seeds that catch them."""
 
@@ -50,7 +56,7 @@ planted = caught_by(0)
 # ------------------------------------------------------------ calls
 
 
-@planted
+@caught_by(2)
 def a_call_that_is_repeated_is_computed_again(replace: Replace) -> None:
     right = CallLog.repeated
 
@@ -63,7 +69,7 @@ def a_call_that_is_repeated_is_computed_again(replace: Replace) -> None:
     replace(CallLog, "repeated", repeated)
 
 
-@planted
+@caught_by(30)
 def trained_steps_are_gone_on_from_whether_they_were_committed_or_not(replace: Replace) -> None:
     replace(Notes, "may_go_on", lambda self, job, run, steps: True)
 
@@ -86,7 +92,7 @@ def another_job_comes_into_a_burst(replace: Replace) -> None:
     replace(slices, "_held_s", lambda view, rules, now_s: None)
 
 
-@planted
+@caught_by(2)
 def two_calls_compute_at_once(replace: Replace) -> None:
     right = Turns._look
 
@@ -110,7 +116,7 @@ def nobody_is_let_in_when_a_call_is_done(replace: Replace) -> None:
     replace(Turns, "end", end)
 
 
-@planted
+@caught_by(1)
 def nobody_guards_against_starving(replace: Replace) -> None:
     right = slices.slice_policy
     replace(service, "slice_policy", lambda rules: right(dataclasses.replace(rules, starvation_s=1e9)))
@@ -119,7 +125,7 @@ def nobody_guards_against_starving(replace: Replace) -> None:
 # ------------------------------------------------------------ where state lies
 
 
-@planted
+@caught_by(11)
 def gradient_sums_of_a_half_step_are_taken_up_again(replace: Replace) -> None:
     right = StoredBundles.go_on
 
@@ -130,7 +136,7 @@ def gradient_sums_of_a_half_step_are_taken_up_again(replace: Replace) -> None:
     replace(StoredBundles, "go_on", go_on)
 
 
-@planted
+@caught_by(1)
 def the_momentum_of_a_parked_job_is_lost(replace: Replace) -> None:
     right = SimulatedBackend.restore
 
@@ -141,7 +147,7 @@ def the_momentum_of_a_parked_job_is_lost(replace: Replace) -> None:
     replace(SimulatedBackend, "restore", restore)
 
 
-@planted
+@caught_by(1)
 def a_step_does_not_make_the_stored_weights_old(replace: Replace) -> None:
     right = SimulatedBackend._changed
     replace(SimulatedBackend, "_changed", lambda self, part: None if part == TRAINED else right(self, part))
@@ -156,7 +162,7 @@ def gradient_sums_are_not_parked(replace: Replace) -> None:
 # ------------------------------------------------------------ places
 
 
-@planted
+@caught_by(1)
 def a_job_that_is_over_keeps_its_place(replace: Replace) -> None:
     async def leave(self: Admission, job: str) -> None:
         self.decide()
