@@ -207,7 +207,7 @@ class Admission:
         """The one way in which places change: use and register follow."""
         before, self._places = self._places, places
         now_s = asyncio.get_running_loop().time()
-        for job in before.keys() | places.keys():
+        for job in dict.fromkeys([*before, *places]):
             was, now = before.get(job), places.get(job)
             if was is not None and (now is None or now.service != was.service):
                 self.use_of(was.service).left(job, now_s)
