@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from actors.core.senders import SenderKind, sender_of
 from actors.protocol.work import Drain
 from configs import fault_plan as fp
 from supervisors.head.machine_process import PEER
@@ -76,11 +77,13 @@ class SimulatedCluster:
         return names, pairs
 
     def _end(self, end: str) -> Ends:
-        """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``."""
+        """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``."""
         if end == "head":
             return end.__eq__
         if end in self._world.machines:
             return _machine(end)
+        if end == "train_service":
+            return lambda peer: sender_of(peer).kind is SenderKind.TRAIN_SERVICE
         if end == "node":
             return lambda peer: peer not in ("head", PEER) and "." not in peer
         return lambda peer: peer.rpartition(".")[2].partition("-")[0] == end or peer.endswith(f".{end}")

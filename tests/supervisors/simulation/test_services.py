@@ -76,3 +76,10 @@ def test_a_job_that_waits_for_a_place_gets_it_under_the_next_life_of_the_head() 
     places = at("a job has a place on a service", "job=")
     assert len(places) == 2, "each once: the one that had a place kept it"
     assert places[0] < at("fault ", "kind=kill")[0] < places[1]
+
+
+def test_a_head_that_dies_before_it_has_noted_its_services_is_followed_by_one_that_has_them() -> None:
+    killed = RandomFaults(faults=(1, 1), kinds=["kill"], roles=["head"], within_s=0.2, at_messages=0.0)
+    outcome = simulate(shared().model_copy(update={"faults": FaultsConfig(random=killed)}), 0)
+    assert "kill role head: head" in outcome.faults[0]
+    assert outcome.violations == [], outcome.report
