@@ -56,6 +56,7 @@ from actors.trainer.parking import Parkable
 from actors.trainer.setup import make_backend
 
 MakeBackend = Callable[[str], TrainBackend]
+MakeFiles = Callable[[Path], ParkedFiles]
 
 _CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
 """Errors by which a bundle's state cannot be brought to where it is computed with."""
@@ -64,12 +65,7 @@ _CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
 class TrainService(Actor):
     """Serves the jobs that attach to it. ``make``: a backend of a kind; ``files``: where states are stored."""
 
-    def __init__(
-        self,
-        args: ServiceArgs,
-        make: MakeBackend = make_backend,
-        files: Callable[[Path], ParkedFiles] = ParkedFiles,
-    ) -> None:
+    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend, files: MakeFiles = ParkedFiles) -> None:
         self._config = args.config
         self._make = make
         self._files = files

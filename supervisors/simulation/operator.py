@@ -57,12 +57,12 @@ class Operator:
         named = {job.trainer.service for job in world.jobs}
         others = [other for other in services.services if other is not service]
         if service.name not in named and others and rng.random() < 0.5:
-            await self._remove(service, rng)
+            await self._remove_service(service, rng)
         else:
-            await self._drain(service, rng)
+            await self._drain_service(service, rng)
         self._open -= 1
 
-    async def _drain(self, service: ServiceConfig, rng: random.Random) -> None:
+    async def _drain_service(self, service: ServiceConfig, rng: random.Random) -> None:
         if await self._order("drain", service.name, lambda head: head.service_drain(service.name)) is _REFUSED:
             return
         await asyncio.sleep(self._length_s(rng))
@@ -72,7 +72,7 @@ class Operator:
 
         await self._insist("undrain", service.name, undrain)
 
-    async def _remove(self, service: ServiceConfig, rng: random.Random) -> None:
+    async def _remove_service(self, service: ServiceConfig, rng: random.Random) -> None:
         if await self._order("remove", service.name, lambda head: head.service_remove(service.name)) is _REFUSED:
             return
         await asyncio.sleep(self._length_s(rng))
