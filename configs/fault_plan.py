@@ -31,7 +31,7 @@ from configs.validation import Where, load_file, validate
 Kind = Literal[
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt", "disk_full", "clock"
 ]
-Role = Literal["rollout", "trainer", "weights", "rewards", "scheduler", "node", "head"]
+Role = Literal["rollout", "trainer", "weights", "rewards", "train_service", "scheduler", "node", "head"]
 Seconds = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
@@ -54,7 +54,8 @@ class Target(Section):
     """A target says what a fault hits, by exactly one of the first five keys."""
 
     role: Role | None = None
-    """``count`` processes of this role, drawn by the seed. ``node``: node agents; ``scheduler``: the journal's disk."""
+    """``count`` processes of this role, drawn by the seed. ``node``: node agents; ``scheduler``: the journal's disk;
+    ``train_service``: training services, in simulations only, and by ``disk_full`` the tiers of their stored states."""
     name: Name | None = None
     """One process, by its actor's name: ``rollout-0``, ``trainer``."""
     node: Name | None = None
@@ -102,7 +103,7 @@ class FaultBase(Section):
 
     HITS: ClassVar[tuple[str, ...]] = PROCESS
     """Forms of target that this kind can hit."""
-    ROLES: ClassVar[tuple[str, ...]] = ("rollout", "trainer", "weights", "rewards", "node", "head")
+    ROLES: ClassVar[tuple[str, ...]] = ("rollout", "trainer", "weights", "rewards", "train_service", "node", "head")
     """Roles that it can hit."""
 
     kind: Any  # one literal in each kind; first, since it tells the kinds apart
@@ -177,7 +178,7 @@ class Slow(HealingFault):
     """
 
     HITS = ("role", "name")
-    ROLES = ("rollout", "trainer", "weights", "rewards")
+    ROLES = ("rollout", "trainer", "weights", "rewards", "train_service")
 
     kind: Literal["slow"] = "slow"
     factor: Annotated[float, Field(gt=1, le=100)] = 4.0
@@ -274,15 +275,16 @@ class Preempt(FaultBase):
 class DiskFull(HealingFault):
     """The disk of the journal takes nothing more: writes fail with ENOSPC. Without ``heal_after_s`` the job fails.
 
-    Real: the journal's transactions fail in the head, and so does opening it anew. Simulated: the same.
+    Real: the journal's transactions fail in the head, and so does opening it anew. Simulated: the same; with the role
+    ``train_service`` a tier in which a training service stores states takes nothing more, or both do.
     """
 
     HITS = ("role",)
-    ROLES = ("scheduler",)
+    ROLES = ("scheduler", "train_service")
 
     kind: Literal["disk_full"] = "disk_full"
     target: Target = Target(role="scheduler")
-    """The scheduler, whose journal it is."""
+    """The scheduler, whose journal it is, or training services."""
 
 
 class Clock(HealingFault):

@@ -17,6 +17,7 @@ from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.local_paths import found
 from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig, SyncMode
+from configs.services import AUTO, ServicesConfig
 from configs.validation import load_file
 
 Seconds = Annotated[float, Field(ge=0)]
@@ -24,7 +25,7 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 _HEALABLE: Final[tuple[Kind, ...]] = (
     "kill", "hang", "slow", "partition", "drop", "delay", "duplicate", "corrupt", "preempt",
 )  # fmt: skip
-TargetRole = Literal["rollout", "trainer", "weights", "rewards", "node", "head"]
+TargetRole = Literal["rollout", "trainer", "weights", "rewards", "train_service", "node", "head"]
 
 
 class SimulatedJob(Section):
@@ -86,6 +87,12 @@ class SimulatedJob(Section):
     """Steps between checkpoints."""
     window_prompts: NonNegativeInt = 0
     """As ``trainer.window_prompts``."""
+    service: str | None = None
+    """As ``trainer.service``: a name among ``services``, or ``auto``."""
+    priority: int = 0
+    """As ``trainer.priority``."""
+    share: PositiveFloat = 1.0
+    """As ``trainer.share``."""
     reward_workers: PositiveInt = 1
     """Questions that verifiers answer at once."""
     no_result: Probability = 0.0
@@ -100,6 +107,7 @@ class Variant(Section):
     """Varies a job: what is set here replaces what the job says."""
 
     policy: Literal["assign", "rlboost"] | None = None
+    service: str | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
     prompts_per_step: PositiveInt | None = None
@@ -127,6 +135,8 @@ class Costs(Section):
     """Laying out a version."""
     save_s: Seconds = 0.3
     """Writing a checkpoint."""
+    moved_byte_s: Seconds = 0.0
+    """For each byte of trained state that a training service parks or resumes; a simulated job has 2,312."""
     verdict_s: tuple[Seconds, Seconds] = (0.01, 0.2)
     """For each response; drawn between the two."""
     read_s: Seconds = 0.1
@@ -168,9 +178,14 @@ class RandomFaults(Section):
     at_messages: Probability = 0.5
     """How many of them wait for the delivery of some message of the protocol and strike just then."""
 
+    service_orders: tuple[NonNegativeInt, NonNegativeInt] = (0, 0)
+    """How often an operator drains a training service, or removes one that no job names, between the two; after a while
+    it serves again."""
+
     @model_validator(mode="after")
     def _ordered(self) -> RandomFaults:
-        for name, (low, high) in (("faults", self.faults), ("heal_s", self.heal_s)):
+        bounds = (("faults", self.faults), ("heal_s", self.heal_s), ("service_orders", self.service_orders))
+        for name, (low, high) in bounds:
             if low > high:
                 raise ValueError(f"{name} as [fewest, most]; found [{low}, {high}]")
         return self
@@ -206,6 +221,8 @@ class Scenario(Section):
     """The same for the machine of the head, whose jobs are then resumed."""
     spot: SpotConfig = SpotConfig()
     """Further machines that come and go as a trace says; for jobs with ``place_rollout: elastic``."""
+    services: ServicesConfig | None = None
+    """Training services that the head has, as in a services file; each with ``backend: simulated``."""
     costs: Costs = Costs()
     network: NetworkConfig = NetworkConfig()
     faults: FaultsConfig = FaultsConfig()
@@ -223,6 +240,19 @@ class Scenario(Section):
             raise ValueError(f"jobs with different names; found {', '.join(twice)} more than once")
         if too_many := [count for count in self.jobs_at_once if count > len(names)]:
             raise ValueError(f"jobs_at_once of at most {len(names)}, as many as there are jobs; found {too_many[0]}")
+        return self
+
+    @model_validator(mode="after")
+    def _services_fit(self) -> Scenario:
+        services = [] if self.services is None else self.services.services
+        if real := [service.name for service in services if service.backend != "simulated"]:
+            raise ValueError(f"services with backend: simulated; {real[0]} has another one")
+        names = [service.name for service in services]
+        known = [AUTO, *names] if names else []
+        named = [(job.name, job.service) for job in self.jobs] + [("a variant", one.service) for one in self.variants]
+        if lost := [(who, service) for who, service in named if service is not None and service not in known]:
+            there = ", ".join(known) or "none, as there are no services"
+            raise ValueError(f"jobs whose service is one of {there}; {lost[0][0]} has {lost[0][1]}")
         return self
 
 
@@ -244,7 +274,10 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "max_running": job.max_running, "in_flight": job.in_flight, "engine_options": engine_options,
             "length_ranking": job.length_ranking,
         },
-        "trainer": {"backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts},
+        "trainer": {
+            "backend": "simulated", "lr": 0.1, "threads": 1, "window_prompts": job.window_prompts,
+            "service": job.service, "priority": job.priority, "share": job.share,
+        },
         "scheduling": {
             "policy": job.policy, "relief": job.relief,
             "workers_min": job.workers_min, "workers_max": job.workers_max, **_seeding(job),

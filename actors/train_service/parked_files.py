@@ -187,13 +187,17 @@ class ParkedFiles:
 
     # ------------------------------------------------------------ one file, one copy
 
+    def fresh_name(self) -> str:
+        """The part of a new file's name that is no other file's; a simulation, where nothing is random, has its own."""
+        return secrets.token_hex(8)
+
     def make(self, tier: Tier, job: str, size_bytes: int) -> PartFile:
         """A new file, all of its pages allocated.
 
         Raises:
             OSError: there is no room.
         """
-        file = PartFile(self._path(tier, f"parked-{_tag(job)}-{secrets.token_hex(8)}"), tier, size_bytes)
+        file = PartFile(self._path(tier, f"parked-{_tag(job)}-{self.fresh_name()}"), tier, size_bytes)
         try:
             with open_ours(file.path, "x+b") as opened:
                 os.truncate(opened.fileno(), size_bytes)
@@ -219,7 +223,7 @@ class ParkedFiles:
             OSError: there is no room for the manifest; the older copy is as it was.
         """
         path = self._manifest(manifest.job, tier)
-        partial = path.with_name(f"{path.name}-{secrets.token_hex(8)}")
+        partial = path.with_name(f"{path.name}-{self.fresh_name()}")
         try:
             with open_ours(partial, "xb") as file:
                 file.write(encode(manifest))

@@ -59,13 +59,19 @@ class Residency:
     """
 
     def __init__(
-        self, rules: ResidencyRules, directory: Path, *, now: Callable[[], float], run_blocking: RunBlocking
+        self,
+        rules: ResidencyRules,
+        directory: Path,
+        *,
+        now: Callable[[], float],
+        run_blocking: RunBlocking,
+        files: Callable[[Path], ParkedFiles] = ParkedFiles,
     ) -> None:
         """``directory``: the service's own, the same in each of its lives; ``now``, ``run_blocking``: as of ``ctx``."""
         self._rules = rules
         self._now = now
         self._run_blocking = run_blocking
-        self._stored = StoredBundles(rules, ParkedFiles(directory), run_blocking)
+        self._stored = StoredBundles(rules, files(directory), run_blocking)
         self._bundles = self._stored.bundles
         self._reserved: dict[str, int] = {}
         self._moving = asyncio.Lock()

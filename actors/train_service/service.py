@@ -46,6 +46,7 @@ from actors.train_service.admission import Admission, Agreed
 from actors.train_service.bundles import Bundle, ends_burst, failure, perform
 from actors.train_service.errors import NoSlice, NotYours
 from actors.train_service.notes import Notes
+from actors.train_service.parked_files import ParkedFiles
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
 from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, ResidencyError
 from actors.train_service.turns import Turns
@@ -55,17 +56,19 @@ from actors.trainer.parking import Parkable
 from actors.trainer.setup import make_backend
 
 MakeBackend = Callable[[str], TrainBackend]
+MakeFiles = Callable[[Path], ParkedFiles]
 
 _CANNOT_MOVE = (ResidencyError, ParkedStateDamaged, OSError)
 """Errors by which a bundle's state cannot be brought to where it is computed with."""
 
 
 class TrainService(Actor):
-    """Serves the jobs that attach to it. ``make``: a backend of a kind."""
+    """Serves the jobs that attach to it. ``make``: a backend of a kind; ``files``: where states are stored."""
 
-    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend) -> None:
+    def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend, files: MakeFiles = ParkedFiles) -> None:
         self._config = args.config
         self._make = make
+        self._files = files
         self._directory = Path(args.run_dir)
         self._bundles: dict[str, Bundle] = {}
         """Job → the newest life of its bundle."""
@@ -85,7 +88,9 @@ class TrainService(Actor):
             disk_bytes=config.disk_bytes,
             move_timeout_s=ctx.limits.service_move_timeout_s,
         )
-        self._residency = Residency(rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking)
+        self._residency = Residency(
+            rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking, files=self._files
+        )
         await self._residency.open()
         slices = SliceRules(
             policy=queue.policy, hysteresis=queue.hysteresis, starvation_s=queue.starvation_s, gap_s=queue.gap_s

@@ -119,7 +119,7 @@ class Admission:
             where, wrong, fix = problems[0]
             raise NeverServed(f"{where}: {wrong}. {fix}")
         suitable = [service for service in self.rules.services if not problems_on(job, service)]
-        known.state_bytes = await asyncio.to_thread(trained_bytes, job, model_path, suitable)
+        known.state_bytes = await self._services.machine.run_blocking(trained_bytes, job, model_path, suitable)
         known.waiting = waiting = asyncio.get_running_loop().create_future()
         try:
             self.decide()

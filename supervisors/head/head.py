@@ -121,8 +121,7 @@ class Head:
     async def begin_services(self, rules: ServicesConfig | None, *, former: bool) -> None:
         """Start the services of ``rules``; after a ``former`` life take over those that it had."""
         self.services.open(self.system, adopting=former)
-        if former:
-            self.service_register.read()
+        if former and self.service_register.read():
             self.admission.go_on()
         else:
             self.service_register.begin(rules or ServicesConfig(services=[]))

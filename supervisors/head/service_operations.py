@@ -104,7 +104,7 @@ class ServiceOperations:
         found.draining = True  # nobody is put there while it is being stopped
         self._record(self._configs(but=service))
         await self._head.services.end(service)
-        await asyncio.to_thread(remove_stored_of, found.directory)
+        await self._head.services.machine.run_blocking(remove_stored_of, found.directory)
         self._head.admission.decide()
         return {"service": service, "state": "removed"}
 

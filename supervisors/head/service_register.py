@@ -54,8 +54,8 @@ class ServiceRegister:
         if rules.services:
             self._write()
 
-    def read(self) -> None:
-        """Go on with what a former life has written; without a file there were no services.
+    def read(self) -> bool:
+        """Go on with what a former life has written; False: it wrote nothing, as it died first or had no services.
 
         Raises:
             ConfigError: the file is damaged.
@@ -63,12 +63,13 @@ class ServiceRegister:
         try:
             self.now = Recorded.model_validate_json(self._path.read_text("utf-8"))
         except FileNotFoundError:
-            self.now = Recorded()
+            return False
         except (OSError, ValidationError) as error:
             why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
             wrong = f"cannot be read, so nobody knows which services there are: {why}"
             fix = "Remove it, and name the services with --services FILE"
             raise ConfigError.of(str(self._path), "", wrong, fix) from error
+        return True
 
     def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:
         rules = self.now.rules.model_copy(update={"services": services})

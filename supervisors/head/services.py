@@ -80,7 +80,7 @@ class Services:
 
     def __init__(self, nodes: Nodes, machine: Machine, directory: Path, *, limits: Limits, on_news: OnNews) -> None:
         """``directory``: the one in which theirs are made."""
-        self._nodes, self._machine = nodes, machine
+        self._nodes, self.machine = nodes, machine
         self._directory = directory / DIRECTORY
         self._limits, self._on_news = limits, on_news
         self._all: dict[str, Service] = {}
@@ -111,7 +111,7 @@ class Services:
         children = [
             actor_child(
                 f"metrics.{process}",
-                lambda: self._machine.service_metrics(process, service.directory),
+                lambda: self.machine.service_metrics(process, service.directory),
                 node="head",
                 role="metrics",
             ),

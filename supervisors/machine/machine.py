@@ -6,9 +6,11 @@ One object a machine, handed to Head, NodeProcess and NodeAgent. ``LocalMachine`
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import ParamSpec, Protocol, TypeVar
 
 from actors.core.actor import Actor
 from actors.ledger.journal import Journal
@@ -24,6 +26,9 @@ from transport.link_faults import FaultableTransport
 from transport.transport import Transport
 from transport.zmq.security import NodeKeys
 from transport.zmq.transport import ZmqTransport
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 CLUSTER = "headrace"
 """Peers of another cluster name are refused at the handshake."""
@@ -73,6 +78,10 @@ class Machine(Protocol):
         """Lock a run directory for this process; as ``RunLock.take``."""
         ...
 
+    async def run_blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a function that waits for a disk, beside the event loop."""
+        ...
+
 
 class LocalMachine:
     """The local machine is this one: ZeroMQ, exec, SQLite. Two sets are a nemesis's, and empty without one."""
@@ -113,6 +122,9 @@ class LocalMachine:
 
     def lock(self, run_dir: Path, owner_pid: int) -> DirectoryLock:
         return RunLock.take(run_dir, owner_pid)
+
+    async def run_blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.to_thread(function, *args, **kwargs)
 
 
 LOCAL = LocalMachine()

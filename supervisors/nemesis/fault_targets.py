@@ -85,6 +85,8 @@ class Roster:
 
     def _of_role(self, role: str, count: int, rng: random.Random) -> list[Victim]:
         fitting = sorted((v for v in self.running if v.role == role), key=lambda v: v.name)
+        if role == "train_service":
+            raise FaultNotPossible("training services serve several runs: they are hit in simulations only")
         if role == "node" and not fitting:
             raise FaultNotPossible("no other node has joined; the head's own machine is hit by role head")
         return rng.sample(fitting, min(count, len(fitting)))

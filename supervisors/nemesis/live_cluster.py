@@ -264,6 +264,8 @@ class LiveCluster:
 
     async def fill_disk(self, fault: fp.DiskFull, rng: random.Random) -> Hit:
         machine, path = self._head.machine, self._run.run_dir / JOURNAL
+        if fault.target.role != "scheduler":
+            raise FaultNotPossible("the tiers of a training service are filled in simulations only")
         if not isinstance(machine, LocalMachine):
             raise FaultNotPossible(f"the journal of a {type(machine).__name__} is not ours to fill")
         machine.full_disks.add(path)

@@ -19,6 +19,7 @@ from configs.schema import JobConfig
 from supervisors.machine.machine import Machine
 from supervisors.simulation.published import PublishedWeights
 from supervisors.simulation.records import JobRecord
+from supervisors.simulation.service_watch import ServiceWatch
 from supervisors.simulation.trace import Trace
 from transport.memory_transport import MemoryTransport
 from transport.sim.loop import SimulatedLoop
@@ -36,6 +37,7 @@ class Ground(Protocol):
     network: SimNetwork
     trace: Trace
     bodies: dict[SimProcess, Body]
+    services: ServiceWatch
 
     def rng(self, name: str) -> random.Random: ...
     def new_pid(self) -> int: ...

@@ -6,7 +6,9 @@ is a simulated process's and goes with its life, as the system does it; one of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from actors.core.actor import Actor
 from actors.ledger.journal import Journal
@@ -21,11 +23,15 @@ from supervisors.simulation.children import SimulatedChild, SimulatedHead, Simul
 from supervisors.simulation.ground import Ground
 from supervisors.simulation.journal import JournalFile, SimulatedJournal
 from supervisors.simulation.records import JobRecord, RecordedMetrics
+from supervisors.simulation.train_service import tear_stored
 from supervisors.tree.errors import DirectoryInUse
 from transport.address import PeerId
 from transport.memory_transport import MemoryTransport
 from transport.sim.process import PROCESS, SimProcess
 from transport.zmq.security import NodeKeys
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class SimulatedLock:
@@ -111,6 +117,8 @@ class SimulatedMachine:
         for file in self._files.values():
             lost = file.lose_power(self._rng)
             self.world.trace.note("torn_tail", job=file.job, events=lost)
+        if self.name == "head" and self.world.scenario.services is not None:
+            self.world.trace.note("torn_states", files=tear_stored(self.world.root, self._rng))
 
     # disk and records
 
@@ -138,6 +146,9 @@ class SimulatedMachine:
             raise DirectoryInUse(f"{run_dir} is in use: a run goes on there")
         lock = self._locks[run_dir] = SimulatedLock(run_dir, _own_process())
         return lock
+
+    async def run_blocking(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return function(*args, **kwargs)
 
 
 def _own_process() -> SimProcess:

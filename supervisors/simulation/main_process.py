@@ -145,7 +145,12 @@ class MachineMain(MainProcess):
 
     def _order(self, job: JobConfig | None = None) -> HeadOrder:
         root = self.world.root
-        order = HeadOrder(run_root=str(root), log=str(root / "head.log"))
+        services = self.world.scenario.services
+        order = HeadOrder(
+            run_root=str(root),
+            log=str(root / "head.log"),
+            services="" if services is None else services.model_dump_json(),
+        )
         if job is None:
             return order
         return msgspec.structs.replace(

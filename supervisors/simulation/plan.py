@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,6 +22,11 @@ MOMENTS: Final = (
     "weights.published", "weights.query_versions", "weights.versions",
 )  # fmt: skip
 """The messages at whose delivery something may strike."""
+SERVICE_MOMENTS: Final = (
+    "training.answer", "training.attach", "training.attached", "training.call", "training.call", "training.call",
+    "training.committed", "training.detach",
+)  # fmt: skip
+"""Such messages of jobs that share a training service."""
 _WHOLE_MACHINE: Final = 0.2
 """The chance that the head is not killed alone, but with its machine: then its operator resumes the run."""
 _AT_AN_END: Final = ("kill", "hang", "partition", "preempt", "slow")
@@ -39,19 +45,20 @@ class DrawnFault:
     """Whether the sender or the receiver of that message is hit, and not whom the fault names."""
 
 
-def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int) -> list[DrawnFault]:
-    """A fault each of ``spec.faults``, in the order of their times."""
+def drawn_faults(spec: RandomFaults, rng: random.Random, *, nodes: int, services: bool = False) -> list[DrawnFault]:
+    """A fault each of ``spec.faults``, in the order of their times. ``services``: jobs share training services."""
     count = rng.randint(*spec.faults)
     at_s = sorted(rng.uniform(0.0, spec.within_s) for _ in range(count))
     faults = [_drawn(spec, rng, time_s, nodes) for time_s in at_s]
-    return [_timed(fault, spec, rng) for fault in faults]
+    moments = MOMENTS + 2 * SERVICE_MOMENTS if services else MOMENTS
+    return [_timed(fault, spec, rng, moments) for fault in faults]
 
 
-def _timed(fault: FaultBase, spec: RandomFaults, rng: random.Random) -> DrawnFault:
+def _timed(fault: FaultBase, spec: RandomFaults, rng: random.Random, moments: Sequence[str]) -> DrawnFault:
     if rng.random() >= spec.at_messages:
         return DrawnFault(fault)
     ends = fault.target.form == "role" and fault.kind in _AT_AN_END and rng.random() < 0.5
-    return DrawnFault(fault, rng.choice(MOMENTS), rng.choice([0.0, 0.0, 0.0005, 0.002, 0.05]), ends)
+    return DrawnFault(fault, rng.choice(moments), rng.choice([0.0, 0.0, 0.0005, 0.002, 0.05]), ends)
 
 
 def _drawn(spec: RandomFaults, rng: random.Random, at_s: float, nodes: int) -> FaultBase:
@@ -71,6 +78,8 @@ def _target(kind: type[FaultBase], spec: RandomFaults, rng: random.Random, nodes
     roles = [role for role in spec.roles if role in kind.ROLES and (role != "node" or nodes)]
     if name == "preempt":  # to a head it is an operator's order to end the run, and no accident
         roles = [role for role in roles if role != "head"]
+    if name == "disk_full" and "train_service" in roles:
+        return Target(role="train_service")
     if name == "disk_full" or not roles:
         return Target(role="scheduler") if "scheduler" in kind.ROLES else Target(role="rollout")
     if "link" in kind.HITS and rng.random() < 0.5:

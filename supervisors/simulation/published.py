@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 Tensors = Mapping[str, bytes]
+EXACT_MODES: Final = ("sync", "minibatch")
+"""Modes in which equal jobs come to equal weights, whatever happens to them."""
 
 
 class PublishedWeights:

@@ -2,6 +2,7 @@
 
 rollout ─ RolloutWorker on PacedEngine        rewards ─ RewardWorker, PromptSource on SimulatedPool
 trainer ─ Trainer on PacedBackend             weights ─ WeightServer as it is
+          or on a training service, as it is  train_service ─ WatchedService on ServedBackends
 ranker  ─ Ranker on a model that remembers
 """
 
@@ -9,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Final, Literal, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -22,42 +22,34 @@ from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
 from actors.environments.worker import RewardWorker
-from actors.protocol.weights import Manifest
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel
 from actors.roles import AnyArgs, RoleArgs, ServiceArgs, build_role
-from actors.rollout.engine import StepOutput, WeightTensors
-from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.worker import RolloutWorker
-from actors.trainer.backend import LossSpec, MicroBatch, MicroBatchStats, StepResult
-from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
+from actors.trainer.backends.simulated_backend import TrainCost
 from actors.trainer.trainer import Trainer
-from actors.weights.manifest import tensor_views
 from supervisors.simulation.ground import Body, Ground
-from supervisors.simulation.published import PublishedWeights
+from supervisors.simulation.paced import PacedBackend, PacedEngine, slowly
+from supervisors.simulation.train_service import WatchedService
 from transport.sim.process import SimProcess
-
-R = TypeVar("R")
-
-_LOOK_S: Final = 0.25
-"""How soon a slow process notices that it is slow no more."""
 
 
 def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, Actor]:
     """The actors of the process, by name; as ``actors.roles.build_role``."""
-    if isinstance(args, ServiceArgs):
-        return build_role(args)
     life, costs = body.life, world.scenario.costs
+    cost = TrainCost(
+        accumulate_base_s=costs.micro_batch_s,
+        accumulate_token_s=costs.train_token_s,
+        step_s=costs.train_step_s,
+        export_s=costs.export_s,
+        save_s=costs.save_s,
+        moved_byte_s=costs.moved_byte_s,
+    )
+    if isinstance(args, ServiceArgs):
+        return {args.name: WatchedService(args, world, life, cost)}
     if args.role == "rollout":
         return {args.name: RolloutWorker(args, engine=PacedEngine(life, world.published(args.name_of_job)))}
-    if args.role == "trainer":
-        cost = TrainCost(
-            accumulate_base_s=costs.micro_batch_s,
-            accumulate_token_s=costs.train_token_s,
-            step_s=costs.train_step_s,
-            export_s=costs.export_s,
-            save_s=costs.save_s,
-        )
+    if args.role == "trainer" and args.service is None:
         return {args.name: Trainer(args, backend=PacedBackend(cost, life, world.published(args.name_of_job)))}
     if args.role == "rewards":
         pool = cast(ScorerPool, SimulatedPool(args, world, life))
@@ -66,74 +58,6 @@ def build_simulated_role(args: AnyArgs, world: Ground, body: Body) -> dict[str, 
     if args.role == "ranker":
         return {args.name: Ranker(args, model=SimulatedLengthModel())}
     return build_role(args)
-
-
-async def _slowly(life: SimProcess, work: Coroutine[Any, Any, R]) -> R:
-    """Await ``work``; in a process that has been slowed down it takes that much longer, for as long as it is slow."""
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    result = await work
-    slowness = life.slowness
-    owed_s = (slowness - 1.0) * (loop.time() - began_s)
-    while owed_s > 0.0 and life.slowness > 1.0:
-        await asyncio.sleep(min(owed_s, _LOOK_S))
-        owed_s -= _LOOK_S
-    if owed_s > 0.0:  # the rest of it at full speed
-        await asyncio.sleep(owed_s / slowness)
-    return result
-
-
-class PacedEngine(SimulatedEngine):
-    """This is a simulated engine whose process may be slow. What it loads must be what was published."""
-
-    def __init__(self, life: SimProcess, published: PublishedWeights) -> None:
-        super().__init__()
-        self._life = life
-        self._published = published
-
-    async def load_weights(
-        self,
-        tensors: WeightTensors,
-        dtypes: Mapping[str, str],
-        policy_version: int,
-        *,
-        in_flight: Literal["keep", "recompute"],
-    ) -> None:
-        self._published.check(policy_version, {name: array.tobytes() for name, array in tensors.items()})
-        await super().load_weights(tensors, dtypes, policy_version, in_flight=in_flight)
-
-    async def step(self) -> StepOutput:
-        return await _slowly(self._life, super().step())
-
-
-class PacedBackend(SimulatedBackend):
-    """This is a simulated backend whose process may be slow. It keeps account of what it lays out."""
-
-    def __init__(self, cost: TrainCost, life: SimProcess, published: PublishedWeights) -> None:
-        super().__init__(cost)
-        self._life = life
-        self._published = published
-
-    async def export_segment(self, path: Path, *, job: str, policy_version: int, chunk_bytes: int) -> Manifest:
-        manifest = await super().export_segment(path, job=job, policy_version=policy_version, chunk_bytes=chunk_bytes)
-        views = tensor_views(manifest, path.read_bytes())
-        self._published.add(policy_version, {name: array.tobytes() for name, array in views.items()})
-        return manifest
-
-    async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
-        return await _slowly(self._life, super().accumulate(batch, loss))
-
-    async def step(self, *, weight: float) -> StepResult:
-        result = await _slowly(self._life, super().step(weight=weight))
-        self._published.reached(*self.state())
-        return result
-
-    async def load(self, directory: Path) -> None:
-        await super().load(directory)
-        self._published.reached(*self.state())
-
-    async def save(self, directory: Path) -> None:
-        await _slowly(self._life, super().save(directory))
 
 
 class _Numbers:
@@ -174,7 +98,7 @@ class SimulatedPool:
         async with asyncio.timeout(self._patience_s), self._free:
             for response, context in items:
                 prompt, _, index, _ = msgpack.unpackb(context)
-                await _slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
+                await slowly(self._life, asyncio.sleep(low + self._draw() * (high - low)))
                 if self._draw() < self._no_result:
                     verdicts.append(PoolVerdict(None, "the verifier gave no verdict"))
                 else:
@@ -186,7 +110,7 @@ class SimulatedPool:
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """As ``PromptStream.read``."""
         async with asyncio.timeout(self._patience_s), self._free:
-            await _slowly(self._life, asyncio.sleep(self._costs.read_s))
+            await slowly(self._life, asyncio.sleep(self._costs.read_s))
         prompts = [self._prompt(ordinal) for ordinal in range(start, start + count)]
         return {"prompts": prompts, "exhausted": False, "rows": 0, "checked": 0, "seen": 0, "passed": {}, "first": {},
                 "replaced": False}  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import fcntl
 import gc
 import logging
@@ -22,10 +23,12 @@ from typing import Any, Final
 import structlog
 
 from actors.weights.segments import segment_directory
-from configs.scenario import Scenario
+from configs.scenario import FaultsConfig, RandomFaults, Scenario
 from supervisors.simulation.grid import replay_in
 from supervisors.simulation.nemesis import Nemesis
+from supervisors.simulation.operator import Operator
 from supervisors.simulation.plan import DrawnFault, drawn_faults
+from supervisors.simulation.published import EXACT_MODES
 from supervisors.simulation.verdict import judge, learned
 from supervisors.simulation.watchman import Watchman
 from supervisors.simulation.world import World
@@ -58,6 +61,40 @@ class Outcome:
 
 def simulate(scenario: Scenario, seed: int, show: Show | None = None) -> Outcome:
     """Run ``scenario`` under ``seed``. ``show`` is given a line for each thing that happens, with its virtual time."""
+    began_s = time.perf_counter()
+    outcome = _simulated(scenario, seed, show)
+    if scenario.services is not None and not outcome.violations:
+        outcome.violations.extend(_differences(outcome, _simulated(_without_services(scenario), seed, None), scenario))
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - began_s)
+
+
+def _without_services(scenario: Scenario) -> Scenario:
+    """The same jobs, each with a trainer of its own, and nothing happens to them."""
+    none = {"service": None}
+    return scenario.model_copy(
+        update={
+            "jobs": [job.model_copy(update=none) for job in scenario.jobs],
+            "variants": [variant.model_copy(update=none) for variant in scenario.variants],
+            "services": None,
+            "faults": FaultsConfig(),
+        }
+    )
+
+
+def _differences(shared: Outcome, alone: Outcome, scenario: Scenario) -> list[str]:
+    """What jobs that repeat exactly have come to, if it is not what they come to alone."""
+    exact = [job.name for job in scenario.jobs if job.mode in EXACT_MODES and job.name in alone.learned]
+    return [
+        *(f"without services: {violation}" for violation in alone.violations),
+        *(
+            f"{job}: it shares a training service, and has come to other weights or samples than alone"
+            for job in exact
+            if shared.learned[job] != alone.learned[job]
+        ),
+    ]
+
+
+def _simulated(scenario: Scenario, seed: int, show: Show | None) -> Outcome:
     began_s = time.perf_counter()
     loop = SimulatedLoop(seed)
     with directory() as root, _unmanaged_memory(), _logs_go_to(show, loop):
@@ -117,11 +154,14 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     scenario = world.scenario
     drawn: list[DrawnFault] = []
     if scenario.faults.random is not None:
-        drawn = drawn_faults(scenario.faults.random, world.rng("faults"), nodes=scenario.nodes)
+        drawn = drawn_faults(
+            scenario.faults.random, world.rng("faults"), nodes=scenario.nodes, services=scenario.services is not None
+        )
     nemesis = Nemesis(world, scenario.faults.plan, drawn)
-    watchman = Watchman(world, lambda: nemesis.active)
+    operator = Operator(world, scenario.faults.random or RandomFaults())
+    watchman = Watchman(world, lambda: nemesis.active or operator.active)
     loop.set_exception_handler(lambda _, context: _unhandled(world, context))
-    main = loop.create_task(_main(world, nemesis, watchman), name="world")
+    main = loop.create_task(_main(world, nemesis, operator, watchman), name="world")
     try:
         with guarded() as breaches:
             loop.run_until_complete(main)
@@ -134,11 +174,12 @@ def _run(world: World, loop: SimulatedLoop) -> str:
     return report
 
 
-async def _main(world: World, nemesis: Nemesis, watchman: Watchman) -> None:
+async def _main(world: World, nemesis: Nemesis, operator: Operator, watchman: Watchman) -> None:
     world.start()
     if world.scenario.spot.trace is not None:
         world.in_background(replay_in(world), "replay of the spot trace")
     nemesis.start()
+    operator.start()
     await watchman.watch()
     world.stop()
 

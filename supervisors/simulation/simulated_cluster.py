@@ -11,6 +11,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from actors.core.senders import SenderKind, sender_of
 from actors.protocol.work import Drain
 from configs import fault_plan as fp
 from supervisors.head.machine_process import PEER
@@ -76,11 +77,13 @@ class SimulatedCluster:
         return names, pairs
 
     def _end(self, end: str) -> Ends:
-        """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``."""
+        """Peers are called ``head``, ``machine``, ``<node>``, ``<node>.<job>.<actor>``, ``head.service.<name>``."""
         if end == "head":
             return end.__eq__
         if end in self._world.machines:
             return _machine(end)
+        if end == "train_service":
+            return lambda peer: sender_of(peer).kind is SenderKind.TRAIN_SERVICE
         if end == "node":
             return lambda peer: peer not in ("head", PEER) and "." not in peer
         return lambda peer: peer.rpartition(".")[2].partition("-")[0] == end or peer.endswith(f".{end}")
@@ -99,6 +102,7 @@ class SimulatedCluster:
     async def halt(self, victim: Victim, lasts_s: float | None) -> Heal:
         if victim.body.halted:
             raise FaultNotPossible(f"{victim} stands still already")
+        self._world.services.hindered(victim.body.life)
         victim.send_signal(signal.SIGSTOP)
 
         async def go_on() -> str:
@@ -111,6 +115,7 @@ class SimulatedCluster:
     async def slow(self, victim: Victim, factor: float, lasts_s: float | None) -> Heal:
         if victim.body.life.slowness != 1.0:
             raise FaultNotPossible(f"{victim} is slowed down already")
+        self._world.services.hindered(victim.body.life)
         victim.body.life.slowness = factor
 
         async def quicken() -> str:
@@ -203,6 +208,8 @@ class SimulatedCluster:
         return rng.choice([job.name for job in self._world.jobs if target.job in (None, job.name)])
 
     async def fill_disk(self, fault: fp.DiskFull, rng: random.Random) -> Hit:
+        if fault.target.role == "train_service":
+            return self._fill_tiers(rng)
         file = self._world.machines["head"].journal_file(self._one_job(fault.target, rng))
         file.full = True
 
@@ -211,6 +218,17 @@ class SimulatedCluster:
             return "the disk has room again"
 
         return Hit([f"journal of {file.job}"], [empty])
+
+    def _fill_tiers(self, rng: random.Random) -> Hit:
+        full, tiers = self._world.services.full_tiers, rng.choice([["host"], ["disk"], ["host", "disk"]])
+        full += tiers
+
+        async def empty() -> str:
+            for tier in tiers:
+                full.remove(tier)
+            return "the tiers have room again"
+
+        return Hit([f"{tier} tier" for tier in tiers], [empty])
 
 
 def _machine(name: str) -> Ends:

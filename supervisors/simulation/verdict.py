@@ -18,6 +18,7 @@ from actors.rollout.worker_spec import engine_spec
 from configs.schema import JobConfig
 from supervisors.checkers.checks import check
 from supervisors.checkers.history import History, RunState
+from supervisors.checkers.service_calls import check_services
 
 if TYPE_CHECKING:
     from supervisors.simulation.world import World
@@ -36,7 +37,8 @@ def judge(world: World) -> list[str]:
         wrong += [f"{job.name}: responses: {sentence}" for sentence in _responses(world, job)]
         report = check(history_of(world, job), must_finish=True)
         wrong += [f"{job.name}: {violation.checker}: {violation.what}" for violation in report.violations]
-    return wrong
+    shared = check_services(world.services.record)
+    return wrong + [f"services: {violation.checker}: {violation.what}" for violation in shared]
 
 
 def _rewards(world: World, job: JobConfig) -> Iterator[str]:

@@ -27,13 +27,14 @@ from supervisors.simulation.chunks import Tampering
 from supervisors.simulation.ground import Body
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
-from supervisors.simulation.published import PublishedWeights
+from supervisors.simulation.published import EXACT_MODES, PublishedWeights
 from supervisors.simulation.records import JobRecord
+from supervisors.simulation.service_watch import ServiceWatch
 from supervisors.simulation.trace import Trace
 from transport.sim.loop import SimulatedLoop
 from transport.sim.network import SimNetwork, Weather
 from transport.sim.process import SimProcess
-from transport.transport import Frame
+from transport.transport import Frame, Lane
 
 END_TOKEN: Final = 1
 DATA_FILE: Final = "prompts.jsonl"
@@ -64,6 +65,9 @@ class World:
         """Findings on what is wrong with this run, in the order in which they were made."""
         self._simulated: dict[str, SimulatedJob] = {}
         self.jobs = self._drawn_jobs()
+        self.services = ServiceWatch(scenario.costs.moved_byte_s, len(self.jobs))
+        if scenario.services is not None:
+            self.network.heard = self._heard
         self.machines: dict[str, SimulatedMachine] = {}
         self.mains: dict[str, MainProcess] = {}
         """The living main process of each machine."""
@@ -73,7 +77,7 @@ class World:
         self._published = {
             job.name: PublishedWeights(
                 lambda sentence, name=job.name: self.finding(f"{name}: {sentence}"),
-                repeats_exactly=job.sync.mode in ("sync", "minibatch"),
+                repeats_exactly=job.sync.mode in EXACT_MODES,
             )
             for job in self.jobs
         }
@@ -235,6 +239,10 @@ class World:
         return frames
 
     # ------------------------------------------------------------ what is known of the jobs
+
+    def _heard(self, source: str, target: str, lane: Lane, frames: list[Frame]) -> None:
+        self.trace.message(source, target, lane, frames)
+        self.services.heard(frames)
 
     @property
     def movement(self) -> int:

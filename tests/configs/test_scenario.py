@@ -29,6 +29,14 @@ def test_the_chaos_scenario_has_sync_and_async_jobs_alone_and_three_at_a_time() 
         ("name: x\njobs:\n  - {name: a}\n  - {name: a}\n", "jobs with different names; found a more than once"),
         ("name: x\njobs: [{name: a}]\njobs_at_once: [2]\n", "jobs_at_once of at most 1, as many as there are jobs"),
         ("name: x\njobs:\n  - {name: a, stepps: 3}\n", "x.yaml:3: jobs.0.stepps: there is no such key"),
+        (
+            "name: x\njobs: [{name: a, service: s}]\n",
+            "jobs whose service is one of none, as there are no services; a has s",
+        ),
+        (
+            "name: x\njobs: [{name: a}]\nservices: {services: [{name: s, memory_bytes: 9}]}\n",
+            "services with backend: simulated; s has another one",
+        ),
         ("name: x\njobs: [{name: a}]\nfaults:\n  random: {faults: [5, 2]}\n", "faults as [fewest, most]; found [5, 2]"),
         (
             "name: x\njobs: [{name: a}]\nfaults:\n  plan:\n    - {kind: kil, target: {name: a}}\n",
@@ -54,7 +62,7 @@ def test_the_scenarios_with_a_seeding_window_have_jobs_with_and_without_other_wo
     assert {job.mode for job in seeding.jobs} == modes
 
 
-@pytest.mark.parametrize("name", ["chaos", "seeding", "combined"])
+@pytest.mark.parametrize("name", ["chaos", "seeding", "combined", "shared_trainer"])
 def test_the_jobs_of_a_scenario_pass_the_checks_of_real_job_files(name: str, tmp_path: Path) -> None:
     chaos = load_scenario(CONFIGS / f"{name}.yaml")
     for file in ("config.json", "tokenizer.json"):

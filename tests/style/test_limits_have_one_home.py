@@ -89,6 +89,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("transport/sim/network.py", "latency_s"),
         ("transport/sim/network.py", "jitter_s"),
         ("transport/sim/network.py", "bandwidth_bytes_s"),
+        ("supervisors/simulation/", "AGAIN_S"),
         ("supervisors/simulation/", "FENCE_S"),
         ("supervisors/simulation/", "LOOK_S"),
         ("supervisors/simulation/", "SETTLED_S"),
@@ -100,6 +101,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
     "how a finished run is read and shown": [
         ("actors/control/protocol.py", "longer_than_s"),
         ("supervisors/checkers/restarts.py", "CLOCK_SLACK_S"),
+        ("supervisors/checkers/service_calls.py", "INSTANT_S"),
         ("supervisors/cli/", "stalls.longer_than_s"),
         ("supervisors/cli/", "SHOWN_MAX"),
         ("supervisors/cli/", "SILENCE_S"),

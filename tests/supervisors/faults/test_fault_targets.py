@@ -57,6 +57,7 @@ def test_who_is_known_but_does_not_run_is_waited_for() -> None:
         (Target(name="rollout-7"), "there is no process 'rollout-7'; there are: .*rollout-2"),
         (Target(name="mars"), "there is no process 'mars'"),
         (Target(node="head"), "the whole run would end: take role head"),
+        (Target(role="train_service"), "training services serve several runs: they are hit in simulations only"),
         (Target(node="venus"), "there is no node 'venus'; there are: head, mars"),
         (Target(node="trainer"), "there is no node 'trainer'"),
         (Target(name="scheduler"), "scheduler lives in the head's process: take role head"),

@@ -15,6 +15,7 @@ from configs.schema import JobConfig
 from configs.services import ServiceConfig, ServicesConfig
 from supervisors.head.admission import Admission
 from supervisors.head.service_register import ServiceRegister
+from supervisors.machine.machine import LOCAL
 from supervisors.tree.errors import NeverServed, ServiceGone
 from tests.smallest_job import smallest_job
 
@@ -49,7 +50,7 @@ class World:
         async def address(name: str) -> str:
             return f"address of {name}"
 
-        pretended = cast(Any, SimpleNamespace(all=self.services, ask=ask, address=address))
+        pretended = cast(Any, SimpleNamespace(all=self.services, ask=ask, address=address, machine=LOCAL))
         self.admission = Admission(pretended, self.register, on_move=self.moved.append)
         if former:
             self.admission.go_on()

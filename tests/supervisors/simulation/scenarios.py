@@ -11,6 +11,7 @@ from configs.scenario import Scenario, load_scenario
 ROOT = Path(__file__).parents[3]
 CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
 SEEDING_FILE = ROOT / "configs" / "seeding.yaml"
+SHARED_FILE = ROOT / "configs" / "shared_trainer.yaml"
 COMBINED_FILE = ROOT / "configs" / "combined.yaml"
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from supervisors.simulation.roles import _slowly
+from supervisors.simulation.paced import slowly
 from tests.simulated import run_simulated
 from transport.sim.process import SimProcess
 
@@ -23,7 +23,7 @@ def seconds_for(work_s: float, *, slowness: float, slow_for_s: float) -> float:
 
         loop.call_later(work_s + slow_for_s, heal)
         began_s = loop.time()
-        await _slowly(life, asyncio.sleep(work_s))
+        await slowly(life, asyncio.sleep(work_s))
         return loop.time() - began_s
 
     return run_simulated(scenario())
