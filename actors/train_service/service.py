@@ -26,6 +26,7 @@ from actors.core.senders import SenderKind, sender_of
 from actors.core.watch import Down, Gone
 from actors.policies.slices import SliceRules, slice_policy
 from actors.protocol.training import (
+    Accumulate,
     AttachBundle,
     BundleAttached,
     BundleState,
@@ -33,6 +34,7 @@ from actors.protocol.training import (
     DetachBundle,
     Failed,
     QueryService,
+    Score,
     ServiceState,
     Step,
     StepsCommitted,
@@ -94,6 +96,7 @@ class TrainService(Actor):
 
     async def on_stop(self) -> None:
         self._turns.close()
+        await self.ctx.run_blocking(self._notes.close)
         with contextlib.suppress(MoveStuck):  # which may be why we end
             await self._residency.close()  # before the backends, whose state it may be moving
         for bundle in self._bundles.values():
@@ -243,10 +246,11 @@ class TrainService(Actor):
         """Have one call computed, and answer it whatever happens. It never raises."""
         job, times = bundle.job, CallTimes()
         try:
-            waited_s, switch_s = await self._turns.begin(job, message.wait_s)
+            trains = isinstance(message.body, Score | Accumulate)
+            waited_s, switch_s = await self._turns.begin(job, message.wait_s, trains=trains)
         except NoSlice as error:
             outcome: TrainOutcome = Failed(error=ServiceBusy.__name__, text=str(error))
-        except (BundleLost, *_CANNOT_MOVE) as error:
+        except Exception as error:  # noqa: BLE001 - it was withdrawn, or its state could not be moved, out of memory too
             outcome = Failed(error=BundleLost.__name__, text=f"job {job}: {error}", breaks=True)
         else:
             outcome, computed_s = await self._compute(bundle, message.body, message.limit_s)
@@ -351,8 +355,8 @@ class TrainService(Actor):
         await bundle.backend.close()
         if not keep:
             await self.ctx.run_blocking(self._notes.forget, job)
-            self._turns.leave(job)
-            if self._bundles.get(job) is bundle:
+            if self._bundles.get(job) is bundle:  # else the job has come back, and its next life waits for this
+                self._turns.leave(job)
                 del self._bundles[job]
 
     # ------------------------------------------------------------ how things stand
