@@ -338,7 +338,7 @@ class TrainService(Actor):
             bundle.ending = self.ctx.start_task(retire, f"retire {bundle.job}")
 
     async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
-        """Let go of what a life had, once nothing of it computes any more. It never raises."""
+        """Let go of what a life had, once nothing of it computes any more. It raises only MoveStuck."""
         job = bundle.job
         for task in (bundle.work, after):
             if task is not None:
@@ -350,6 +350,8 @@ class TrainService(Actor):
             self.ctx.log.warning("the state of a bundle is not kept", job=job, why=str(error))
         try:
             await self._residency.remove(job, forget=not keep)
+        except MoveStuck:  # it is still there, as far as anybody knows: this process has come to its end
+            raise
         except _CANNOT_MOVE as error:
             self.ctx.log.warning("a bundle could not be removed", job=job, why=str(error))
         await bundle.backend.close()

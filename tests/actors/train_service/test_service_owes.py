@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.errors import BundleLost
+from configs.limits import Limits
 from tests.actors.train_service.played_jobs import LOSS, batches
 from tests.actors.train_service.service_world import ServiceWorld, spec_of
 from tests.actors.train_service.test_service import burst, die_in_a_call, play
@@ -107,3 +109,20 @@ def test_a_trainer_that_goes_while_others_are_parked_for_it_leaves_no_reservatio
         assert world.service._residency._reserved == {}
 
     play(tmp_path / "service", scenario, make=lambda kind: SimulatedBackend(TrainCost(step_s=1.0, moved_byte_s=0.01)))
+
+
+def test_a_bundle_that_cannot_be_let_go_of_ends_the_service_and_says_why(tmp_path: Path) -> None:
+    class Hanging(SimulatedBackend):
+        async def forget_place(self, memory: memoryview) -> None:
+            await asyncio.sleep(100.0)
+
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        await burst(trainer, tmp_path / "v")
+        await asyncio.sleep(5.0)  # its state is stored, so there is something to let go of
+        await trainer.kill()
+        end = await world.system.wait_stopped("train-0", 100.0)
+        assert isinstance(end.error, MoveStuck)
+        world.service._residency._stored._files.close()  # as the end of its process does
+
+    play(tmp_path / "service", scenario, limits=Limits(service_move_timeout_s=5.0), make=lambda kind: Hanging())
