@@ -6,6 +6,7 @@ Invariants
 - Only a process that may be given other work keeps anything (``allow``).
 - What is kept sleeps at level 2: it has no requests and no weights, and gives its memory back. So nothing of job A is
   served to job B: an engine that wakes from there refuses to step until weights are loaded.
+- One that does not wake is closed, and the worker starts a new one: the job that it comes to is not to blame.
 - It fits if the engine would be built the same: kind, and all of the spec but the seed and the place of the weights.
   The model's shape is that of its ``config.json``.
 """
@@ -17,7 +18,11 @@ import json
 from pathlib import Path
 from typing import Final
 
+import structlog
+
 from actors.rollout.engine import EngineSpec, RolloutEngine
+
+log = structlog.get_logger("headrace.kept_engine")
 
 _WITHOUT_WEIGHTS: Final = 2
 """Level of sleep that drops them."""
@@ -49,8 +54,11 @@ async def take(kind: str, spec: EngineSpec) -> RolloutEngine | None:
         return None
     (engine, former), _kept = _kept, None
     if engine.kind == kind and _built_alike(former, spec):
-        await engine.wake()
-        return engine
+        try:
+            await engine.wake()
+            return engine
+        except Exception as error:  # noqa: BLE001 - of whatever library; the former job's model may be gone
+            log.warning("the kept engine does not wake; a new one is started", error=repr(error))
     await engine.close()
     return None
 

@@ -1,7 +1,8 @@
 """What a training service must know of its jobs after it has died: kept in its directory, since it forgets itself.
 
     begin ─▶ ``computing`` holds the job's name ─▶ end: it is empty ─▶ a burst is over: the row of deaths ends
-                        └── the process dies: its next life finds the name, and counts a death for that job
+                        └── the process dies: its next life finds the name, and counts a death for that job;
+                            not if it was told to end
     committed ─▶ state of that many steps, or fewer, may be gone on from: nobody trains those steps in another way
 
 Invariants
@@ -65,6 +66,10 @@ class Notes:
             self._save()
             self._computing("")
         return blamed
+
+    def close(self) -> None:
+        """The service was told to end: whoever it computes for is not to blame."""
+        self._computing("")
 
     # ------------------------------------------------------------ who is to blame
 

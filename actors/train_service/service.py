@@ -26,6 +26,7 @@ from actors.core.senders import SenderKind, sender_of
 from actors.core.watch import Down, Gone
 from actors.policies.slices import SliceRules, slice_policy
 from actors.protocol.training import (
+    Accumulate,
     AttachBundle,
     BundleAttached,
     BundleState,
@@ -33,6 +34,7 @@ from actors.protocol.training import (
     DetachBundle,
     Failed,
     QueryService,
+    Score,
     ServiceState,
     Step,
     StepsCommitted,
@@ -99,6 +101,7 @@ class TrainService(Actor):
 
     async def on_stop(self) -> None:
         self._turns.close()
+        await self.ctx.run_blocking(self._notes.close)
         with contextlib.suppress(MoveStuck):  # which may be why we end
             await self._residency.close()  # before the backends, whose state it may be moving
         for bundle in self._bundles.values():
@@ -248,10 +251,11 @@ class TrainService(Actor):
         """Have one call computed, and answer it whatever happens. It never raises."""
         job, times = bundle.job, CallTimes()
         try:
-            waited_s, switch_s = await self._turns.begin(job, message.wait_s)
+            trains = isinstance(message.body, Score | Accumulate)
+            waited_s, switch_s = await self._turns.begin(job, message.wait_s, trains=trains)
         except NoSlice as error:
             outcome: TrainOutcome = Failed(error=ServiceBusy.__name__, text=str(error))
-        except (BundleLost, *_CANNOT_MOVE) as error:
+        except Exception as error:  # noqa: BLE001 - it was withdrawn, or its state could not be moved, out of memory too
             outcome = Failed(error=BundleLost.__name__, text=f"job {job}: {error}", breaks=True)
         else:
             outcome, computed_s = await self._compute(bundle, message.body, message.limit_s)
@@ -339,7 +343,7 @@ class TrainService(Actor):
             bundle.ending = self.ctx.start_task(retire, f"retire {bundle.job}")
 
     async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
-        """Let go of what a life had, once nothing of it computes any more. It never raises."""
+        """Let go of what a life had, once nothing of it computes any more. It raises only MoveStuck."""
         job = bundle.job
         for task in (bundle.work, after):
             if task is not None:
@@ -351,13 +355,15 @@ class TrainService(Actor):
             self.ctx.log.warning("the state of a bundle is not kept", job=job, why=str(error))
         try:
             await self._residency.remove(job, forget=not keep)
+        except MoveStuck:  # it is still there, as far as anybody knows: this process has come to its end
+            raise
         except _CANNOT_MOVE as error:
             self.ctx.log.warning("a bundle could not be removed", job=job, why=str(error))
         await bundle.backend.close()
         if not keep:
             await self.ctx.run_blocking(self._notes.forget, job)
-            self._turns.leave(job)
-            if self._bundles.get(job) is bundle:
+            if self._bundles.get(job) is bundle:  # else the job has come back, and its next life waits for this
+                self._turns.leave(job)
                 del self._bundles[job]
 
     # ------------------------------------------------------------ how things stand

@@ -115,11 +115,17 @@ class Turns:
     # ------------------------------------------------------------ a call's slice
 
     async def begin(
-        self, job: str, wait_s: float, prepare: Callable[[], Awaitable[float]] | None = None
+        self,
+        job: str,
+        wait_s: float,
+        prepare: Callable[[], Awaitable[float]] | None = None,
+        *,
+        trains: bool = False,
     ) -> tuple[float, float]:
         """Wait until ``job`` may compute one call; ``end`` follows. Seconds waited, and spent on its state.
 
-        ``prepare``: brings its state there, if not the residency does.
+        ``prepare``: brings its state there, if not the residency does. ``trains``: the call goes before a step; so
+        after one it belongs to the next burst, also where the step in between was not published, as in a replay.
 
         Raises:
             NoSlice: others have computed for ``wait_s``.
@@ -127,6 +133,8 @@ class Turns:
             ResidencyError, ParkedStateDamaged, OSError: its state cannot be brought there.
         """
         began_s = self._ctx.now()
+        if trains and self.holder == job and not self._busy and self._jobs[job].has_stepped:
+            self._end_burst()
         waiting = _Waiting(began_s, prepare or (lambda: self._residency.make_resident(job)))
         self._waiting[job] = waiting
         self._fair.asks(job)
@@ -235,7 +243,7 @@ class Turns:
         try:
             if job in self._jobs and self._jobs[job].isolated:
                 await self._park_others(job)
-            switch_s = await waiting.prepare()
+            switch_s = 0.0 if waiting.granted.done() else await waiting.prepare()
         except MoveStuck:  # nothing moves any more in this process: its next life has what was stored
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to this call, and to no other

@@ -43,8 +43,11 @@ from transport.address import ActorAddress
 
 log = structlog.get_logger("headrace.services")
 
-OnMove = Callable[[str], None]
-"""Callback that starts the trainer of that job again, which has a place elsewhere now."""
+OnMove = Callable[[str, str], None]
+"""Callback that starts the trainer of that job again, which has a place elsewhere now than on that service.
+
+``moved`` follows.
+"""
 
 
 @dataclass
@@ -137,12 +140,22 @@ class Admission:
         self._known.pop(job, None)
         place = self._places.get(job)
         if place is not None:
-            try:
-                await self._services.ask(place.service, DetachBundle(job=job), Done)
-            except AskError as error:  # whoever kept anything of it is gone, or removes it at its end
-                log.info("a service was not told that a job is over", job=job, error=str(error))
+            await self._forget(job, place.service)
             self._set_places({name: other for name, other in self._places.items() if name != job})
         self.decide()
+
+    async def moved(self, job: str, former: str) -> None:
+        """Its trainer has left the ``former`` service, which may have kept its state: nobody goes on from that."""
+        place = self._places.get(job)
+        if place is not None and place.service != former:
+            await self._forget(job, former)
+        self.decide()
+
+    async def _forget(self, job: str, service: str) -> None:
+        try:
+            await self._services.ask(service, DetachBundle(job=job), Done)
+        except AskError as error:  # whoever kept anything of it is gone, or removes it at its end
+            log.info("a service was not told that a job has left it", job=job, service=service, error=str(error))
 
     def _of(self, job: str) -> Known:
         if job not in self._known:
@@ -194,8 +207,9 @@ class Admission:
                 known.reason = reason
                 known.say(f"queued: {reason}")
         for move in decision.move:
+            former = self._places[move.job].service
             self._take(move.job, move.service, self._known[move.job])
-            self._on_move(move.job)
+            self._on_move(move.job, former)
 
     def _take(self, job: str, service: str, known: Known) -> None:
         log.info("a job has a place on a service", job=job, service=service, state_bytes=known.state_bytes)

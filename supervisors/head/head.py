@@ -135,18 +135,22 @@ class Head:
                 self.jobs[job].say(news)
         self.admission.decide()
 
-    def _move_trainer(self, job: str) -> None:
-        """Beside everything else; when it is done, its former service is free for whoever waits."""
-        task = asyncio.create_task(self.jobs[job].move_trainer(), name=f"move the trainer of {job}")
+    def _move_trainer(self, job: str, former: str) -> None:
+        """Beside everything else; when it is done, its ``former`` service is free for whoever waits."""
+        task = asyncio.create_task(self._moving(job, former), name=f"move the trainer of {job}")
         self._moves.add(task)
         task.add_done_callback(self._moved)
 
+    async def _moving(self, job: str, former: str) -> None:
+        try:
+            await self.jobs[job].move_trainer()
+        finally:
+            await self.admission.moved(job, former)
+
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moves.discard(task)
-        if not task.cancelled():
-            if (error := task.exception()) is not None:  # its supervisor starts it again
-                log.error("a trainer was not moved in good order", exc_info=error)
-            self.admission.decide()
+        if not task.cancelled() and (error := task.exception()) is not None:  # its supervisor starts it again
+            log.error("a trainer was not moved in good order", exc_info=error)
 
     async def _start_agent(self) -> ActorAddress:
         options = NodeOptions(

@@ -76,6 +76,8 @@ class SlotShares:
         self._rules = LendingRules(stay_s=limits.lending_stay_s)
         self._slots: dict[Place, LentWorker] = {}
         """Slots, each with the job that is to have it."""
+        self._ending: dict[str, set[Place]] = {}
+        """Places by job that wants none any more, whose workers there have not ended yet."""
         self._looking: asyncio.Task[None] | None = None
 
     def of(self, job: str, remaining: Remaining) -> JobShare:
@@ -98,11 +100,17 @@ class SlotShares:
             self._looking = asyncio.create_task(self._look_again_and_again(), name="slot shares")
 
     def leave(self, job: str) -> None:
-        """A pool wants none any more; its workers end with its job."""
-        self._sharers.pop(job, None)
+        """A pool wants none any more; its workers end with its job, and until then their slots are nobody else's."""
+        if (sharer := self._sharers.pop(job, None)) is not None:
+            self._ending[job] = sharer.holds
         if len(self._sharers) < 2:
             self.stop()
         self._divide()
+
+    def ended(self, job: str) -> None:
+        """The workers of a pool that has left are gone."""
+        if self._ending.pop(job, None):
+            self._tell()
 
     def granted(self, job: str, places: Sequence[Place]) -> set[Place]:
         """Those of ``places``, which are all that it can use, on which ``job`` may have a worker now."""
@@ -111,8 +119,9 @@ class SlotShares:
         if own.places != set(places):
             own.places = set(places)
             self._divide()
-        taken = {place for name, sharer in self._sharers.items() if name != job for place in sharer.holds}
-        return {place for place in own.places if self._slots[place].job == job and place not in taken}
+        taken = [sharer.holds for name, sharer in self._sharers.items() if name != job]
+        free = own.places.difference(*taken, *self._ending.values())
+        return {place for place in free if self._slots[place].job == job}
 
     def took(self, job: str, place: Place) -> None:
         """``job`` has begun to start a worker there."""
@@ -182,6 +191,9 @@ class JobShare:
 
     def leave(self) -> None:
         self._shares.leave(self._job)
+
+    def ended(self) -> None:
+        self._shares.ended(self._job)
 
     def granted(self, places: Sequence[Place]) -> set[Place]:
         return self._shares.granted(self._job, places)

@@ -160,6 +160,10 @@ class ElasticPool:
         self._ready_s.pop(worker, None)
         self._later(self._again(worker, pause_s), f"start {worker} again")
 
+    def ended(self) -> None:
+        """After ``stop``: its workers have ended with their supervisor."""
+        self._share.ended()
+
     # ------------------------------------------------------------ acts
 
     def _add(self, worker: str, node: str) -> None:

@@ -265,8 +265,12 @@ class JobTree:
             self._pool.stop()
         for part in ("rollout", "services", "core"):
             name = f"{part}.{self._job.name}"
-            if name in self._system.actors():
-                await self._system.stop_actor(name)
+            try:
+                if name in self._system.actors():
+                    await self._system.stop_actor(name)
+            finally:
+                if part == "rollout" and self._pool is not None:
+                    self._pool.ended()
         for name in names:
             self._nodes.release(f"{self._job.name}.{name}")
 

@@ -14,7 +14,11 @@ class PoolShare(Protocol):
         ...
 
     def leave(self) -> None:
-        """It wants none any more."""
+        """It wants none any more; its workers are about to end."""
+        ...
+
+    def ended(self) -> None:
+        """They have ended."""
         ...
 
     def granted(self, places: Sequence[str]) -> set[str]:
@@ -37,6 +41,9 @@ class WholePool:
         """Nobody else takes anything."""
 
     def leave(self) -> None:
+        """Nobody waits for it."""
+
+    def ended(self) -> None:
         """Nobody waits for it."""
 
     def granted(self, places: Sequence[str]) -> set[str]:

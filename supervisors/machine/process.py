@@ -211,7 +211,7 @@ class ChildProcess(Child):
         """``note``: our end of the pipe of its last words. ``ends``: of the pipes of one that may stay."""
         super().__init__(popen.pid, loop)
         self._popen = popen
-        self._note = note
+        self._note: int | None = note
         self._ends = ends
         self._loop = loop
         self._pidfd: int | None = None
@@ -245,6 +245,7 @@ class ChildProcess(Child):
             self._ends = None
         self._signal_group(signal.SIGKILL)
         self._ended(self._popen.wait())
+        self._last_words()  # of one that stayed nobody has asked for them
         self._reaped.set()
 
     def _look_no_more(self) -> None:
@@ -268,14 +269,14 @@ class ChildProcess(Child):
         return self.exited.done() and self._ends is not None
 
     def serve(self, spec: Launch) -> Child | None:
-        ends = self._ends
-        if not self.stays or ends is None or _is_over(self.pid):
+        ends, note = self._ends, self._note
+        if not self.stays or ends is None or note is None or _is_over(self.pid):
             return None
         if not ends.send(tenancy.Order(spec.stdin, str(spec.log_path))):
             return None
         self._look_no_more()
-        self._ends = None
-        return ChildProcess(self._popen, self._loop, self._note, ends)
+        self._ends = self._note = None
+        return ChildProcess(self._popen, self._loop, note, ends)
 
     def dismiss(self) -> None:
         if self.stays:
@@ -287,7 +288,8 @@ class ChildProcess(Child):
                 await self._reaped.wait()
 
     def _last_words(self) -> Reason | None:
-        return exit_note.read_note(self._note)
+        note, self._note = self._note, None
+        return None if note is None else exit_note.read_note(note)
 
     def _signal_group(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):

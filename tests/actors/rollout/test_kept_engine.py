@@ -13,6 +13,7 @@ from actors.protocol.work import SamplingParams
 from actors.rollout import kept_engine
 from actors.rollout.engine import EngineSpec, GenerationRequest, RolloutEngine
 from actors.rollout.engine_kinds import create_engine
+from actors.rollout.engines.simulated_engine import SimulatedEngine
 from actors.rollout.errors import EngineError
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -96,3 +97,19 @@ async def test_a_process_that_never_stays_keeps_no_engine(tmp_path, monkeypatch:
     model = make_tiny_checkpoint(tmp_path / "model")
     await kept_engine.keep_or_close(await started(spec_of(model)), spec_of(model))
     assert await kept_engine.take("torch", spec_of(model)) is None
+
+
+async def test_a_kept_engine_that_does_not_wake_is_closed_and_a_new_one_can_be_started(tmp_path: Path) -> None:
+    closed: list[bool] = []
+
+    class Asleep(SimulatedEngine):
+        async def wake(self) -> None:
+            raise OSError("the former job's model is gone")
+
+        async def close(self) -> None:
+            closed.append(True)
+            await super().close()
+
+    await kept_engine.keep_or_close(Asleep(), spec_of(tmp_path))
+    assert await kept_engine.take("simulated", spec_of(tmp_path)) is None
+    assert closed == [True]

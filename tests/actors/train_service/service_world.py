@@ -90,6 +90,12 @@ class ServiceWorld:
         """The service is gone from one moment to the next, and says nothing."""
         self.is_there.clear()
         self.transport.abort()
+        self.service._notes.close = lambda: None  # the dead note nothing
+        await self.system.stop()
+
+    async def stop_in_order(self) -> None:
+        """The service is told to end, as the head does when it ends itself."""
+        self.is_there.clear()
         await self.system.stop()
 
     async def trainer(

@@ -31,7 +31,7 @@ class Head:
         self.services = await self._world.life()
         self.service_register = ServiceRegister(self._world.run_root)
         self.service_register.begin(ServicesConfig(services=[config()]))
-        self.admission = Admission(self.services, self.service_register, on_move=lambda _: None)
+        self.admission = Admission(self.services, self.service_register, on_move=lambda *_: None)
         for service in self.service_register.now.rules.services:
             await self.services.begin(service)
             await self.services.address(service.name)

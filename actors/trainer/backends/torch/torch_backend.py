@@ -134,7 +134,8 @@ class TorchBackend:
         await self._run(self._state.restore, stored)
 
     async def forget_place(self, memory: memoryview) -> None:
-        await self._run(self._state.bundle.forget_place, memory)
+        if self._state.pins_memory:  # else it need not wait for a thread that may hang in a call
+            await self._run(self._state.bundle.forget_place, memory)
 
     async def export_parked(
         self, trained: StoredPart, path: Path, *, job: str, policy_version: int, chunk_bytes: int

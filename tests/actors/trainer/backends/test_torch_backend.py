@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shutil
+import threading
 import weakref
 from pathlib import Path
 
@@ -336,3 +338,16 @@ async def test_bundles_of_one_model_share_its_frozen_reference_and_jobs_alone_do
     gc.collect()
     assert shared() is None
     await alone.close()
+
+
+async def test_a_place_is_forgotten_while_a_call_hangs_in_the_backends_thread(model_path: Path) -> None:
+    """A service lets go of a bundle whose call was not done in time, and others' state moves only after that."""
+    backend, may_end = await started(model_path, parkable=True), threading.Event()
+    hangs = asyncio.ensure_future(backend._run(may_end.wait, 60.0))
+    try:
+        async with asyncio.timeout(5.0):
+            await backend.forget_place(memoryview(bytearray(8)))
+    finally:
+        may_end.set()
+        await hangs
+        await backend.close()

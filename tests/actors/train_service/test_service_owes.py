@@ -1,0 +1,128 @@
+"""What a training service owes its jobs when one of them ends, goes, replays, or runs out of memory meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.train_service.residency_errors import MoveStuck
+from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
+from actors.trainer.errors import BundleLost
+from configs.limits import Limits
+from tests.actors.train_service.played_jobs import LOSS, batches
+from tests.actors.train_service.service_world import ServiceWorld, spec_of
+from tests.actors.train_service.test_service import burst, die_in_a_call, play
+
+
+def test_a_job_that_attaches_again_while_its_last_life_is_forgotten_is_served(tmp_path: Path) -> None:
+    class SlowToClose(SimulatedBackend):
+        async def close(self) -> None:
+            await asyncio.sleep(5.0)  # long enough for the trainer's next life to ask meanwhile
+            await super().close()
+
+    async def scenario(world: ServiceWorld) -> None:
+        first, other = await world.attached("a"), await world.attached("b")
+        await first.backend.close(keep=False)
+        await asyncio.sleep(1.0)
+        again = await world.attached("a")
+        await burst(again, tmp_path / "v")
+        await burst(other, tmp_path / "v")
+
+    play(tmp_path / "service", scenario, make=lambda kind: SlowToClose())
+
+
+def test_an_error_that_moves_raise_is_the_answer_to_one_call(tmp_path: Path) -> None:
+    class NoMemory(SimulatedBackend):
+        async def restore(self, stored: Any) -> None:
+            if self is made[0]:
+                raise MemoryError("no memory left")
+            await super().restore(stored)
+
+    made: list[NoMemory] = []
+
+    def make(kind: str) -> NoMemory:
+        made.append(NoMemory())
+        return made[-1]
+
+    async def scenario(world: ServiceWorld) -> None:
+        first, second = await world.attached("a"), await world.attached("b")
+        await second.backend.step(weight=1.0)
+        with pytest.raises(BundleLost, match="no memory left"):
+            await first.backend.step(weight=1.0)
+        await second.backend.step(weight=1.0)
+
+    play(tmp_path, scenario, memory_bytes=2_400, make=make)
+
+
+def test_a_job_that_replays_its_steps_without_publishing_them_gives_way_after_each(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first, second = await world.attached("a"), await world.attached("b")
+
+        async def replay() -> None:
+            for step in range(10):
+                await first.backend.accumulate(batches("a", step)[0], LOSS)
+                await first.backend.step(weight=1.0)
+
+        replaying = asyncio.ensure_future(replay())
+        await asyncio.sleep(1.0)
+        await second.backend.accumulate(batches("b", 0)[0], LOSS)
+        assert second.backend.taken_times().waited_s < 25.0
+        await replaying
+        state = await world.state()
+        assert next(b.bursts for b in state.bundles if b.job == "a") >= 9
+
+    make = lambda kind: SimulatedBackend(TrainCost(step_s=10.0))  # noqa: E731
+    play(tmp_path, scenario, make=make)
+
+
+def test_a_service_that_was_told_to_stop_while_it_computed_blames_nobody(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        for _ in range(world.limits.service_deaths_max):
+            trainer = await world.attached("a")
+            asked = asyncio.ensure_future(trainer.backend.step(weight=1.0))
+            await asyncio.sleep(0.5)
+            await world.stop_in_order()
+            await world.start()
+            with pytest.raises(BundleLost):
+                await asked
+        await world.attached("a")
+        assert [bundle.isolated for bundle in (await world.state()).bundles] == [False]
+
+    play(tmp_path / "service", scenario, make=lambda kind: SimulatedBackend(TrainCost(step_s=1.0)))
+
+
+def test_a_trainer_that_goes_while_others_are_parked_for_it_leaves_no_reservation(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        for _ in range(2):
+            await die_in_a_call(world, await world.attached("a"))
+        other = await world.attached("b")
+        await other.backend.step(weight=1.0)
+        suspect = await world.trainer("a")
+        asked = asyncio.ensure_future(suspect.backend.start(spec_of()))
+        await asyncio.sleep(1.0)
+        asked.cancel()
+        await suspect.kill()
+        await asyncio.sleep(60.0)
+        assert world.service._residency._reserved == {}
+
+    play(tmp_path / "service", scenario, make=lambda kind: SimulatedBackend(TrainCost(step_s=1.0, moved_byte_s=0.01)))
+
+
+def test_a_bundle_that_cannot_be_let_go_of_ends_the_service_and_says_why(tmp_path: Path) -> None:
+    class Hanging(SimulatedBackend):
+        async def forget_place(self, memory: memoryview) -> None:
+            await asyncio.sleep(100.0)
+
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        await burst(trainer, tmp_path / "v")
+        await asyncio.sleep(5.0)  # its state is stored, so there is something to let go of
+        await trainer.kill()
+        end = await world.system.wait_stopped("train-0", 100.0)
+        assert isinstance(end.error, MoveStuck)
+        world.service._residency._stored._files.close()  # as the end of its process does
+
+    play(tmp_path / "service", scenario, limits=Limits(service_move_timeout_s=5.0), make=lambda kind: Hanging())
