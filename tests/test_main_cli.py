@@ -272,7 +272,7 @@ def test_of_several_jobs_those_that_have_not_finished_go_on(trees: types.SimpleN
     trees.ends = {}
     result = invoke("run", "--resume", "here", *PAIR[2:], "--json")
     assert [summary["state"] for summary in json.loads(result.stdout)] == ["finished", "finished"]
-    directory, jobs, given = trees.seen[-1]
+    _, jobs, given = trees.seen[-1]
     assert ([job.name for job in jobs.values()], given["resume"]) == (["second"], True)
     assert [s["job"] for s in json.loads(invoke("run", "--resume", "here", "--json").stdout)] == ["first", "second"]
     assert len(trees.seen) == 2, "nothing was left to run"

@@ -89,6 +89,11 @@ class Admission:
         """What this life of the head has seen of the use of a service."""
         return self._uses.setdefault(service, ServiceUse())
 
+    def sentences(self) -> list[str]:
+        """What each service has done and saved, for people."""
+        now_s = asyncio.get_running_loop().time()
+        return [said for name, use in self._uses.items() if (said := use.sentence(name, now_s))]
+
     def go_on(self) -> None:
         """Take over the places that a former life has noted."""
         self._set_places(dict(self._register.now.places))
@@ -161,7 +166,8 @@ class Admission:
             ),
         )
         if (place := self._places.get(job)) is not None:
-            self.use_of(place.service).step(job, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
+            use, now_s = self.use_of(place.service), asyncio.get_running_loop().time()
+            use.step(job, now_s, seconds, waited_s=waited_s, switch_s=switch_s, compute_s=busy_s)
         known.steps_left = max(0, known.job.steps - int(progress.get("step") or 0))
         if not was_known and known.profile.steps >= self.rules.cold_steps:
             self.decide()
@@ -206,7 +212,7 @@ class Admission:
             if was is not None and (now is None or now.service != was.service):
                 self.use_of(was.service).left(job, now_s)
             if now is not None and (was is None or now.service != was.service):
-                self.use_of(now.service).joined(job, now_s)
+                self.use_of(now.service).joined(job)
         if places != self._register.now.places:
             self._register.set_places(places)
 

@@ -117,6 +117,8 @@ async def lead(head: Head, order: HeadOrder, control: str, interrupted: asyncio.
         elif order.run_dirs:
             head.subscribe(reporter.follow)
             summary = await run_several(head, order, interrupted)
+            for said in head.admission.sentences():
+                reporter.progress({"message": said})
         else:
             head.subscribe(reporter.follow)
             _launch_again(head, order)

@@ -1,11 +1,11 @@
 """What one training service has been used for, and what it has saved, as far as this life of the head has seen it.
 
-    joined, left ─▶ held_s    time for which at least one job had a place: what the service has cost
-    step         ─▶ alone_s   time for which a trainer of each job's own would have been kept: its time on the service,
-                              less what it waited there for other jobs and for its state
+    held_s     time for which it served at least one job: what the service has cost
+    alone_s    time for which a trainer of each job's own would have been kept: its time on the service, less what it
+               waited there for other jobs and for its state
     saving = 1 - held_s / alone_s        bubble = 1 - computed time / held_s
 
-Pure: times are seconds on any one clock.
+A job counts from the begin of its first step until it leaves; before that its processes are being started. Pure: times are seconds on any one clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 class JobUse:
     """It is what one job has made of the service."""
 
-    since_s: float
+    since_s: float | None = None
+    """Time at which its first step began."""
     steps: int = 0
     waited_s: float = 0.0
     """Time for which its calls waited for other jobs."""
@@ -27,7 +28,7 @@ class JobUse:
 
     def alone_s(self, now_s: float) -> float:
         """Time for which a trainer of its own would have been kept."""
-        return max(0.0, now_s - self.since_s - self.waited_s - self.switch_s)
+        return 0.0 if self.since_s is None else max(0.0, now_s - self.since_s - self.waited_s - self.switch_s)
 
 
 @dataclass
@@ -36,16 +37,16 @@ class ServiceUse:
 
     jobs: dict[str, JobUse] = field(default_factory=dict[str, JobUse])
     """Jobs that have a place there now."""
+    served: list[str] = field(default_factory=list[str])
+    """Jobs that have had a step there, in order."""
     _past_held_s: float = 0.0
     _past_alone_s: float = 0.0
     _past_compute_s: float = 0.0
     _past_steps: int = 0
     _held_since_s: float | None = None
 
-    def joined(self, job: str, now_s: float) -> None:
-        self.jobs[job] = JobUse(now_s)
-        if self._held_since_s is None:
-            self._held_since_s = now_s
+    def joined(self, job: str) -> None:
+        self.jobs[job] = JobUse()
 
     def left(self, job: str, now_s: float) -> None:
         """It counts on in the sums. Unknown jobs have left already."""
@@ -55,17 +56,25 @@ class ServiceUse:
         self._past_alone_s += use.alone_s(now_s)
         self._past_compute_s += use.compute_s
         self._past_steps += use.steps
-        if not self.jobs and self._held_since_s is not None:
+        if self._held_since_s is not None and all(other.since_s is None for other in self.jobs.values()):
             self._past_held_s += now_s - self._held_since_s
             self._held_since_s = None
 
-    def step(self, job: str, *, waited_s: float, switch_s: float, compute_s: float) -> None:
-        """A step of ``job`` was committed."""
-        if (use := self.jobs.get(job)) is not None:
-            use.steps += 1
-            use.waited_s += waited_s
-            use.switch_s += switch_s
-            use.compute_s += compute_s
+    def step(
+        self, job: str, now_s: float, seconds: float, *, waited_s: float, switch_s: float, compute_s: float
+    ) -> None:
+        """A step of ``job``, which took ``seconds``, was committed."""
+        if (use := self.jobs.get(job)) is None:
+            return
+        if use.since_s is None:
+            use.since_s = now_s - seconds
+            self.served.append(job)
+        if self._held_since_s is None:
+            self._held_since_s = use.since_s
+        use.steps += 1
+        use.waited_s += waited_s
+        use.switch_s += switch_s
+        use.compute_s += compute_s
 
     @property
     def steps(self) -> int:
@@ -90,3 +99,14 @@ class ServiceUse:
         """Part of its time for which it computed nothing. None before the first step."""
         held_s = self.held_s(now_s)
         return max(0.0, 1.0 - self.compute_s / held_s) if self.steps and held_s > 0 else None
+
+    def sentence(self, service: str, now_s: float) -> str:
+        """For people, at the end: what it has done, and saved. Empty if that is nothing."""
+        saving = self.saving(now_s)
+        if saving is None:
+            return ""
+        held_s, alone_s = self.held_s(now_s), self.alone_s(now_s)
+        return (
+            f"service {service}: {self.steps} steps of {', '.join(self.served)} in {held_s:.1f} s of one trainer; "
+            f"alone, theirs would have been kept for {alone_s:.1f} s ({saving:.0%} saved)"
+        )

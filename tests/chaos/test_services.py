@@ -1,4 +1,4 @@
-"""Jobs that share a training service, on real processes: its death, the head's, a job that waits, and what is refused."""
+"""Jobs that share a training service, on real processes: its death, the head's, one that waits, what is refused."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_names_are_given_once_and_a_file_without_services_is_none(tmp_path: Path
         load_services(written(tmp_path, services=[]))
     with pytest.raises(ConfigError, match="nlp has two quotas"):
         load_services(written(tmp_path, services=[SERVICE], quotas=[{"project": "nlp"}, {"project": "nlp"}]))
-    with pytest.raises(ConfigError, match="placement: .*spread_backfill"):
+    with pytest.raises(ConfigError, match=r"placement: .*spread_backfill"):
         load_services(written(tmp_path, services=[SERVICE], placement="spread_backfil"))
 
 

@@ -5,27 +5,38 @@ from __future__ import annotations
 from supervisors.head.service_use import ServiceUse
 
 
+def step(use: ServiceUse, job: str, now_s: float, *, waited_s: float = 0.0, compute_s: float = 5.0) -> None:
+    use.step(job, now_s, 10.0, waited_s=waited_s, switch_s=0.5, compute_s=compute_s)
+
+
 def test_the_saving_is_the_time_of_one_process_against_that_of_a_trainer_each_less_what_jobs_waited() -> None:
     use = ServiceUse()
-    assert (use.saving(0.0), use.bubble(0.0)) == (None, None)
-    use.joined("a", 0.0)
-    use.joined("b", 20.0)
-    for _ in range(4):
-        use.step("a", waited_s=2.0, switch_s=0.5, compute_s=5.0)
-        use.step("b", waited_s=0.0, switch_s=0.0, compute_s=10.0)
-    assert use.held_s(100.0) == 100.0
-    assert use.alone_s(100.0) == (100 - 10) + 80
-    assert use.saving(100.0) == 1 - 100 / 170
-    assert use.bubble(100.0) == 1 - 60 / 100
+    use.joined("a")
+    use.joined("b")
+    assert (use.saving(5.0), use.bubble(5.0), use.held_s(5.0)) == (None, None, 0.0)
+    for now_s in (110.0, 120.0, 130.0, 140.0):
+        step(use, "a", now_s, waited_s=2.0)
+        step(use, "b", now_s + 20.0, compute_s=10.0)
+    assert use.held_s(200.0) == 100.0
+    assert use.alone_s(200.0) == (100 - 10) + (80 - 2)
+    assert use.saving(200.0) == 1 - 100 / 168
+    assert use.bubble(200.0) == 1 - 60 / 100
+    assert use.sentence("train-0", 200.0) == (
+        "service train-0: 8 steps of a, b in 100.0 s of one trainer; "
+        "alone, theirs would have been kept for 168.0 s (40% saved)"
+    )
 
 
 def test_jobs_that_have_left_count_on_and_a_service_that_serves_nobody_costs_nothing() -> None:
     use = ServiceUse()
-    use.joined("a", 0.0)
-    use.step("a", waited_s=0.0, switch_s=0.0, compute_s=1.0)
+    use.joined("a")
+    step(use, "a", 10.0)
     use.left("a", 10.0)
     use.left("a", 11.0)
-    use.step("a", waited_s=9.0, switch_s=0.0, compute_s=9.0)
-    assert (use.held_s(50.0), use.alone_s(50.0), use.compute_s, use.steps, list(use.jobs)) == (10.0, 10.0, 1.0, 1, [])
-    use.joined("b", 50.0)
-    assert use.held_s(60.0) == 20.0
+    step(use, "a", 12.0)
+    assert (use.held_s(50.0), use.alone_s(50.0), use.compute_s, use.steps, list(use.jobs)) == (10.0, 9.5, 5.0, 1, [])
+    use.joined("b")
+    assert use.held_s(60.0) == 10.0, "its processes are being started"
+    step(use, "b", 70.0)
+    assert use.held_s(70.0) == 20.0
+    assert use.served == ["a", "b"]

@@ -181,5 +181,5 @@ async def test_a_job_that_names_a_service_of_a_head_without_any_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, _ = waiting_run(tmp_path, None, monkeypatch)
-    with pytest.raises(NeverServed, match="train-0 is named, but there are no services. Add --services FILE"):
+    with pytest.raises(NeverServed, match=r"train-0 is named, but there are no services\. Add --services FILE"):
         await run.start(asyncio.Event())
