@@ -141,7 +141,7 @@ def predict(there: Sequence[JobProfile], newcomer: JobProfile, *, switches: bool
 
 
 def _slowdowns(jobs: Sequence[JobProfile], rest_s: Sequence[Sequence[float]], *, switches: bool) -> tuple[float, ...]:
-    """Of each, from what its bursts wait for those of each other that they find under way."""
+    """Slowdown of each, from what its bursts wait for the bursts of others that they find under way."""
     waiting = [sum(row) for row in rest_s]
     found = list[float]()
     for i, one in enumerate(jobs):

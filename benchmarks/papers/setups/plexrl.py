@@ -32,11 +32,12 @@ class PlexModel(Section):
     are below their bound, with 1 the one that is at it."""
 
 
-MODELS = (
-    PlexModel(name="7B", train_devices=16, rollout_devices=8, bubble=0.801),
-    PlexModel(name="30B", train_devices=128, rollout_devices=64, bubble=0.7067),
-    PlexModel(name="235B", train_devices=96, rollout_devices=32, bubble=0.8111, lag=1),
-)
+PlexName = Literal["7B", "30B", "235B"]
+MODELS: dict[PlexName, PlexModel] = {
+    "7B": PlexModel(name="7B", train_devices=16, rollout_devices=8, bubble=0.801),
+    "30B": PlexModel(name="30B", train_devices=128, rollout_devices=64, bubble=0.7067),
+    "235B": PlexModel(name="235B", train_devices=96, rollout_devices=32, bubble=0.8111, lag=1),
+}
 
 
 class SliceSetup(Section):
@@ -57,7 +58,7 @@ class SharingStudy(Section):
     """It lets jobs of one model share a training pool, and counts devices."""
 
     kind: Literal["plexrl_share"]
-    models: list[PlexModel] = Field(default_factory=lambda: list(MODELS))
+    models: list[PlexName] = Field(default_factory=lambda: list(MODELS))
     jobs: PositiveInt = 2
     """Jobs of a pool, as published."""
     setup: SliceSetup = SliceSetup()
@@ -90,11 +91,11 @@ class FleetClass(Section):
     bubble: Fraction
 
 
-CLASSES = (
-    FleetClass(name="7B", isolated=29, shared=17, bubble=0.801),  # 696 and 680 devices
-    FleetClass(name="30B", isolated=5, shared=3, bubble=0.7067),  # 960 and 960
-    FleetClass(name="235B", isolated=3, shared=2, bubble=0.8111),  # 384 and 384
-)
+CLASSES: dict[PlexName, FleetClass] = {
+    "7B": FleetClass(name="7B", isolated=29, shared=17, bubble=0.801),  # 696 and 680 devices
+    "30B": FleetClass(name="30B", isolated=5, shared=3, bubble=0.7067),  # 960 and 960
+    "235B": FleetClass(name="235B", isolated=3, shared=2, bubble=0.8111),  # 384 and 384
+}
 """2,048 devices, divided so that both columns come out in whole services; the division is ours."""
 
 
@@ -102,11 +103,11 @@ class FleetStudy(Section):
     """It runs the jobs of months through a cluster under each placement policy."""
 
     kind: Literal["plexrl_fleet"]
-    classes: list[FleetClass] = Field(default_factory=lambda: list(CLASSES))
+    models: list[PlexName] = Field(default_factory=lambda: list(CLASSES))
     jobs_max: PositiveInt = 3
     """Jobs of a service; inferred from the published completion time."""
-    load: PositiveFloat = 1.1
-    """Work that arrives over what isolated services can do meanwhile. Fitted to the completion time with backfill."""
+    load: PositiveFloat = 1.09
+    """Work that arrives over what isolated services can do meanwhile. Fitted to the published completion times."""
     days: PositiveFloat = 45.0
     """Time over which jobs arrive; the paper's trace has three months."""
     job_hours: PositiveFloat = 48.0
@@ -123,7 +124,7 @@ class FleetStudy(Section):
     """Room of a service for the states of its jobs."""
     duty_max: Fraction = 0.8
     slowdown_max: Annotated[float, Field(ge=1)] = 1.10
-    draws: PositiveInt = 3
+    draws: PositiveInt = 12
     """Seeds, counted from the scenario's."""
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from actors.policies.job_profile import JobProfile
 from actors.policies.placement_view import JobView, PlacementPolicy, PlacementRules, ServiceView
 from benchmarks.papers.cluster.sharing_fleet import FleetJob, FleetOutcome, run_fleet
-from benchmarks.papers.setups.plexrl import FleetClass, FleetStudy
+from benchmarks.papers.setups.plexrl import CLASSES, FleetClass, FleetStudy
 
 _GB = 1e9
 
@@ -41,7 +41,7 @@ def _all_classes(study: FleetStudy, policy: PlacementPolicy, seed: int) -> list[
     rules = PlacementRules(policy, duty_max=study.duty_max, slowdown_max=study.slowdown_max)
     outcomes = list[FleetOutcome]()
     counts = list[int]()
-    for number, one in enumerate(study.classes):
+    for number, one in enumerate(CLASSES[name] for name in study.models):
         jobs = _trace(study, one, np.random.default_rng([seed, number]))
         outcomes.append(run_fleet(jobs, _services(study, one, isolated=policy == "isolated"), rules))
         counts.append(len(jobs))

@@ -13,13 +13,13 @@ import numpy as np
 from actors.policies.job_profile import JobProfile, predict
 from actors.policies.slices import PolicyName, SliceRules
 from benchmarks.papers.cluster.shared_service import Shared, SharingJob, random_rollouts_s, share
-from benchmarks.papers.setups.plexrl import SharingStudy, SliceSetup, SlicesStudy
+from benchmarks.papers.setups.plexrl import MODELS, SharingStudy, SliceSetup, SlicesStudy
 
 
 def sharing(study: SharingStudy, seed: int) -> dict[str, float]:
-    """Of each model: slowdown, saving in percent, the saving that there would be without slowdown."""
+    """Slowdown and saving in percent of each model, and the saving that there would be without slowdown."""
     measures: dict[str, float] = {}
-    for model in study.models:
+    for model in (MODELS[name] for name in study.models):
         rng = np.random.default_rng(seed)
         jobs = [_job(study.setup, 1.0, 1 - model.bubble, rng, lag=model.lag) for _ in range(study.jobs)]
         slowdown = share(jobs, _rules(study.setup, study.setup.policy)).mean_slowdown
