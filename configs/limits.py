@@ -184,6 +184,11 @@ class Limits(ProcessLimits):
     # trainer
     train_step_timeout_s: float = Field(default=3600.0, description="one micro-batch; first calls may compile")
     checkpoint_timeout_s: float = Field(default=600.0, description="one checkpoint")
+    service_move_timeout_s: float = Field(
+        default=600.0,
+        description="a training service: a job's state is in another tier (memory, host, disk) within this time, those "
+        "that have to leave for it included; if not, the service starts again",
+    )
     trainer_patience_s: float = Field(
         default=60.0, description="for this long a question to the scheduler or weight server is repeated"
     )

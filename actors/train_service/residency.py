@@ -24,13 +24,14 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from actors.protocol.weights import Manifest
 from actors.train_service.parked_files import ParkedFiles, StoredCopy, is_intact, remove_parked
-from actors.train_service.residency_errors import NeverFits, NoRoomToPark, NotParkable
+from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, NotParkable
 from actors.train_service.stored_bundles import Bundle, NoRoom, RunBlocking, StoredBundles
 from actors.train_service.tiers import BundleReport, ParkedState, ResidencyReport, ResidencyRules, Tier
 from actors.trainer.errors import ParkedStateDamaged
@@ -68,6 +69,7 @@ class Residency:
         self._bundles = self._stored.bundles
         self._reserved: dict[str, int] = {}
         self._moving = asyncio.Lock()
+        self._stuck = False
         self._moves: set[asyncio.Task[Any]] = set()
         self._parked = self._resumed = 0
 
@@ -77,13 +79,14 @@ class Residency:
         Raises:
             DirectoryInUse: another process has it.
         """
-        await self._stored.open()
+        await self._move(self._stored.open)
 
     async def close(self) -> None:
         """Let files go; stored state stays for the next life (``remove_parked`` removes it)."""
-        for job in list(self._bundles):
-            await self.remove(job, forget=False)
-        await self._move(self._stored.close)
+        with contextlib.suppress(MoveStuck):  # then the process is about to end, and its lock with it
+            for job in list(self._bundles):
+                await self.remove(job, forget=False)
+            await self._move(self._stored.close)
 
     # ------------------------------------------------------------ bundles come and go
 
@@ -292,11 +295,24 @@ class Residency:
         )
 
     async def _move(self, move: Callable[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Make one move after those before it; it ends even if nobody waits for it any more."""
+        """Make one move after those before it; it ends even if nobody waits for it any more.
+
+        Raises:
+            MoveStuck: it, or one before it, was not over in time.
+        """
+        limit_s = self._rules.move_timeout_s
 
         async def alone() -> R:
-            async with self._moving:
-                return await move(*args, **kwargs)
+            begun = False
+            try:
+                async with asyncio.timeout(limit_s), self._moving:
+                    if self._stuck:
+                        raise MoveStuck("a move before this one was not over in time: this service must start again")
+                    begun = True
+                    return await move(*args, **kwargs)
+            except TimeoutError as error:
+                self._stuck = self._stuck or begun
+                raise MoveStuck(f"state was not moved within {limit_s:g} s (limits.service_move_timeout_s)") from error
 
         task = asyncio.create_task(alone(), name="residency")
         self._moves.add(task)

@@ -5,7 +5,8 @@ HeadraceError
     ├── NeverFits        configuration: a bundle is larger than the budget; do not retry
     ├── NoRoomToPark     host memory and disk are full: nothing was changed; retry when a job has left, or give more
     ├── NotParkable      our bug: a backend that cannot hand its state over, or a job that was not added
-    └── DirectoryInUse   infrastructure: another life of the service still has the files; retry is safe
+    ├── DirectoryInUse   infrastructure: another life of the service still has the files; retry is safe
+    └── MoveStuck        infrastructure: a move was not over in time; end the process, the next one has what was stored
 
 ``StateParked`` and ``ParkedStateDamaged`` stand in ``actors/trainer/errors.py``: backends raise them.
 """
@@ -35,3 +36,10 @@ class NotParkable(ResidencyError):
 
 class DirectoryInUse(ResidencyError):
     """An earlier life of the service has not ended yet and holds the parked files. Retrying is safe."""
+
+
+class MoveStuck(ResidencyError):
+    """A disk or a device did not answer in time: nobody knows what is where any more, and nothing is moved again.
+
+    Whoever owns the service ends its process; the next one gives each job its last stored state.
+    """

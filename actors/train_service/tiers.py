@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from configs.limits import DEFAULT_LIMITS
+
 Tier = Literal["budget", "host", "disk"]
 
 
@@ -18,6 +20,7 @@ class ResidencyRules:
     disk_bytes: int = 0
     high_water: float = 0.9
     """Share of ``host_bytes`` above which ``relieve`` moves bundles to the disk, the least useful first."""
+    move_timeout_s: float = DEFAULT_LIMITS.service_move_timeout_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

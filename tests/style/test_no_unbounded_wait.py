@@ -116,6 +116,20 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/trainer/backends/torch/torch_backend.py", "TorchBackend._run",
          "asyncio.get_running_loop().run_in_executor(self._thread, function, *args)"),
     ],
+    "a move of a service's state: Residency._move ends it at limits.service_move_timeout_s": [
+        ("actors/train_service/residency.py", "Residency._move", "asyncio.shield(task)"),
+        ("actors/train_service/residency.py", "Residency._find", "self._run_blocking(is_intact, copy)"),
+        *(
+            ("actors/train_service/stored_bundles.py", f"StoredBundles.{name}",
+             f"self._run_blocking(self._files.{call})")
+            for name, call in (
+                ("open", "open"), ("close", "close"), ("forget", "forget, copy"),
+                ("_make", "make, tier, job, size_bytes"),
+                ("_write", "commit, manifest, tier, files"), ("_replaced", "withdraw, old"), ("_drop", "remove, file"),
+                ("_moved", "moved, copy, tier"), ("_moved", "forget, copy"),
+            )
+        ),
+    ],
     "the control server bounds every request by its deadline": [
         ("supervisors/head/operations.py", "Operations._read", "self._reading"),
         ("supervisors/head/operations.py", "Operations._read",
@@ -124,6 +138,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
     ],
     "it is asked not to block (LOCK_NB)": [
+        ("actors/train_service/parked_files.py", "ParkedFiles.open",
+         "fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "hold", "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "_is_held", "fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("supervisors/machine/run_directory.py", "RunLock.take",

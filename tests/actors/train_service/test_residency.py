@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import os
 import stat
@@ -17,7 +18,7 @@ from msgspec.structs import replace
 from actors.train_service import parked_files
 from actors.train_service.parked_manifest import decode, encode
 from actors.train_service.residency import remove_parked
-from actors.train_service.residency_errors import DirectoryInUse, NeverFits, NoRoomToPark, NotParkable
+from actors.train_service.residency_errors import DirectoryInUse, MoveStuck, NeverFits, NoRoomToPark, NotParkable
 from actors.trainer.backend import LossSpec
 from actors.trainer.errors import ParkedStateDamaged, StateParked
 from actors.weights.segments import files_in_memory, known_run_id, memory_of
@@ -558,6 +559,30 @@ async def test_prefetch_uses_room_that_is_there_and_moves_nobody(world: World) -
     assert {job: world.tier(job) for job in "abcd"} in (before, before | {parked: "host"})
     assert report.budget_bytes == 2 * RESIDENT
     assert report.host_bytes <= 2 * COPY
+
+
+async def test_after_a_move_that_takes_too_long_nothing_is_moved_and_the_next_life_has_what_was_stored(
+    world: World,
+) -> None:
+    world = with_rules(world)
+    world.residency._rules = dataclasses.replace(world.rules, move_timeout_s=0.05)
+    await world.residency.open()
+    await world.add("a")
+    await world.train("a")
+    await world.residency.store("a")
+    await world.train("a", seed=2)
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    world.backends["a"].copy_out = never  # type: ignore[method-assign, assignment]
+    with pytest.raises(MoveStuck, match="service_move_timeout_s"):
+        await world.residency.park("a")
+    with pytest.raises(MoveStuck, match="must start again"):
+        await world.residency.make_resident("a")
+    await world.killed_and_started()
+    found = await world.residency.find_parked("a")
+    assert found is not None and found.steps == 1
 
 
 async def test_a_caller_that_is_cancelled_leaves_a_move_that_ends(world: World) -> None:
