@@ -224,5 +224,8 @@ def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_kille
         assert files == unshared[name][2]
         assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
     assert any(row["switch_s"] > 0 for row in (*first.rows(), *second.rows())), "nobody's state was ever moved"
-    lived = {"service": (2, 2), "twice": (3, 3), "trainer": (2, 1)}.get(harm, (1, 1))
-    assert (lives(run, "first", "trainer"), lives(run, "second", "trainer")) == lived
+    lived = (lives(run, "first", "trainer"), lives(run, "second", "trainer"))
+    if harm == "twice":  # it can die again before both are served by its next life
+        assert 4 < sum(lived) <= 6
+    else:
+        assert lived == {"service": (2, 2), "trainer": (2, 1)}.get(harm, (1, 1))
