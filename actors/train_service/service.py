@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,7 @@ from actors.train_service.bundles import Bundle, ends_burst, failure, perform
 from actors.train_service.errors import NoSlice, NotYours
 from actors.train_service.notes import Notes
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
-from actors.train_service.residency_errors import NeverFits, NoRoomToPark, ResidencyError
+from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, ResidencyError
 from actors.train_service.turns import Turns
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
@@ -79,7 +80,10 @@ class TrainService(Actor):
             ctx.log.warning("the last life of this service ended while it computed", job=blamed)
         self._admission = Admission(config, self._notes, ctx.limits)
         rules = ResidencyRules(
-            budget_bytes=config.memory_bytes, host_bytes=config.host_bytes, disk_bytes=config.disk_bytes
+            budget_bytes=config.memory_bytes,
+            host_bytes=config.host_bytes,
+            disk_bytes=config.disk_bytes,
+            move_timeout_s=ctx.limits.service_move_timeout_s,
         )
         self._residency = Residency(rules, self._directory, now=ctx.now, run_blocking=ctx.run_blocking)
         await self._residency.open()
@@ -90,7 +94,8 @@ class TrainService(Actor):
 
     async def on_stop(self) -> None:
         self._turns.close()
-        await self._residency.close()  # what it moves is a backend's
+        with contextlib.suppress(MoveStuck):  # which may be why we end
+            await self._residency.close()  # before the backends, whose state it may be moving
         for bundle in self._bundles.values():
             await bundle.backend.close()
 

@@ -8,6 +8,7 @@
 Invariants
 - At most one call computes, and nothing moves meanwhile; a burst holds no other job's call.
 - A decision is made whenever something has changed: a call has come or is done, a burst is over, a gap has passed.
+- A move that does not end ends the service: all that it has stored is there for its next life.
 - Whoever gives up waiting leaves no trace: a slice that comes too late for it goes to the next.
 - A job that is *isolated* computes with nobody else's state in memory: what ends the process ends nothing of theirs.
 """
@@ -24,7 +25,7 @@ from actors.policies.fair_share import FairShare
 from actors.policies.slices import Asking, SlicePolicy, SliceView
 from actors.train_service.errors import NoSlice
 from actors.train_service.residency import Residency
-from actors.train_service.residency_errors import ResidencyError
+from actors.train_service.residency_errors import MoveStuck, ResidencyError
 from actors.trainer.errors import TrainerError
 
 _NEWEST_COUNTS: Final = 0.3
@@ -235,6 +236,8 @@ class Turns:
             if job in self._jobs and self._jobs[job].isolated:
                 await self._park_others(job)
             switch_s = await waiting.prepare()
+        except MoveStuck:  # nothing moves any more in this process: its next life has what was stored
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to this call, and to no other
             if not waiting.granted.done():
                 waiting.granted.set_exception(error)

@@ -1,6 +1,7 @@
 """Writes the reference pages that follow from code: ``python docs/reference/generate.py``.
 
     configs/schema.py ─▶ job_file.md          configs/*limits.py ─▶ limits.md
+    configs/services.py ─▶ services.md
     the command line  ─▶ command_line.md      every error class ─▶ errors.md
     configs/fault_plan.py ─▶ faults.md        configs/scenario.py ─▶ scenario.md
     benchmarks/papers/scenario.py, benchmarks/papers/setups ─▶ paper_scenario.md
@@ -30,6 +31,7 @@ from configs.fault_plan import KINDS, ChunkTarget, FaultBase, FaultPlan, Target
 from configs.limits import Limits
 from configs.scenario import Costs, FaultsConfig, NetworkConfig, RandomFaults, Scenario, SimulatedJob, Variant
 from configs.schema import JobConfig, SpotConfig
+from configs.services import QuotaConfig, ServiceConfig, ServicesConfig
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -156,6 +158,24 @@ def _limit_groups() -> dict[str, str]:
         elif heading and (name := re.match(r"    (\w+): (?:int|float) = Field", line)):
             found[name[1]], heading = heading.capitalize(), ""
     return found
+
+
+# ------------------------------------------------------------ services
+
+
+def services() -> str:
+    """Every key of a services file."""
+    parts = [
+        "# The services file",
+        NOTE,
+        "YAML, for `headrace run`, `headrace head` and `headrace check` with `--services FILE`:",
+        "[how to use it](../guides/many_jobs.md). A job names a service in `trainer.service`.\n",
+        "## Top level\n",
+        _table(ServicesConfig, ""),
+    ]
+    for name, model in (("services", ServiceConfig), ("quotas", QuotaConfig)):
+        parts += [f"\n## {name}\n", "A list; each of its items:\n", _own_docstring(model), *_section_tables(model, "")]
+    return "\n".join(part for part in parts if part)
 
 
 # ------------------------------------------------------------ scenarios
@@ -392,6 +412,7 @@ PAGES = {
     "job_file.md": job_file,
     "faults.md": faults,
     "limits.md": limits,
+    "services.md": services,
     "scenario.md": scenario,
     "paper_scenario.md": paper_scenario,
     "command_line.md": command_line,

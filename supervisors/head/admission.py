@@ -99,11 +99,11 @@ class Admission:
         self._set_places(dict(self._register.now.places))
 
     def keep_only(self, jobs: set[str]) -> None:
-        """Of the places of a former life those of jobs that go on."""
+        """Give up the places of a former life whose jobs do not go on."""
         self._set_places({job: place for job, place in self._places.items() if job in jobs})
 
     def submitted(self, job: str) -> None:
-        """From here on it has its place in the order."""
+        """Give the job its number in the order of the queue."""
         self._submissions += 1
         self._known[job] = Known(self._submissions)
 

@@ -21,8 +21,6 @@ from supervisors.head.service_use import JobUse
 from supervisors.head.services import Service, remove_stored_of
 from supervisors.head.view import HeadView
 
-_HOUR_S = 3600.0
-
 
 class ServiceOperations:
     """Implements the verbs of services of ``actors.control.backend.ControlBackend``."""
@@ -53,7 +51,7 @@ class ServiceOperations:
             "steps": use.steps,
             "compute_s_a_step": _rounded(use.compute_s / steps),
             "device_s_a_step": _rounded(use.held_s(now_s) / steps),
-            "device_hours_a_step": round(use.held_s(now_s) / steps / _HOUR_S, 6),
+            "device_hours_a_step": round(use.held_s(now_s) / steps / 3600, 6),
             "alone_s_a_step": _rounded(use.alone_s(now_s) / steps),
             "bubble": _rounded(use.bubble(now_s)),
             "saving": _rounded(use.saving(now_s)),

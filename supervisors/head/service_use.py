@@ -1,11 +1,13 @@
 """What one training service has been used for, and what it has saved, as far as this life of the head has seen it.
 
     held_s     time for which it served at least one job: what the service has cost
-    alone_s    time for which a trainer of each job's own would have been kept: its time on the service, less what it
-               waited there for other jobs and for its state
+    alone_s    time for which a trainer of each job's own would have been kept: its time on the service, less what
+               it waited there for other jobs and for its state
     saving = 1 - held_s / alone_s        bubble = 1 - computed time / held_s
 
-A job counts from the begin of its first step until it leaves; before that its processes are being started. Pure: times are seconds on any one clock.
+A job counts from the begin of its first step until it leaves; before that its processes are being started.
+
+Pure: times are seconds on any one clock.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from configs.fault_plan import FaultPlan
 from configs.loader import read_job, schema_keys
 from configs.scenario import Scenario
 from configs.schema import JobConfig
+from configs.services import ServicesConfig
 from configs.validation import validate
 from supervisors.cli.app import app
 
@@ -134,6 +135,9 @@ def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Pat
     part = yaml.safe_load(snippet)
     if "jobs" in part:
         assert validate(Scenario, part, lambda _: "the snippet").jobs
+        return
+    if "services" in part:
+        assert validate(ServicesConfig, part, lambda _: "the snippet").services
         return
     if "faults" in part and set(part) <= {"seed", "faults"}:
         assert FaultPlan.model_validate(part).faults

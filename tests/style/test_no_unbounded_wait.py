@@ -80,6 +80,9 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/trainer/reference.py", "ReferenceScores._note", "self._score(pad(part))"),
         ("actors/train_service/turns.py", "Turns._grant", "waiting.prepare()"),
         ("supervisors/jobs/abandonable.py", "Abandonable.run", "task"),
+        ("supervisors/jobs/job_tree.py", "JobTree._process.start", "self._service()"),
+        ("supervisors/head/admission.py", "Admission.admit",
+         "asyncio.to_thread(trained_bytes, job, model_path, suitable)"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._later.run", "work"),
         ("supervisors/jobs/elastic_pool.py", "ElasticPool._remove", "self._drain(worker, left_s)"),
         ("supervisors/jobs/stage_balancer.py", "StageBalancer._begin.run", "self._resize(workers)"),
@@ -131,6 +134,8 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ),
     ],
     "the control server bounds every request by its deadline": [
+        ("supervisors/head/service_operations.py", "ServiceOperations.service_remove",
+         "asyncio.to_thread(remove_stored_of, found.directory)"),
         ("supervisors/head/operations.py", "Operations._read", "self._reading"),
         ("supervisors/head/operations.py", "Operations._read",
          "asyncio.to_thread(read, *args, self._head.limits.control_read_bytes)"),

@@ -216,8 +216,8 @@ def test_who_waits_keeps_those_behind_it_from_the_services_that_it_waits_for_and
         "head": "waits for a place on train-0, which serves 1 jobs of 1",
         "next": "waits for its turn after head",
     }
-    behind = [job("a", 0, gb=4), job("b", 0, gb=3.5), job("head", gb=3), job("small", gb=0.1)]
-    assert not decided(SPREAD, services[1:], *[replace(one, on=one.on and "train-1") for one in behind]).place
+    behind = [job("a", 1, gb=4), job("b", 1, gb=3.5), job("head", gb=3), job("small", gb=0.1)]
+    assert not decided(SPREAD, services[1:], *behind).place
 
 
 def test_a_small_job_passes_a_large_one_that_waits_if_that_is_not_delayed_by_it() -> None:
@@ -351,8 +351,7 @@ def test_the_head_of_the_queue_never_waits_where_it_has_room(
     decision = decide(rules, view)
     after = applied(view, replace(decision, move=()))
     for head in [one for one in first if one.name in list(decision.wait)[:1]]:
-        for one in some:
-            there = [job for job in after.jobs if job.on == one.name]
+        for one, there in [(one, [job for job in after.jobs if job.on == one.name]) for one in some]:
             assert not suits(head, one) or isinstance(lack(head, one, there, rules), Lack)
 
 

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from actors.core.message import Done
 from actors.protocol.training import DetachBundle
 from actors.train_service.parked_files import remove_parked
+from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backend import BackendSpec, TrainBackend
 from actors.trainer.backends import service_backend
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
@@ -251,6 +252,49 @@ def test_a_call_that_computes_longer_than_it_may_breaks_its_bundle_only(tmp_path
     play(tmp_path, scenario, limits=Limits(train_step_timeout_s=5.0), make=make)
 
 
+def test_a_slice_that_comes_too_late_goes_to_the_next(tmp_path: Path) -> None:
+    """The wait is over while the state is on its way: bringing it takes longer than may be waited for."""
+    cost = TrainCost(moved_byte_s=0.005)
+
+    async def scenario(world: ServiceWorld) -> None:
+        first, second = await world.attached("a"), await world.attached("b")
+        await second.backend.step(weight=1.0)
+        with pytest.raises(ServiceBusy):
+            await first.backend.step(weight=1.0)
+        await asyncio.sleep(60.0)
+        assert (await world.state()).holder == ""
+
+    play(
+        tmp_path,
+        scenario,
+        limits=Limits(service_wait_s=4.0),
+        memory_bytes=2_400,
+        make=lambda kind: SimulatedBackend(cost),
+    )
+
+
+def test_a_move_that_does_not_end_ends_the_service_and_not_the_jobs(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first, second = await world.attached("a"), await world.attached("b")
+        await second.backend.step(weight=1.0)
+        for backend in made:
+            backend._cost = TrainCost(moved_byte_s=1.0)
+        asked = asyncio.ensure_future(first.backend.step(weight=1.0))
+        end = await world.system.wait_stopped("train-0", 100.0)
+        assert isinstance(end.error, MoveStuck)
+        with pytest.raises(BundleLost):
+            await asked
+        world.service._residency._stored._files.close()  # as the end of its process does
+
+    made: list[SimulatedBackend] = []
+
+    def make(kind: str) -> SimulatedBackend:
+        made.append(SimulatedBackend())
+        return made[-1]
+
+    play(tmp_path, scenario, limits=Limits(service_move_timeout_s=5.0), memory_bytes=2_400, make=make)
+
+
 def test_times_are_told_and_add_up_to_the_services_own(tmp_path: Path) -> None:
     async def scenario(world: ServiceWorld) -> None:
         first, second = await world.attached("a"), await world.attached("b")
@@ -338,6 +382,67 @@ def test_a_death_between_calls_is_nobodys(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------ what is kept
+
+
+def test_a_call_that_still_computes_is_waited_for_before_its_backend_is_closed(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Slow(SimulatedBackend):
+        async def export_segment(self, path: Path, **of: Any) -> Any:
+            told.append("export")
+            await asyncio.sleep(10.0)
+            told.append("exported")
+            return await super().export_segment(path, **of)
+
+        async def close(self) -> None:
+            told.append("close")
+            await super().close()
+
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        exporting = asyncio.ensure_future(
+            trainer.backend.export_segment(tmp_path / "v", job="a", policy_version=1, chunk_bytes=1 << 20)
+        )
+        await asyncio.sleep(1.0)
+        exporting.cancel()
+        await trainer.kill()
+        await world.attached("a")
+        assert told == ["export", "exported", "close"]
+
+    play(tmp_path / "service", scenario, make=lambda kind: Slow())
+
+
+def test_state_that_a_failed_call_may_have_half_changed_is_not_kept(tmp_path: Path) -> None:
+    """The step changes the weights and raises; its number of steps is one that the job has committed."""
+
+    class Torn(SimulatedBackend):
+        async def step(self, *, weight: float) -> Any:
+            if self.steps == 1 and not torn:
+                torn.append(self)
+                self._weights += 1.0
+                self._changed("trained")
+                raise RuntimeError("torn")
+            return await super().step(weight=weight)
+
+    torn: list[SimulatedBackend] = []
+    weights: list[bytes] = []
+
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        await burst(trainer, tmp_path / "v")
+        weights.append((tmp_path / "v" / "v").read_bytes())
+        trainer.backend.committed(1)
+        await asyncio.sleep(5.0)
+        with pytest.raises(RuntimeError, match="torn"):
+            await trainer.backend.step(weight=1.0)
+        await trainer.kill()
+        trainer = await world.attached("a")
+        assert trainer.backend.resumed_step == 1
+        await trainer.backend.export_segment(tmp_path / "again", job="x", policy_version=1, chunk_bytes=1 << 20)
+        assert (tmp_path / "again").read_bytes() == weights[0]
+
+    play(tmp_path / "service", scenario, make=lambda kind: Torn())
+    assert torn
 
 
 def test_state_that_the_job_has_not_committed_is_of_no_use(tmp_path: Path) -> None:
