@@ -10,7 +10,8 @@
         run.inject("kill", {"role": "rollout"})
         run.finish()
 
-``headrace_cluster`` does the same for a head and its nodes. Guide: docs/guides/fault_injection.md.
+``headrace_jobs`` does the same for several jobs under one command, ``headrace_cluster`` for a head and its nodes.
+Guide: docs/guides/fault_injection.md.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from supervisors.testing.run_under_test import HeadraceCluster, HeadraceRun
+from supervisors.testing.run_under_test import HeadraceCluster, HeadraceJobs, HeadraceRun
 
 
 @pytest.fixture
@@ -35,6 +36,23 @@ def headrace_run(tmp_path: Path) -> Iterator[Callable[..., HeadraceRun]]:
 
     def start(job: Any, *, name: str = "run", **options: Any) -> HeadraceRun:
         runs.append(HeadraceRun(tmp_path / name, job, **options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()
+
+
+@pytest.fixture
+def headrace_jobs(tmp_path: Path) -> Iterator[Callable[..., HeadraceJobs]]:
+    """``headrace_jobs(["first.yaml", "second.yaml"], services="services.yaml")`` runs jobs side by side.
+
+    Arguments as of HeadraceJobs. What still runs at the end of the test is killed.
+    """
+    runs: list[HeadraceJobs] = []
+
+    def start(jobs: Any, *, name: str = "jobs", **options: Any) -> HeadraceJobs:
+        runs.append(HeadraceJobs(tmp_path / name, jobs, **options))
         return runs[-1]
 
     yield start

@@ -5,8 +5,9 @@
     run.inject("hang", "rollout-0")
     summary = run.finish()          # waits; the job must have finished, and every checker must be content
 
-``HeadraceCluster`` is the same for ``headrace head``, to which jobs are submitted. ``pytest_plugin.py`` makes a fixture
-of each. They talk to Headrace as anybody would: command line, control socket, files.
+``HeadraceJobs`` is the same for several jobs under one command, ``HeadraceCluster`` for ``headrace head``, to which
+jobs are submitted. ``pytest_plugin.py`` makes a fixture of each. They talk to Headrace as anybody would: command line,
+control socket, files.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from actors.control.errors import TimedOut, Unreachable
 from actors.control.socket import read_endpoint
 from configs.fault_plan import dump_fault, fault_from_mapping
 from configs.limits import DEFAULT_LIMITS
+from configs.loader import load_job
 from supervisors.checkers.checks import Report, check
 from supervisors.checkers.run_directory import read_history
 
@@ -43,7 +45,26 @@ _NOT_THERE: Final = (Unreachable, TimedOut, OSError)
 _EXIT_CODES: Final = {"finished": 0, "failed": 1, "interrupted": 130}
 
 
-class _UnderTest:
+class RunRecord:
+    """The record of a run is what lies in ``run_dir``: of one that goes on, or is over."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl: one for each committed step."""
+        return _lines(self.run_dir / "metrics.jsonl")
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """The lines of events.jsonl, of one name or all."""
+        return [row for row in _lines(self.run_dir / "events.jsonl") if name in ("", row["event"])]
+
+    def report(self, *, must_finish: bool = False) -> Report:
+        """What the checkers say of the run so far; see ``headrace doctor --run``."""
+        return check(read_history(self.run_dir), must_finish=must_finish)
+
+
+class _UnderTest(RunRecord):
     """The process of a ``headrace`` command, nodes beside it, and the record of a run in ``run_dir``.
 
     ``directory`` is that of the command, where the endpoint of its control socket stands; its output lies beside it.
@@ -52,7 +73,8 @@ class _UnderTest:
     process: subprocess.Popen[bytes]
 
     def __init__(self, directory: Path) -> None:
-        self.directory = self.run_dir = directory
+        super().__init__(directory)
+        self.directory = directory
         self.nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._said, self._errors = (directory.with_name(f"{directory.name}.{kind}") for kind in ("out", "err"))
         directory.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +90,26 @@ class _UnderTest:
                 env={**os.environ, "PYTHONPATH": path},
             )
 
+    def _file(self, kind: str, content: str | Path | Mapping[str, Any]) -> Path:
+        if not isinstance(content, Mapping):
+            return Path(content)
+        path = self.directory.with_name(f"{self.directory.name}.{kind}.yaml")
+        path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
+        return path
+
+    def _run(self, words: Sequence[str], settings: Sequence[str]) -> None:
+        given = (word for setting in settings for word in ("--set", setting))
+        self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json")
+
+    def _ended(self, timeout_s: float) -> tuple[int, Any]:
+        """The exit code of ``headrace run --json`` and what it printed last; waits for both."""
+        try:
+            code = self.process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run is not over after {timeout_s:g} s\n{self.last_words()}") from None
+        lines = [line for line in self._said.read_text().splitlines() if line.startswith(("{", "["))]
+        return code, json.loads(lines[-1]) if lines else None
+
     def add_node(self, name: str, join: str, *arguments: str, slots: int = 1) -> subprocess.Popen[bytes]:
         """``headrace node`` on this machine, which joins the endpoint ``join``; ends with the run."""
         log = self.directory.with_name(f"{name}.log")
@@ -80,18 +122,6 @@ class _UnderTest:
     @property
     def over(self) -> bool:
         return self.process.poll() is not None
-
-    def rows(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl: one for each committed step."""
-        return _lines(self.run_dir / "metrics.jsonl")
-
-    def events(self, name: str = "") -> list[dict[str, Any]]:
-        """The lines of events.jsonl, of one name or all."""
-        return [row for row in _lines(self.run_dir / "events.jsonl") if name in ("", row["event"])]
-
-    def report(self, *, must_finish: bool = False) -> Report:
-        """What the checkers say of the run so far; see ``headrace doctor --run``."""
-        return check(read_history(self.run_dir), must_finish=must_finish)
 
     def call(
         self, op: str, args: Mapping[str, Any] | None = None, *, timeout_s: float = DEFAULT_LIMITS.control_timeout_s
@@ -198,6 +228,10 @@ class _UnderTest:
         answer = self.call("inject", {"fault": dump_fault(fault_from_mapping(fault))}, timeout_s=patience_s)
         return list(answer["hit"])
 
+    def interrupt(self) -> None:
+        """Ctrl-C: a checkpoint, then the end."""
+        self.process.send_signal(signal.SIGINT)
+
     def kill(self) -> None:
         """SIGKILL to the process of the command, with which every other one on its machine ends."""
         _kill(self.process)
@@ -233,27 +267,12 @@ class HeadraceRun(_UnderTest):
         if faults is not None:
             plan = faults if isinstance(faults, str | Path) else {"seed": seed, "faults": [dict(f) for f in faults]}
             words += ["--faults", str(self._file("faults", plan))]
-        self._start(words, settings)
-
-    def _file(self, kind: str, content: str | Path | Mapping[str, Any]) -> Path:
-        if not isinstance(content, Mapping):
-            return Path(content)
-        path = self.run_dir.with_name(f"{self.run_dir.name}.{kind}.yaml")
-        path.write_text(yaml.safe_dump(dict(content), sort_keys=False), encoding="utf-8")
-        return path
-
-    def _start(self, words: Sequence[str], settings: Sequence[str]) -> None:
-        given = (word for setting in settings for word in ("--set", setting))
-        self.process = self._launch(self._said, self._errors, "run", *words, *given, "--json")
+        self._run(words, settings)
 
     def resume(self, *, settings: Sequence[str] = ()) -> None:
         """``headrace run --resume`` of the same run directory, once this one is over."""
         assert self.over, "a run that goes on cannot be resumed: finish or kill it first"
-        self._start(["--resume", str(self.run_dir)], settings)
-
-    def interrupt(self) -> None:
-        """Ctrl-C: a checkpoint, then the end."""
-        self.process.send_signal(signal.SIGINT)
+        self._run(["--resume", str(self.run_dir)], settings)
 
     def finish(
         self, *, state: str = "finished", timeout_s: float = DEFAULT_LIMITS.run_finish_s, clean: bool = True
@@ -263,19 +282,61 @@ class HeadraceRun(_UnderTest):
         With ``clean`` the job must have ended as ``state`` says, and no checker may find anything: AssertionError
         otherwise.
         """
-        try:
-            code = self.process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the run is not over after {timeout_s:g} s\n{self.last_words()}") from None
-        lines = [line for line in self._said.read_text().splitlines() if line.startswith("{")]
-        assert lines or not clean, f"the run ended with {code} and without a summary\n{self.last_words()}"
-        summary: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+        code, said = self._ended(timeout_s)
+        assert said or not clean, f"the run ended with {code} and without a summary\n{self.last_words()}"
+        summary: dict[str, Any] = said or {}
         if clean:
             ended = f"exit code {code}: {summary}\n{self.last_words()}"
             assert (code, summary["state"]) == (_EXIT_CODES[state], state), ended
             report = self.report(must_finish=state == "finished")
             assert report.clean, "\n".join(violation.what for violation in report.violations)
         return summary
+
+
+class HeadraceJobs(_UnderTest):
+    """``headrace run`` of several jobs in ``directory``: ``jobs`` has the record of each by its name.
+
+    Args:
+        jobs: job files, or jobs as plain maps.
+        services: a services file, or a plain map.
+        settings: as after ``--set``, for every job.
+        arguments: further ones of the command.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        jobs: Sequence[str | Path | Mapping[str, Any]],
+        *,
+        services: str | Path | Mapping[str, Any] | None = None,
+        settings: Sequence[str] = (),
+        arguments: Sequence[str] = (),
+    ) -> None:
+        super().__init__(directory)
+        files = [self._file(f"job-{number}", job) for number, job in enumerate(jobs)]
+        shared = ["--services", str(self._file("services", services))] if services is not None else []
+        self.jobs = {name: RunRecord(directory / name) for name in (load_job(file).name for file in files)}
+        self._run([*map(str, files), "--dir", str(directory), *shared, *arguments], settings)
+
+    def events(self, name: str = "") -> list[dict[str, Any]]:
+        """The lines of events.jsonl of all jobs, of one name or all, in the order of time."""
+        found = (row for job in self.jobs.values() for row in job.events(name))
+        return sorted(found, key=lambda row: row["time_s"])
+
+    def pid_of(self, name: str, job: str | None = None) -> int | None:
+        """The process of that name: a job's, or a service's or the head; None while it is being started."""
+        rows = self.call("tree", {"job": job} if job is not None else {})
+        return next((row["pid"] for row in rows if row["name"] == name and row["state"] == "running"), None)
+
+    def finish(self, *, timeout_s: float = DEFAULT_LIMITS.run_finish_s) -> dict[str, dict[str, Any]]:
+        """Wait for the end and return each job's summary; all must have finished, and no checker may find anything."""
+        code, said = self._ended(timeout_s)
+        states = {summary["job"]: summary["state"] for summary in said or ()}
+        assert states == dict.fromkeys(self.jobs, "finished"), f"exit code {code}: {states}\n{self.last_words()}"
+        for name, job in self.jobs.items():
+            found = [violation.what for violation in job.report(must_finish=True).violations]
+            assert not found, "\n".join([name, *found])
+        return {summary["job"]: summary for summary in said}
 
 
 class HeadraceCluster(_UnderTest):

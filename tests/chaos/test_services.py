@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from small_job import simulated_job
+from small_job import SMALL_JOB, simulated_job
 
 from actors.control.errors import BadConfig, NotNow
 from actors.ledger.journal import committed_samples
-from supervisors.testing.run_under_test import HeadraceCluster
+from actors.train_service.sizes import state_bytes
+from benchmarks._shared_runs import came_to
+from configs.limits import DEFAULT_LIMITS
+from supervisors.testing.run_under_test import HeadraceCluster, HeadraceJobs
 from tests.free_ports import free_ports
 
 SERVICES = {"services": [{"name": "train-0", "backend": "simulated", "memory_bytes": 10**9, "jobs_max": 2}]}
@@ -113,3 +117,115 @@ def test_jobs_share_a_service_through_its_death_and_the_heads_and_the_one_that_w
     cluster.wait_until("nobody there", lambda: cluster.call("services")[0]["serves"] == "")
     assert cluster.call("service_remove", {"service": "train-0"})["state"] == "removed"
     assert cluster.call("services") == []
+
+
+# ------------------------------------------------------------ what jobs that share come to, with a real trainer
+
+STEPS = 14
+
+
+def torch_job(model: Path, name: str, seed: int, **trainer: Any) -> dict[str, Any]:
+    """SMALL_JOB with one worker, and answers that are long enough for the job to be harmed in its middle."""
+    return SMALL_JOB | {
+        "name": name,
+        "seed": seed,
+        "steps": STEPS,
+        "model": {"source": "hf", "path": str(model)},
+        "rollout": SMALL_JOB["rollout"] | {"workers": 1, "max_tokens": 48, "engine_options": {"tokens_per_step": 1}},
+        "trainer": SMALL_JOB["trainer"] | trainer,
+        "checkpoint": {"every": 5},
+    }
+
+
+def pair(model: Path, **trainer: Any) -> list[dict[str, Any]]:
+    return [torch_job(model, name, seed, **trainer) for name, seed in (("first", 7), ("second", 8))]
+
+
+def room_for_one(model: Path) -> dict[str, Any]:
+    """A service that parks the state of one job whenever it is the other one's turn."""
+    each = state_bytes(model, dtype="float32", replicas=1)
+    service = {"name": "train-0", "threads": 1, "memory_bytes": int(1.5 * each), "host_bytes": 4 * each + (1 << 26)}
+    return {"services": [service]}
+
+
+@pytest.fixture(scope="module")
+def unshared(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
+    """What each job of ``pair`` comes to with a trainer of its own."""
+    run = HeadraceJobs(tmp_path_factory.mktemp("unshared") / "jobs", pair(small_model))
+    try:
+        summaries = run.finish()
+    finally:
+        run.close()
+    return {name: came_to(job, summaries[name]) for name, job in run.jobs.items()}
+
+
+def kill_while_it_computes(run: HeadraceJobs, pid: int) -> str:
+    """SIGKILL to the service while a call is under way; whose it is. It stands still while that is made sure of."""
+    note = run.directory / "services" / "train-0" / "computing"
+    until_s = time.monotonic() + DEFAULT_LIMITS.run_patience_s
+    while time.monotonic() < until_s:
+        if note.read_text("utf-8"):
+            os.kill(pid, signal.SIGSTOP)
+            if job := note.read_text("utf-8"):
+                os.kill(pid, signal.SIGKILL)
+                return job
+            os.kill(pid, signal.SIGCONT)
+        time.sleep(0.001)
+    raise AssertionError(f"the service never computed\n{run.last_words()}")
+
+
+def lives(run: HeadraceJobs, job: str, child: str) -> int:
+    return sum(event["child"] == child for event in run.jobs[job].events("child_started"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "nobody",
+        "service",
+        *(pytest.param(whom, marks=pytest.mark.long) for whom in ("twice", "head", "trainer")),
+    ],
+)
+def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_killed(
+    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: dict[str, tuple[Any, ...]], harm: str
+) -> None:
+    """Samples with their rewards, losses, and the hash of each file of the last checkpoint; torch, room for one."""
+    run = headrace_jobs(pair(small_model, service="train-0"), services=room_for_one(small_model))
+    first, second = (run.jobs[name] for name in ("first", "second"))
+
+    def pid(name: str, job: str | None = None) -> int:
+        return run.wait_until(f"{name} running", lambda: run.pid_of(name, job))
+
+    def go_on(steps: int) -> None:
+        run.wait_until(f"{steps} steps of both", lambda: min(len(first.rows()), len(second.rows())) >= steps)
+
+    go_on(2)
+    service, steps = pid("train-0"), len(first.rows())
+    if harm == "trainer":
+        os.kill(pid("trainer", "first"), signal.SIGKILL)
+    elif harm == "head":
+        os.kill(pid("head"), signal.SIGKILL)
+        run.wait_until("the next head", lambda: first.events("head_restarted"))
+        assert pid("train-0") == service, "the next head takes the service over"
+    elif harm != "nobody":
+        kill_while_it_computes(run, service)
+    if harm == "twice":
+        run.wait_until("progress", lambda: len(first.rows()) > steps)
+        kill_while_it_computes(run, pid("train-0"))
+    summaries = run.finish()
+
+    for name, job in run.jobs.items():
+        samples, losses, files = came_to(job, summaries[name])
+        assert samples == unshared[name][0]
+        assert losses == unshared[name][1]
+        assert {"model.safetensors", "trainer/weights.safetensors"} <= set(files)
+        assert files == unshared[name][2]
+        assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
+    assert any(row["switch_s"] > 0 for row in (*first.rows(), *second.rows())), "nobody's state was ever moved"
+    lived = (lives(run, "first", "trainer"), lives(run, "second", "trainer"))
+    if harm == "twice":  # it can die again before both are served by its next life
+        assert 4 < sum(lived) <= 6
+    else:
+        assert lived == {"service": (2, 2), "trainer": (2, 1)}.get(harm, (1, 1))
