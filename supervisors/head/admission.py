@@ -15,7 +15,6 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,12 +25,11 @@ import structlog
 from actors.core.errors import AskError
 from actors.core.message import Done
 from actors.host.clock import time_of_day_s
-from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed
+from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed, step_alone_s
 from actors.policies.placement import decide
 from actors.policies.placement_view import JobView, PlacementRules, PlacementView, Quota, ServiceView
 from actors.protocol.training import DetachBundle
-from actors.train_service.sizes import state_bytes
-from actors.trainer.setup import resolve_replicas
+from actors.train_service.sizes import replicas_of, state_bytes
 from configs.schema import JobConfig
 from configs.services import AUTO, ServiceConfig, ServicesConfig, disagreements, problems_with
 from supervisors.head.service_register import Place, ServiceRegister
@@ -162,7 +160,10 @@ class Admission:
         known.profile = observed(
             known.profile,
             StepUse(
-                max(busy_s, seconds - waited_s - switch_s), busy_s, switch_s, asyncio.get_running_loop().time() - busy_s
+                step_alone_s(seconds, waited_s=waited_s, switch_s=switch_s, busy_s=busy_s),
+                busy_s,
+                switch_s,
+                asyncio.get_running_loop().time() - busy_s,
             ),
         )
         if (place := self._places.get(job)) is not None:
@@ -279,12 +280,16 @@ def problems_on(job: JobConfig, service: ServiceConfig) -> bool:
 
 def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig]) -> int:
     """Bytes of the job's trained state, where it needs most among ``services``; 0: the model's files do not say."""
-    cores = len(os.sched_getaffinity(0))
     replicas = [
-        1 if service.device == "cuda" else resolve_replicas(service.threads or cores, model_path)
+        replicas_of(model_path, backend=service.backend, device=_without_torch(service.device), threads=service.threads)
         for service in services
     ]
     return state_bytes(model_path, dtype=job.model.dtype, replicas=max(replicas, default=1))
+
+
+def _without_torch(device: str) -> str:
+    """``auto`` counts as the CPU, where more is needed: to ask which it is takes torch, which a head does not load."""
+    return "cpu" if device == "auto" else device
 
 
 def _room_for_all(config: ServiceConfig, jobs: list[JobView]) -> int:
