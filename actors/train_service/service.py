@@ -384,6 +384,7 @@ class TrainService(Actor):
             switch_s=self._times.switch_s,
             memory_bytes=sum(place.resident_bytes for place in places.values()),
             bundles=bundles,
+            isolated=self._notes.isolated(),
         )
 
 
