@@ -225,6 +225,9 @@ class Limits(ProcessLimits):
         default=4, ge=1, description="in a row, without a burst of that job in between; then it is not served any more"
     )
     trainer_spans: int = Field(default=1024, description="spans of the trace between two steps; more are dropped")
+    service_spans: int = Field(
+        default=256, description="spans of the trace of one job of a training service in span_interval_s; more are lost"
+    )
     lending_look_s: float = Field(
         default=5.0, gt=0, description="between two divisions of slots that jobs share; one that passes costs a second"
     )

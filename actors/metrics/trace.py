@@ -26,6 +26,7 @@ _PID: Final = 1
 _COLOURS: Final = {
     "generate": "thread_state_running", "train": "rail_response", "pull": "rail_load", "publish": "rail_animation",
     "idle": "grey", "wait": "grey", "asleep": "white", "checkpoint": "thread_state_iowait", "score": "rail_idle",
+    "burst": "rail_response", "switch": "rail_load", "prefetch": "rail_idle",
 }  # fmt: skip
 
 

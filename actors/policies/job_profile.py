@@ -30,6 +30,16 @@ _DRIFT_STEPS: Final = 10
 """Steps over which two jobs have to stay in phase for that to count."""
 
 
+def step_alone_s(seconds: float, *, waited_s: float, switch_s: float, busy_s: float) -> float:
+    """Time that a step of ``seconds`` would have taken with nobody else on the service; at least what was computed."""
+    return max(busy_s, seconds - waited_s - switch_s)
+
+
+def slowdown(seconds: float, alone_s: float) -> float:
+    """Factor by which sharing has made something longer; 1 where nothing is known."""
+    return max(1.0, seconds / alone_s) if alone_s > 0 else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class StepUse:
     """It is what one step made of the service."""

@@ -1,6 +1,6 @@
 """What the metrics actor hears. It owns metrics.jsonl, events.jsonl, trace.json and the TensorBoard files.
 
-job ──StepRow, Flush──▶ metrics ──Flushed──▶ job          workers, trainer ──Spans──▶ metrics
+job ──StepRow, Flush──▶ metrics ──Flushed──▶ job          workers, trainer, training service ──Spans──▶ metrics
 every actor of the job ──Event──▶ metrics                 every process ──ProcessHealth──▶ metrics
 rewards ──Samples──▶ metrics
 """
@@ -17,7 +17,8 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     """It is one coloured bar on a track of the trace. Wall-clock seconds, for people only."""
 
     name: str
-    """One of generate, idle, pull, train, publish, wait, score, checkpoint."""
+    """One of generate, idle, pull, train, publish, wait, score, checkpoint; of a training service also burst, switch,
+    prefetch."""
     start_s: float
     end_s: float
     args: dict[str, float | int | str] = {}
@@ -27,7 +28,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 class Spans(Message):
     job: str
     track: str
-    """Name of the worker or the trainer."""
+    """Name of the worker or the trainer; in a training service's trace that of the job."""
     spans: list[Span]
 
 

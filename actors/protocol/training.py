@@ -322,3 +322,5 @@ class ServiceState(Message):
     memory_bytes: int
     """Bytes of state in memory now."""
     bundles: list[BundleState]
+    isolated: list[str]
+    """Jobs that compute alone since the service has died in their calls, also those that are not attached now."""

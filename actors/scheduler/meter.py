@@ -9,6 +9,7 @@ import numpy as np
 from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
+from actors.policies.job_profile import slowdown, step_alone_s
 from actors.protocol.tokens import FinishReason
 from configs.data_mix import Mix
 from configs.schema import JobConfig
@@ -85,6 +86,8 @@ class StepMeter:
         extra = {
             f"trainer_{k}" if k in row else k: v for k, v in from_trainer.items() if k not in ("step", "policy_version")
         }
+        if "service_wait_s" in from_trainer:
+            row["slowdown"] = _slowdown(row["seconds"], from_trainer)
         return dict.fromkeys(FROM_TRAINER, 0.0) | {"trainer_idle_fraction": 0.0} | extra | row
 
     def _parts(self, batch: StepBatch, rows: np.ndarray) -> dict[str, float]:
@@ -103,3 +106,14 @@ class StepMeter:
             f"source_{name}_reward_mean": float(rewards[sources == i].mean()) if (sources == i).any() else math.nan
             for i, name in enumerate(self._sources)
         }
+
+
+def _slowdown(seconds: float, from_trainer: dict[str, float]) -> float:
+    """How many times as long the step took as it would have with the training service to itself."""
+    alone_s = step_alone_s(
+        seconds,
+        waited_s=from_trainer["service_wait_s"],
+        switch_s=from_trainer.get("switch_s", 0.0),
+        busy_s=from_trainer.get("compute_s", 0.0),
+    )
+    return slowdown(seconds, alone_s)

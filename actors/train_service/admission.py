@@ -16,10 +16,10 @@ import msgspec
 
 from actors.protocol.training import AttachBundle
 from actors.train_service.notes import Notes
-from actors.train_service.sizes import in_words, state_bytes
+from actors.train_service.sizes import in_words, replicas_of, state_bytes
 from actors.trainer.backend import BackendSpec
 from actors.trainer.errors import ServiceRefuses
-from actors.trainer.setup import resolve_device, resolve_replicas
+from actors.trainer.setup import resolve_device
 from actors.weights.segments import host_id
 from configs.limits import Limits
 from configs.services import ServiceConfig
@@ -69,7 +69,7 @@ class Admission:
                 "it computed for this job; run it without trainer.service, and see why in the service's log"
             )
         threads = config.threads or len(os.sched_getaffinity(0))
-        replicas = resolve_replicas(threads, spec.model_path) if (config.backend, device) == ("torch", "cpu") else 1
+        replicas = replicas_of(spec.model_path, backend=config.backend, device=device, threads=threads)
         needed = state_bytes(spec.model_path, dtype=spec.dtype, replicas=replicas)
         if needed > config.memory_bytes:
             raise ServiceRefuses(

@@ -89,6 +89,10 @@ class Notes:
         """Whether ``job`` has to compute alone."""
         return self._jobs.get(job, JobNote()).deaths >= self._limits.service_deaths_isolated
 
+    def isolated(self) -> list[str]:
+        """All jobs that have to compute alone."""
+        return [job for job in self._jobs if self.is_isolated(job)]
+
     def is_refused(self, job: str) -> bool:
         """Whether ``job`` ends the service whenever it computes."""
         return self._jobs.get(job, JobNote()).deaths_in_a_row >= self._limits.service_deaths_max

@@ -43,10 +43,11 @@ from actors.protocol.training import (
     TrainCall,
     TrainOutcome,
 )
-from actors.roles import ServiceArgs
+from actors.roles import ServiceArgs, service_process
 from actors.train_service.admission import Admission, Agreed
 from actors.train_service.bundles import Bundle, ends_burst, failure, perform
 from actors.train_service.errors import NoSlice, NotYours
+from actors.train_service.lanes import Lanes
 from actors.train_service.notes import Notes
 from actors.train_service.parked_files import ParkedFiles
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
@@ -69,6 +70,7 @@ class TrainService(Actor):
 
     def __init__(self, args: ServiceArgs, make: MakeBackend = make_backend, files: MakeFiles = ParkedFiles) -> None:
         self._config = args.config
+        self._metrics = args.metrics
         self._make = make
         self._files = files
         self._directory = Path(args.run_dir)
@@ -97,10 +99,12 @@ class TrainService(Actor):
         slices = SliceRules(
             policy=queue.policy, hysteresis=queue.hysteresis, starvation_s=queue.starvation_s, gap_s=queue.gap_s
         )
-        self._turns = Turns(ctx, slice_policy(slices), self._residency)
+        self._lanes = Lanes(ctx, service_process(config.name), self._metrics)
+        self._turns = Turns(ctx, slice_policy(slices), self._residency, self._lanes)
 
     async def on_stop(self) -> None:
         self._turns.close()
+        self._lanes.flush()
         await self.ctx.run_blocking(self._notes.close)
         with contextlib.suppress(MoveStuck):  # which may be why we end
             await self._residency.close()  # before the backends, whose state it may be moving
@@ -395,6 +399,7 @@ class TrainService(Actor):
             switch_s=self._times.switch_s,
             memory_bytes=sum(place.resident_bytes for place in places.values()),
             bundles=bundles,
+            isolated=self._notes.isolated(),
         )
 
 

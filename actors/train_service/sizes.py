@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any, Final
+
+from actors.trainer.setup import resolve_replicas
 
 _HEADER_LENGTH_BYTES: Final = 8
 _HEADER_MAX_BYTES: Final = 100_000_000
@@ -32,6 +35,13 @@ def state_bytes(model_path: Path, *, dtype: str, replicas: int) -> int:
     low = 0 if dtype == "float32" else weight
     each = weight + (0 if dtype == "float32" else _FLOAT32_BYTES) + _MOMENTS * _FLOAT32_BYTES
     return parameters_of(model_path) * (each + replicas * (_FLOAT32_BYTES + low))
+
+
+def replicas_of(model_path: Path, *, backend: str, device: str, threads: int) -> int:
+    """Replicas of the gradients that a backend of that kind has. ``threads``: 0 is a thread a core."""
+    if (backend, device) != ("torch", "cpu"):
+        return 1
+    return resolve_replicas(threads or len(os.sched_getaffinity(0)), model_path)
 
 
 def in_words(count: int) -> str:

@@ -24,6 +24,7 @@ from actors.core.context import Context
 from actors.policies.fair_share import FairShare
 from actors.policies.slices import Asking, SlicePolicy, SliceView
 from actors.train_service.errors import NoSlice
+from actors.train_service.lanes import Lanes
 from actors.train_service.residency import Residency
 from actors.train_service.residency_errors import MoveStuck, ResidencyError
 from actors.trainer.errors import TrainerError
@@ -61,8 +62,9 @@ class _Waiting:
 class Turns:
     """Gives a service's slices. ``holder``: the job whose burst it is; empty: nobody's."""
 
-    def __init__(self, ctx: Context, decide: SlicePolicy, residency: Residency) -> None:
+    def __init__(self, ctx: Context, decide: SlicePolicy, residency: Residency, lanes: Lanes) -> None:
         self._ctx = ctx
+        self._lanes = lanes
         self._decide = decide
         self._residency = residency
         self._fair = FairShare()
@@ -75,6 +77,8 @@ class Turns:
         self._unstored: list[str] = []
         """Jobs whose bursts may have left something that only this process has, the oldest first."""
         self._burst_s = 0.0
+        self._burst_began_s: float | None = None
+        """Time at which the holder's first call was let through."""
         self._timer: asyncio.TimerHandle | None = None
         self._prefetching: asyncio.Task[object] | None = None
         self.holder = ""
@@ -177,6 +181,9 @@ class Turns:
 
     def _end_burst(self) -> None:
         job, self._last = self._jobs.get(self.holder), self.holder
+        if self._burst_began_s is not None:
+            ended_s = self._ctx.now() if self._idle_since_s is None else self._idle_since_s
+            self._lanes.add(self.holder, "burst", self._burst_began_s, ended_s, compute_s=round(self._burst_s, 4))
         if self.holder not in self._unstored:
             self._unstored.append(self.holder)
         if job is not None and job.has_stepped:
@@ -184,7 +191,7 @@ class Turns:
             job.estimate_s = seen + _NEWEST_COUNTS * (self._burst_s - seen)
             job.bursts += 1
             job.has_stepped = False
-        self.holder, self._burst_s, self._idle_since_s = "", 0.0, None
+        self.holder, self._burst_s, self._idle_since_s, self._burst_began_s = "", 0.0, None, None
 
     def _look(self) -> None:
         if self._timer is not None:
@@ -237,6 +244,7 @@ class Turns:
         if self.holder and self.holder != job:
             self._end_burst()
         self.holder, self._busy, self._idle_since_s = job, True, None
+        self._lanes.add(job, "wait", waiting.since_s, self._ctx.now())
         self._ctx.start_task(self._grant(job, waiting), f"a slice for {job}")
 
     async def _grant(self, job: str, waiting: _Waiting) -> None:
@@ -254,8 +262,11 @@ class Turns:
         if waiting.granted.done():  # nobody waits for it any more
             self._undo(job)
             return
+        now_s = self._ctx.now()
         if switch_s > 0 and job in self._jobs:
             self._jobs[job].switch_s = switch_s
+            self._lanes.add(job, "switch", now_s - switch_s, now_s)
+        self._burst_began_s = now_s if self._burst_began_s is None else self._burst_began_s
         waiting.granted.set_result(switch_s)
 
     def _undo(self, job: str) -> None:
@@ -279,8 +290,10 @@ class Turns:
             self._prefetching = self._ctx.start_task(self._bring_near(job), f"prefetch {job}")
 
     async def _bring_near(self, job: str) -> None:
+        began_s = self._ctx.now()
         try:
             await self._residency.prefetch(job)
+            self._lanes.add(job, "prefetch", began_s, self._ctx.now())
         except (ResidencyError, TrainerError, OSError) as error:  # whoever needs it now will meet it again
             self._ctx.log.warning("a bundle could not be prefetched", job=job, why=str(error))
 

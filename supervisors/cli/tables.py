@@ -28,6 +28,7 @@ _FIRST: Final[dict[str, tuple[str, ...]]] = {
         "alone_s_a_step",
         "bubble",
         "saving",
+        "slowdown",
         "error",
     ),
     "queue": ("job", "service", "project", "priority", "state_bytes", "why"),

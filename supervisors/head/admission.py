@@ -9,14 +9,15 @@ Invariants
 - A job has a place before its first process starts and until its last one has ended.
 - A place outlives the head: a job that had begun has its place again, whatever has been queued since.
 - Jobs queue in the order in which they were submitted, also after a restart of the head.
+- A service drops the state of a job that is over or has moved (``detachments``).
+- Where a service has died again and again in a job's calls nobody joins that job; whoever is there already stays.
 - The policy is asked anew whenever something may have changed; what it says follows from what there is now.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,15 @@ from typing import Any
 import structlog
 
 from actors.core.errors import AskError
-from actors.core.message import Done
 from actors.host.clock import time_of_day_s
-from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed
+from actors.policies.job_profile import UNKNOWN, JobProfile, StepUse, observed, step_alone_s
 from actors.policies.placement import decide
 from actors.policies.placement_view import JobView, PlacementRules, PlacementView, Quota, ServiceView
-from actors.protocol.training import DetachBundle
-from actors.train_service.sizes import state_bytes
-from actors.trainer.setup import resolve_replicas
+from actors.protocol.training import QueryService, ServiceState
+from actors.train_service.sizes import replicas_of, state_bytes
 from configs.schema import JobConfig
 from configs.services import AUTO, ServiceConfig, ServicesConfig, disagreements, problems_with
+from supervisors.head.detachments import Detachments
 from supervisors.head.service_register import Place, ServiceRegister
 from supervisors.head.service_use import ServiceUse
 from supervisors.head.services import Service, Services
@@ -79,6 +79,8 @@ class Admission:
         self._places: dict[str, Place] = {}
         self._uses: dict[str, ServiceUse] = {}
         """Uses by service."""
+        self._detachments = Detachments(services, register)
+        self._work: set[asyncio.Task[None]] = set()
 
     @property
     def rules(self) -> ServicesConfig:
@@ -103,7 +105,46 @@ class Admission:
 
     def keep_only(self, jobs: set[str]) -> None:
         """Give up the places of a former life whose jobs do not go on."""
+        for job, place in self._places.items():
+            if job not in jobs:
+                self._detachments.note(place.service, job)
+                self._later(self._detachments.tell_of(job), f"detach {job}")
         self._set_places({job: place for job, place in self._places.items() if job in jobs})
+
+    def service_is_ready(self, service: str) -> None:
+        """Its process is there, perhaps a new one: tell it what it has missed, and hear for whom it died."""
+        self._later(self._catch_up(service), f"catch up with {service}")
+
+    async def _catch_up(self, service: str) -> None:
+        await self._detachments.tell(service, but=self._places)
+        try:
+            state = await self._services.ask(service, QueryService(), ServiceState)
+        except AskError as error:  # it is told so again when it is there again
+            log.info("a service did not say who computes alone", service=service, error=str(error))
+            return
+        alone = {
+            job: place.model_copy(update={"alone": True})
+            for job, place in self._places.items()
+            if place.service == service and job in state.isolated
+        }
+        self._set_places({**self._places, **alone})
+        self.decide()
+
+    def _later(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Do it beside everything else; ``close`` ends what has not ended."""
+        task = asyncio.create_task(work, name=name)
+        self._work.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._work.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("what was begun for a service has failed", what=task.get_name(), exc_info=error)
+
+    def close(self) -> None:
+        """Tell nobody anything more; what is noted is told by a next life."""
+        for task in self._work:
+            task.cancel()
 
     def submitted(self, job: str) -> None:
         """Give the job its number in the order of the queue."""
@@ -134,28 +175,27 @@ class Admission:
         place = self._places.get(job)
         if place is None:
             raise ServiceGone(f"{job} has no place on a service any more; resume it")
+        # whoever asks is to be the job's next trainer: its last one, on the service where the job was before, has ended
+        self._later(self._detachments.tell_of(job, but=place.service), f"detach {job} from where it was")
         return await self._services.address(place.service)
 
     async def leave(self, job: str) -> None:
         self._known.pop(job, None)
         place = self._places.get(job)
         if place is not None:
-            await self._forget(job, place.service)
+            self._detachments.note(place.service, job)
+            await self._detachments.tell_of(job)
             self._set_places({name: other for name, other in self._places.items() if name != job})
+            self._later(self._detachments.tell(place.service, but=self._places), f"detach from {place.service}")
         self.decide()
 
     async def moved(self, job: str, former: str) -> None:
         """Its trainer has left the ``former`` service, which may have kept its state: nobody goes on from that."""
         place = self._places.get(job)
         if place is not None and place.service != former:
-            await self._forget(job, former)
+            self._detachments.note(former, job)
+            await self._detachments.tell_of(job, but=place.service)
         self.decide()
-
-    async def _forget(self, job: str, service: str) -> None:
-        try:
-            await self._services.ask(service, DetachBundle(job=job), Done)
-        except AskError as error:  # whoever kept anything of it is gone, or removes it at its end
-            log.info("a service was not told that a job has left it", job=job, service=service, error=str(error))
 
     def _of(self, job: str) -> Known:
         if job not in self._known:
@@ -175,7 +215,10 @@ class Admission:
         known.profile = observed(
             known.profile,
             StepUse(
-                max(busy_s, seconds - waited_s - switch_s), busy_s, switch_s, asyncio.get_running_loop().time() - busy_s
+                step_alone_s(seconds, waited_s=waited_s, switch_s=switch_s, busy_s=busy_s),
+                busy_s,
+                switch_s,
+                asyncio.get_running_loop().time() - busy_s,
             ),
         )
         if (place := self._places.get(job)) is not None:
@@ -213,6 +256,10 @@ class Admission:
 
     def _take(self, job: str, service: str, known: Known) -> None:
         log.info("a job has a place on a service", job=job, service=service, state_bytes=known.state_bytes)
+        before = self._places.get(job)
+        if before is not None and before.service != service:
+            self._detachments.note(before.service, job)
+        self._detachments.is_back(service, job)
         place = Place(service=service, state_bytes=known.state_bytes, since_s=time_of_day_s())
         self._set_places({**self._places, job: place})
         known.reason = ""
@@ -244,13 +291,14 @@ class Admission:
     def _job_view(self, name: str, known: Known) -> JobView:
         job, place = known.job, self._places.get(name)
         if job is None:  # it goes on from a former life, and has not been heard of yet
-            return JobView(name, place.state_bytes if place else 0, on=place.service if place else None)
+            return JobView(name, place.state_bytes, on=place.service, alone=place.alone) if place else JobView(name, 0)
         wanted = job.trainer.service
         left = known.steps_left
         return JobView(
             name,
             known.state_bytes,
             on=place.service if place else None,
+            alone=place is not None and place.alone,
             named=None if wanted == AUTO else wanted,
             suits=[service.name for service in self.rules.services if not disagreements(job, service)],
             project=job.trainer.project,
@@ -293,12 +341,16 @@ def problems_on(job: JobConfig, service: ServiceConfig) -> bool:
 
 def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig]) -> int:
     """Bytes of the job's trained state, where it needs most among ``services``; 0: the model's files do not say."""
-    cores = len(os.sched_getaffinity(0))
     replicas = [
-        1 if service.device == "cuda" else resolve_replicas(service.threads or cores, model_path)
+        replicas_of(model_path, backend=service.backend, device=_without_torch(service.device), threads=service.threads)
         for service in services
     ]
     return state_bytes(model_path, dtype=job.model.dtype, replicas=max(replicas, default=1))
+
+
+def _without_torch(device: str) -> str:
+    """``auto`` counts as the CPU, where more is needed: to ask which it is takes torch, which a head does not load."""
+    return "cpu" if device == "auto" else device
 
 
 def _room_for_all(config: ServiceConfig, jobs: list[JobView]) -> int:

@@ -94,7 +94,10 @@ class Head:
         self._listen = listen or f"ipc://{self._runtime}/head"
         self.nodes = Nodes("head")
         beside = services_dir or run_root
-        self.services = Services(self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs)
+        self.services = Services(
+            self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs,
+            on_ready=lambda service: self.admission.service_is_ready(service),
+        )  # fmt: skip
         self.service_register = ServiceRegister(beside)
         self.admission = Admission(self.services, self.service_register, on_move=self._move_trainer)
         self.system: ActorSystem
@@ -307,6 +310,7 @@ class Head:
             task.cancel()
         for run in reversed(list(self.jobs.values())):
             await run.stop()
+        self.admission.close()
         await self.services.stop()
         if self._control is not None:
             await self._control.stop()

@@ -55,6 +55,7 @@ class ServiceOperations:
             "alone_s_a_step": _rounded(use.alone_s(now_s) / steps),
             "bubble": _rounded(use.bubble(now_s)),
             "saving": _rounded(use.saving(now_s)),
+            "slowdown": _rounded(use.slowdown()),
             "memory_bytes": state.memory_bytes if state is not None else 0,
             "memory_limit_bytes": service.config.memory_bytes,
             "jobs": [_job_row(job, one, bundles.get(job)) for job, one in use.jobs.items()],
@@ -142,6 +143,7 @@ def _job_row(job: str, use: JobUse, bundle: BundleState | None) -> Plain:
         "waited_s_a_step": _rounded(use.waited_s / steps),
         "switch_s_a_step": _rounded(use.switch_s / steps),
         "compute_s_a_step": _rounded(use.compute_s / steps),
+        "slowdown": _rounded(use.slowdown),
     }
     if bundle is not None:
         row |= {"tier": bundle.tier, "state_bytes": bundle.state_bytes, "isolated": bundle.isolated}

@@ -1,7 +1,7 @@
 """Which training services a head has, and who has a place on them, in a file that its next life reads.
 
 begin, add, drain, remove ─┐
-admitted, left ────────────┴─▶ head.services.json ─▶ a head that was started again: the same services, the same places
+admitted, left, over ──────┴─▶ head.services.json ─▶ a head that was started again: the same services, the same places
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ class Place(Section):
     """Bytes of its trained state, as they were reckoned when it was admitted."""
     since_s: float
     """Time of day at which it was admitted."""
+    alone: bool = False
+    """Whether nobody else may come to that service: it died again and again as it computed for this job."""
 
 
 class Recorded(Section):
@@ -38,6 +40,8 @@ class Recorded(Section):
     """Services that take no further job."""
     places: dict[str, Place] = Field(default_factory=dict[str, Place])
     """Places by job."""
+    over: dict[str, tuple[str, ...]] = Field(default_factory=dict[str, tuple[str, ...]])
+    """Jobs by service that are over there, and of which it has not been told yet."""
 
 
 class ServiceRegister:
@@ -72,11 +76,17 @@ class ServiceRegister:
         return True
 
     def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:
+        """What services that are no longer there had to be told is forgotten."""
         rules = self.now.rules.model_copy(update={"services": services})
-        self._set(self.now.model_copy(update={"rules": rules, "draining": draining}))
+        names = {service.name for service in services}
+        over = {name: jobs for name, jobs in self.now.over.items() if name in names}
+        self._set(self.now.model_copy(update={"rules": rules, "draining": draining, "over": over}))
 
     def set_places(self, places: dict[str, Place]) -> None:
         self._set(self.now.model_copy(update={"places": dict(places)}))
+
+    def set_over(self, over: dict[str, tuple[str, ...]]) -> None:
+        self._set(self.now.model_copy(update={"over": over}))
 
     def _set(self, now: Recorded) -> None:
         self.now = now

@@ -7,12 +7,16 @@
 
 A job counts from the begin of its first step until it leaves; before that its processes are being started.
 
+slowdown = time of a job's steps / what they would have taken with the service to themselves
+
 Pure: times are seconds on any one clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from actors.policies.job_profile import slowdown, step_alone_s
 
 
 @dataclass
@@ -27,6 +31,14 @@ class JobUse:
     switch_s: float = 0.0
     """Time in which its state was brought to where it is computed with."""
     compute_s: float = 0.0
+    steps_s: float = 0.0
+    """Time that its steps took, of which they would have taken ``steps_alone_s`` with the service to themselves."""
+    steps_alone_s: float = 0.0
+
+    @property
+    def slowdown(self) -> float | None:
+        """Factor by which sharing has made its steps longer. None before the first step."""
+        return slowdown(self.steps_s, self.steps_alone_s) if self.steps else None
 
     def alone_s(self, now_s: float) -> float:
         """Time for which a trainer of its own would have been kept."""
@@ -77,6 +89,8 @@ class ServiceUse:
         use.waited_s += waited_s
         use.switch_s += switch_s
         use.compute_s += compute_s
+        use.steps_s += seconds
+        use.steps_alone_s += step_alone_s(seconds, waited_s=waited_s, switch_s=switch_s, busy_s=compute_s)
 
     @property
     def steps(self) -> int:
@@ -101,6 +115,10 @@ class ServiceUse:
         """Part of its time for which it computed nothing. None before the first step."""
         held_s = self.held_s(now_s)
         return max(0.0, 1.0 - self.compute_s / held_s) if self.steps and held_s > 0 else None
+
+    def slowdown(self) -> float | None:
+        """The worst of the jobs that are there now. None before their first steps."""
+        return max((use.slowdown for use in self.jobs.values() if use.slowdown is not None), default=None)
 
     def sentence(self, service: str, now_s: float) -> str:
         """For people, at the end: what it has done, and saved. Empty if that is nothing."""

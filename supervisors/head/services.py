@@ -48,6 +48,8 @@ DIRECTORY: Final = "services"
 R = TypeVar("R", bound=Message)
 OnNews = Callable[[str, str], None]
 """Callback that is told of a service, by name, what people should know."""
+OnReady = Callable[[str], None]
+"""Callback that is told the name of a service whose process is there: a new one, or one that was adopted."""
 
 
 class Service:
@@ -78,11 +80,20 @@ class Service:
 class Services:
     """The processes of the services. ``open`` first; ``begin`` and ``end`` one at a time, ``stop`` them all."""
 
-    def __init__(self, nodes: Nodes, machine: Machine, directory: Path, *, limits: Limits, on_news: OnNews) -> None:
+    def __init__(
+        self,
+        nodes: Nodes,
+        machine: Machine,
+        directory: Path,
+        *,
+        limits: Limits,
+        on_news: OnNews,
+        on_ready: OnReady = lambda _: None,
+    ) -> None:
         """``directory``: the one in which theirs are made."""
         self._nodes, self.machine = nodes, machine
         self._directory = directory / DIRECTORY
-        self._limits, self._on_news = limits, on_news
+        self._limits, self._on_news, self._on_ready = limits, on_news, on_ready
         self._all: dict[str, Service] = {}
         self._adopting = False
         self._system: ActorSystem
@@ -159,6 +170,8 @@ class Services:
             why = f": {event.reason}" if event.reason else ""
             self._on_news(name, f"the service {name} ended ({event.cause}{why}); starting it again")
         service.changed.set()
+        if event.kind in ("started", "adopted"):
+            self._on_ready(name)
 
     async def address(self, name: str) -> ActorAddress:
         """Address of the service in its present life; waits until it is ready.

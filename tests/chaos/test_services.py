@@ -115,6 +115,7 @@ def test_jobs_share_a_service_through_its_death_and_the_heads_and_the_one_that_w
     for name in ("first", "second", "third"):
         jobs.every_sample_once(name)
     cluster.wait_until("nobody there", lambda: cluster.call("services")[0]["serves"] == "")
+    assert cluster.call("services")[0]["residency"] == "", "cancelled or finished: the service has dropped its state"
     assert cluster.call("service_remove", {"service": "train-0"})["state"] == "removed"
     assert cluster.call("services") == []
 

@@ -65,6 +65,7 @@ def test_the_page_of_metrics_names_every_column() -> None:
     from_trainer = StepAccounts().metrics([], result, step=0, weight=1.0, seconds=1.0) | {
         "grants_ignored": 0.0,
         "tokens_scored_early": 0.0,
+        **CallTimes().metrics(),
     }
     ledger = Ledger()
     one = np.ones(1, np.int32)
@@ -73,7 +74,6 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row |= Recoveries(ledger).metrics()
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
     row |= dict.fromkeys(SEEDING_COLUMNS, 0.0)
-    row |= CallTimes().metrics()
     row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)

@@ -65,6 +65,8 @@ class ServiceWorld:
         sections = {"name": SERVICE, "backend": "simulated", "memory_bytes": 10**9, "device": "cpu", "threads": 1}
         self.config = ServiceConfig.model_validate(sections | config)
         self.network = MemoryNetwork()
+        self.metrics: ActorAddress | None = None
+        """Who is told of the service; None: nobody."""
         self._lives = 0
         self.is_there = asyncio.Event()
         self._trainers: list[Trainer] = []
@@ -80,7 +82,7 @@ class ServiceWorld:
         await self.system.start()
         args = ServiceArgs(
             role="train_service", name=SERVICE, node="head", run_dir=str(self.directory),
-            metrics=ActorAddress("metrics", self.system.peer), service=self.config.model_dump_json(),
+            metrics=self.metrics or ActorAddress("metrics", self.system.peer), service=self.config.model_dump_json(),
         )  # fmt: skip
         self.service = TrainService(args, self.make)
         await self.system.spawn(SERVICE, self.service)

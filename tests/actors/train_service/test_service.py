@@ -332,6 +332,8 @@ def test_a_job_that_was_computed_for_in_two_deaths_computes_alone_from_then_on(t
             assert not any(bundle.isolated for bundle in (await world.state()).bundles)
             trainer = await world.attached("a")
             await die_in_a_call(world, trainer)
+        state = await world.state()
+        assert (state.bundles, state.isolated) == ([], ["a"]), "it is known before the job attaches again"
         suspect, other = await world.attached("a"), await world.attached("b")
         tiers: list[dict[str, str]] = []
         for trainer in (other, suspect, other, suspect):

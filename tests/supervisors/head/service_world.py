@@ -73,6 +73,8 @@ class World:
         self.run_root = run_root
         self.network, self.machine = MemoryNetwork(), PretendMachine()
         self.news: list[tuple[str, str]] = []
+        self.ready: list[str] = []
+        """Services that were there, each time that one was."""
         self._lives = 0
         self._links: list[MemoryTransport] = []
         self._systems: list[ActorSystem] = []
@@ -94,7 +96,9 @@ class World:
         self._systems.append(system)
         nodes = Nodes("head")
         nodes.add_local("head", self.agent, slots=1)
-        services = Services(nodes, self.machine, self.run_root, limits=LIMITS, on_news=self._hear)
+        services = Services(
+            nodes, self.machine, self.run_root, limits=LIMITS, on_news=self._hear, on_ready=self.ready.append
+        )
         services.open(system, adopting=self._lives > 1)
         return services
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from actors.core.errors import NotSent
 from actors.protocol.training import DetachBundle
 from configs.schema import JobConfig
 from configs.services import ServiceConfig, ServicesConfig
@@ -44,8 +45,16 @@ class World:
             SimpleNamespace(config=config, draining=False, failure="") for config in self.register.now.rules.services
         ]
 
-        async def ask(name: str, question: Any, _: Any) -> None:
+        self.away: set[str] = set()
+        """Services that are not there just now."""
+        self.isolated: list[str] = []
+        """Jobs of which a service says that it has died in their calls."""
+
+        async def ask(name: str, question: Any, _: Any) -> Any:
+            if name in self.away:
+                raise NotSent(f"the service {name} is not ready")
             self.asked.append((name, question))
+            return SimpleNamespace(isolated=self.isolated)
 
         async def address(name: str) -> str:
             return f"address of {name}"
@@ -76,6 +85,16 @@ class World:
 
     def on(self) -> dict[str, str]:
         return {name: place.service for name, place in self.admission.places.items()}
+
+    def detached(self) -> list[tuple[str, str]]:
+        """Services that were told of a job's end, and which job's."""
+        return [(name, question.job) for name, question in self.asked if isinstance(question, DetachBundle)]
+
+    def noted(self) -> dict[str, tuple[str, ...]]:
+        """What the register has of jobs whose end their service does not know yet."""
+        fresh = ServiceRegister(self.directory)
+        fresh.read()
+        return fresh.now.over
 
     async def settle(self) -> None:
         for _ in range(20):
@@ -238,6 +257,98 @@ async def test_a_job_whose_profile_is_known_makes_room_for_one_without_and_its_t
     await waiting
     assert world.on()["c"] not in (world.on()["a"], world.on()["b"])
     assert world.admission.use_of(world.on()[moved]).jobs.keys() == {"a", "b"}
+    (was,) = {"train-0", "train-1"} - {world.on()[moved]}
+    assert (world.detached(), world.noted()) == ([], {was: (moved,)}), "its trainer computes there until it is moved"
+    world.admission.service_is_ready(was)
+    await world.settle()
+    assert world.detached() == []
+    await world.admission.address(moved)  # its next trainer starts, so that its last one has ended
+    await world.settle()
+    assert (world.detached(), world.noted()) == ([(was, moved)], {})
+
+
+async def test_a_service_that_was_away_as_a_job_ended_is_told_once_it_is_there_and_not_again(tmp_path: Path) -> None:
+    world = World(tmp_path, service("train-0"))
+    for name in ("a", "b"):
+        await world.ask(job(name))
+    world.away.add("train-0")
+    await world.admission.leave("a")
+    await world.settle()
+    assert (world.on(), world.detached(), world.noted()) == ({"b": "train-0"}, [], {"train-0": ("a",)})
+    world.away.clear()
+    for _ in range(2):
+        world.admission.service_is_ready("train-0")
+        await world.settle()
+    assert (world.detached(), world.noted()) == ([("train-0", "a")], {})
+
+
+async def test_the_end_of_another_job_is_an_occasion_to_say_what_could_not_be_said(tmp_path: Path) -> None:
+    world = World(tmp_path, service("train-0"))
+    for name in ("a", "b"):
+        await world.ask(job(name))
+    world.away.add("train-0")
+    await world.admission.leave("a")
+    world.away.clear()
+    await world.admission.leave("b")
+    await world.settle()
+    assert sorted(world.detached()) == [("train-0", "a"), ("train-0", "b")]
+    assert world.noted() == {}
+
+
+async def test_a_job_that_is_there_again_is_not_ended_by_what_was_to_be_said_of_its_former_life(tmp_path: Path) -> None:
+    world = World(tmp_path, service("train-0"))
+    await world.ask(job("a"))
+    world.away.add("train-0")
+    await world.admission.leave("a")
+    await world.ask(job("a"))
+    world.away.clear()
+    world.admission.service_is_ready("train-0")
+    await world.settle()
+    assert (world.on(), world.detached(), world.noted()) == ({"a": "train-0"}, [], {})
+
+
+async def test_a_next_life_of_the_head_says_what_its_former_one_could_not_and_of_jobs_that_do_not_go_on(
+    tmp_path: Path,
+) -> None:
+    first = World(tmp_path, service("train-0"))
+    for name in ("a", "b", "c"):
+        await first.ask(job(name))
+    first.away.add("train-0")
+    await first.admission.leave("a")
+    second = World(tmp_path, former=True)
+    second.away.add("train-0")
+    second.admission.keep_only({"c"})
+    await second.settle()
+    assert (second.on(), second.noted()) == ({"c": "train-0"}, {"train-0": ("a", "b")})
+    second.away.clear()
+    second.admission.service_is_ready("train-0")
+    await second.settle()
+    assert sorted(second.detached()) == [("train-0", "a"), ("train-0", "b")]
+
+
+async def test_nobody_joins_a_job_for_which_its_service_died_and_the_next_life_of_the_head_knows(
+    tmp_path: Path,
+) -> None:
+    world = World(tmp_path, service("train-0"))
+    for name in ("a", "b"):
+        await world.ask(job(name))
+    world.isolated = ["a", "somebody"]
+    world.admission.service_is_ready("train-0")
+    await world.settle()
+    assert world.on() == {"a": "train-0", "b": "train-0"}, "whoever is there stays"
+    second = World(tmp_path, former=True)
+    second.admission.submitted("a")
+    waiting = second.ask(job("c"))
+    await second.settle()
+    says = ["queued: waits for a place on train-0, where a runs alone because services died under it"]
+    assert second.said["c"] == says
+    await second.again(job("a"))
+    second.admission.decide()
+    assert second.admission.places["a"].alone
+    assert second.said["c"] == says
+    await second.admission.leave("a")
+    await waiting
+    assert "c" in second.on()
 
 
 async def test_a_damaged_register_is_told_and_not_guessed_at(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ async def test_a_service_shows_whom_it_serves_what_it_cost_and_what_it_saves(
     }  # fmt: skip
     assert (shown["bubble"], shown["saving"], shown["compute_s_a_step"]) == (0.4, 0.4444, 3.0)
     assert [(one["job"], one["waited_s_a_step"]) for one in shown["jobs"]] == [("a", 1.0), ("b", 1.0)]
+    assert [shown["slowdown"], *(one["slowdown"] for one in shown["jobs"])] == [1.1111] * 3
 
 
 def place_on(service: str) -> Any:

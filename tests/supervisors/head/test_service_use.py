@@ -40,3 +40,24 @@ def test_jobs_that_have_left_count_on_and_a_service_that_serves_nobody_costs_not
     step(use, "b", 70.0)
     assert use.held_s(70.0) == 20.0
     assert use.served == ["a", "b"]
+
+
+def test_a_job_is_slowed_down_by_what_it_waits_and_the_service_shows_the_one_that_loses_most() -> None:
+    use = ServiceUse()
+    use.joined("a")
+    use.joined("b")
+    assert (use.slowdown(), use.jobs["a"].slowdown) == (None, None)
+    step(use, "a", 10.0, waited_s=2.0)  # 7.5 of 10 s are its own
+    step(use, "a", 20.0)  # 9.5 of them
+    step(use, "b", 20.0)
+    assert use.jobs["a"].slowdown == 20.0 / 17.0
+    assert use.slowdown() == use.jobs["a"].slowdown
+    use.left("a", 20.0)
+    assert use.slowdown() == 10.0 / 9.5
+
+
+def test_a_step_counts_as_no_shorter_alone_than_what_was_computed_for_it() -> None:
+    use = ServiceUse()
+    use.joined("a")
+    step(use, "a", 10.0, waited_s=9.0, compute_s=4.0)
+    assert use.jobs["a"].slowdown == 10.0 / 4.0

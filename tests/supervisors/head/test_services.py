@@ -61,6 +61,7 @@ async def test_a_service_that_dies_is_started_again_and_whoever_asks_meanwhile_i
     assert after != before
     assert [name for name, _ in world.news] == ["train-0"]
     assert "starting it again" in world.news[0][1]
+    assert world.ready == ["train-0", "train-0"]
 
 
 async def test_a_service_that_is_given_up_takes_no_other_one_with_it_and_says_why_to_whoever_needs_it(
@@ -92,6 +93,7 @@ async def test_the_next_life_of_the_head_adopts_a_service_that_still_runs_and_st
         await second.begin(config(name))
         await second.address(name)
     assert [spec.args.name for spec in world.machine.specs] == ["kept", "ended", "ended"]
+    assert world.ready == ["kept", "ended"] * 2
     world.machine.processes["kept"].kill()  # the new owner hears of it
     await soon(lambda: [spec.args.name for spec in world.machine.specs][3:] == ["kept"])
 
