@@ -174,6 +174,13 @@ class Limits(ProcessLimits):
     score_gather_s: float = Field(
         default=0.01, description="verdicts of a scorer process leave together: the oldest waits this long"
     )
+    batch_answer_s: float = Field(
+        default=2.0, description="beyond reward.timeout_s, in which a process that scores batches says why it has none"
+    )
+    remote_reply_bytes: int = Field(
+        default=4 << 20, description="of a remote scorer; 256 rewards take 6 KB, and some servers add columns to log"
+    )
+    remote_error_chars: int = Field(default=200, description="of what a remote scorer says with a refusal")
     # weights
     versions_held: int = Field(default=4, description="versions that the weight server keeps")
     pull_timeout_s: float = Field(default=120.0, description="one version, all of it")

@@ -178,4 +178,6 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     rollout = job.rollout
     if rollout.ranker_model is not None:
         rollout = rollout.model_copy(update={"ranker_model": found(rollout.ranker_model, beside)})
-    return job.model_copy(update={"data": data, "model": model, "provider": provider, "rollout": rollout})
+    reward = job.reward.with_paths(lambda path: found(path, beside))
+    changed = {"data": data, "model": model, "provider": provider, "reward": reward, "rollout": rollout}
+    return job.model_copy(update=changed)

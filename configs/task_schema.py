@@ -9,6 +9,7 @@ of one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -105,14 +106,35 @@ class DataConfig(SourceConfig):
 class Reward(Section):
     """One way to score a response."""
 
-    kind: Literal["exact_match", "math_verify", "reasoning_gym", "function"] | None = None
-    """Equal up to white space; equal as mathematics; the task's own scorer; your function. The first two compare text:
-    an answer that is a number stands for its text, and a null or missing one is refused."""
+    kind: Literal["exact_match", "math_verify", "reasoning_gym", "function", "http", "model"] | None = None
+    """Equal up to white space; equal as mathematics; the task's own scorer; your function; a scorer behind ``url``; a
+    reward model in ``path``. The first two compare text: an answer that is a number stands for its text, and a null or
+    missing one is refused."""
     function: str | None = None
     """``function``: ``package.module:name`` taking (prompt, response, answer, **context) and returning a float."""
     answer_pattern: str | None = None
     """Regular expression with one group; its last match in the response is the answer. Unset: the whole response.
     ``exact_match`` and ``math_verify`` cut the reference answer alike where it matches there, else take it as it is."""
+    url: str | None = None
+    """``http``: where ``{query, prompts, labels}`` is posted, each a list, and ``{"rewards": […]}`` comes back."""
+    key_env: str | None = None
+    """``http``: the environment variable that holds the key, which is sent as ``Authorization: Bearer KEY``."""
+    batch_samples: PositiveInt = 64
+    """``http``: responses in one request, at most."""
+    path: str | None = None
+    """``model``: a directory with a Hugging Face model for sequence classification, of one label, and its tokenizer."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``model``: where it computes; ``auto``: CUDA where there is a device."""
+    batch_tokens: PositiveInt = 16_384
+    """``model``: tokens of one batch, padding included; a single response may be longer."""
+    max_tokens: PositiveInt | None = None
+    """``model``: prompt and response as the model reads them; of what is longer the beginning is cut, with a warning.
+    Unset: as many as the model takes."""
+
+    @property
+    def batched(self) -> bool:
+        """Whether many responses are scored at once, in a process that scores nothing else."""
+        return self.kind in ("http", "model")
 
     @property
     def compares(self) -> bool:
@@ -138,14 +160,16 @@ class RewardConfig(Reward):
     """How responses are scored: by one reward, or by the weighted sum of several. A list stands for ``parts``."""
 
     parts: list[WeightedReward] = []
-    """Several rewards, in place of ``kind``: a list of ``{kind, weight, name, function, answer_pattern}``. The reward
+    """Several rewards, in place of ``kind``: a list of ``{kind, weight, name, …}``. The reward
     of a sample is the sum of each times its weight; without one of them the sample has no result."""
     special_tokens: bool = False
     """Show the tokenizer's special tokens in responses, the end token too; unset, they are left out of the text."""
     timeout_s: PositiveFloat = 10.0
-    """One response, all rewards together; beyond it the sample has no result, which is never a reward of 0."""
+    """One response, all rewards together; of ``http`` one request with its repeats, of ``model`` one batch. Beyond it
+    the sample has no result, which is never a reward of 0."""
     workers: PositiveInt = 1
-    """Scorer processes."""
+    """Scorer processes: of all rewards that are scored one by one, and of each ``http`` (requests at a time). A
+    ``model`` has one of its own."""
 
     @model_validator(mode="before")
     @classmethod
@@ -162,3 +186,8 @@ class RewardConfig(Reward):
     def names(self) -> list[str]:
         """Names of the parts; none where there is one reward only."""
         return [part.called for part in self.parts]
+
+    def with_paths(self, found: Callable[[str], str]) -> RewardConfig:
+        """The same rewards, with the directories of models as ``found`` says."""
+        parts = [one.model_copy(update={"path": found(one.path)}) if one.path else one for one in self.parts]
+        return self.model_copy(update={"parts": parts, "path": found(self.path) if self.path else None})

@@ -18,7 +18,8 @@ from actors.environments.errors import RewardError
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.examples import row_of, source_of
-from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.environments.scoring.scorer_handle import PoolVerdict
+from actors.environments.scoring.scorer_pool import ScorerPool
 from actors.host.import_guard import import_transformers_without_torch
 from actors.protocol.failures import Acknowledged, FailureKind
 from actors.protocol.job_news import Trouble
@@ -66,7 +67,16 @@ class RewardWorker(RegisteredActor):
                 names.append((item.prompt, response.sibling))
                 items.append((self._codec.decode(response.token_ids), item.context))
         verdicts = await self._pool.score(items)
+        if cut := sum(verdict.cut for verdict in verdicts):
+            self._tell_of_cut(cut)
         return Scored(verdicts=[_verdict(*name, verdict) for name, verdict in zip(names, verdicts, strict=True)])
+
+    def _tell_of_cut(self, samples: int) -> None:
+        text = (
+            "samples were longer than the reward model reads: it saw them without the beginning of their prompts. "
+            "Raise reward.max_tokens as far as the model allows, or lower data.max_prompt_tokens or rollout.max_tokens"
+        )
+        self.ctx.ref(self.hub.address).tell(Trouble(job=self._job.name, kind="reward_cut", text=text, count=samples))
 
     @handles(ShowSamples)
     @concurrent

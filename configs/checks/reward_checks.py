@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from collections import Counter
+from pathlib import Path
+from typing import Final, cast
+from urllib.parse import urlsplit
 
 from configs.checks.source_lookup import find_function
 from configs.schema import JobConfig
 from configs.task_schema import Reward
+
+_KIND_OF: Final = {
+    "function": "function",
+    "url": "http",
+    "key_env": "http",
+    "batch_samples": "http",
+    "path": "model",
+    "device": "model",
+    "batch_tokens": "model",
+    "max_tokens": "model",
+}
+"""Key of a reward → the kind that it belongs to."""
+_TOKENIZERS: Final = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
+"""Files that a tokenizer is made from, any of them."""
 
 Found = tuple[str, str, str]
 """(field, what is wrong, what to do)."""
@@ -21,15 +47,16 @@ def check_reward(job: JobConfig) -> list[Found]:
 
 def _check_one(job: JobConfig, where: str, reward: Reward) -> list[Found]:
     if reward.kind is None:
-        fix = "Use one of: exact_match, math_verify, reasoning_gym, function"
+        fix = "Use one of: exact_match, math_verify, reasoning_gym, function, http, model"
         return [(f"{where}.kind", "is missing, and has no default", fix)]
-    pattern = _check_pattern(where, reward)
+    pattern = [*_check_pattern(where, reward), *_check_keys(where, reward)]
+    if reward.kind == "http":
+        return [*pattern, *_check_url(where, reward)]
+    if reward.kind == "model":
+        return [*pattern, *_check_reward_model(where, reward)]
     if reward.kind == "function" and not reward.function:
         fix = "Name it as package.module:name"
         return [*pattern, (f"{where}.function", f"is missing, and {where}.kind is function", fix)]
-    if reward.kind != "function" and reward.function:
-        wrong = f"is set, but {where}.kind is {reward.kind}"
-        return [*pattern, (f"{where}.function", wrong, f"Set {where}.kind to function, or remove it")]
     others = [source for source in job.data.sources.values() if source.source != "reasoning_gym"]
     if reward.kind == "reasoning_gym" and others:
         key = "a data.source" if job.data.mix else "data.source"
@@ -38,6 +65,69 @@ def _check_one(job: JobConfig, where: str, reward: Reward) -> list[Found]:
         return [*pattern, (f"{where}.kind", wrong, fix)]
     problem = find_function(reward.function) if reward.function else None
     return [*pattern, *([(f"{where}.function", *problem)] if problem else [])]
+
+
+def _check_keys(where: str, reward: Reward) -> list[Found]:
+    """Keys that are set, and belong to another kind."""
+    found: list[Found] = []
+    for key, kind in _KIND_OF.items():
+        if kind != reward.kind and getattr(reward, key) != Reward.model_fields[key].default:
+            wrong = f"is set, but {where}.kind is {reward.kind}"
+            found.append((f"{where}.{key}", wrong, f"Set {where}.kind to {kind}, or remove it"))
+    if reward.batched and reward.answer_pattern is not None:
+        wrong = f"is set, but {where}.kind {reward.kind} scores whole responses"
+        found.append((f"{where}.answer_pattern", wrong, "Remove it"))
+    return found
+
+
+def _check_url(where: str, reward: Reward) -> list[Found]:
+    fix = "Write it as https://host:port/path"
+    if not reward.url:
+        return [(f"{where}.url", f"is missing, and {where}.kind is http", fix)]
+    try:
+        parts = urlsplit(reward.url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return [(f"{where}.url", "is no web address", fix)]
+    if parts.username is not None or parts.password is not None:
+        wrong = "holds a name or a password, and job files are copied into runs"
+        return [(f"{where}.url", wrong, f"Put the key into an environment variable, and name that in {where}.key_env")]
+    if not good or not reward.url.isascii() or not reward.url.isprintable():
+        return [(f"{where}.url", f"{reward.url!r} is no web address of http or https", fix)]
+    if reward.key_env is not None and not os.environ.get(reward.key_env, "").strip():
+        wrong = f"the environment variable {reward.key_env!r} is not set, or empty"
+        return [(f"{where}.key_env", wrong, "Export the key in it, or remove key_env if the scorer wants none")]
+    return []
+
+
+def _check_reward_model(where: str, reward: Reward) -> list[Found]:
+    """What the files of the directory say before anything is loaded."""
+    fix = "Name the directory that from_pretrained would load"
+    if not reward.path:
+        return [(f"{where}.path", f"is missing, and {where}.kind is model", fix)]
+    path = Path(reward.path).expanduser()
+    try:
+        config: object = json.loads((path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        wrong = f"{reward.path!r} is no Hugging Face model directory: it has no config.json that can be read"
+        return [(f"{where}.path", wrong, f"{fix}; a model on the hub is downloaded first (hf download NAME)")]
+    if not any((path / name).is_file() for name in _TOKENIZERS):
+        wrong = f"{reward.path!r} has no tokenizer, and responses are read with the reward model's own"
+        return [(f"{where}.path", wrong, "Save its tokenizer there (tokenizer.save_pretrained)")]
+    if (labels := _labels(config)) != 1:
+        wrong = f"{reward.path!r} has {labels} labels, and a reward model has one"
+        return [(f"{where}.path", wrong, "Name a model that was trained with num_labels=1")]
+    return []
+
+
+def _labels(config: object) -> int:
+    """How many labels transformers finds in a config.json: 2 where it names none, which is a language model's case."""
+    named = cast("dict[str, object]", config) if isinstance(config, dict) else {}
+    labels = named.get("id2label")
+    if isinstance(labels, dict):
+        return len(cast("dict[str, object]", labels))
+    count = named.get("num_labels")
+    return count if isinstance(count, int) else 2
 
 
 def _check_pattern(where: str, reward: Reward) -> list[Found]:
@@ -57,8 +147,8 @@ def _check_parts(job: JobConfig) -> list[Found]:
     if not reward.parts:
         return []
     found: list[Found] = []
-    for key in ("kind", "function", "answer_pattern"):
-        if getattr(reward, key) is not None:
+    for key, field in Reward.model_fields.items():
+        if getattr(reward, key) != field.default:
             wrong = "is set, and so is reward.parts, whose items have each their own"
             found.append((f"reward.{key}", wrong, "Move it into one of them, or remove reward.parts"))
     for name, count in Counter(reward.names).items():

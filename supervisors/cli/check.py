@@ -96,7 +96,7 @@ def _data(job: JobConfig) -> str:
 def _reward(job: JobConfig) -> str:
     if job.reward.parts:
         return " + ".join(f"{part.weight:g} x {part.called}" for part in job.reward.parts)
-    return f"{job.reward.kind} {job.reward.function or ''}".rstrip()
+    return f"{job.reward.kind} {job.reward.function or job.reward.path or ''}".rstrip()
 
 
 def service_line(service: ServiceConfig) -> str:

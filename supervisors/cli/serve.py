@@ -33,8 +33,8 @@ def head(
         list[str] | None,
         typer.Option(
             metavar="PREFIX",
-            help="Jobs may name functions that begin so, such as my_rewards; repeatable. Default: any, so whoever may "
-            "submit may run code.",
+            help="Jobs may name functions that begin so, such as my_rewards, and remote scorers such as "
+            "https://host:8000; repeatable. Default: any, so whoever may submit may run code.",
         ),
     ] = None,
 ) -> None:

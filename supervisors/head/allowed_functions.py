@@ -2,17 +2,23 @@
 
 A job names code in ``reward.function``, and in ``rollout.engine_options`` for vLLM, whose arguments may name classes
 that it imports. Models bring no code: they are loaded without ``trust_remote_code``, from safetensors.
+
+A ``reward.url`` names no code, but has this machine send what a job says, and a variable of the head's environment,
+where a job says. So a limited head asks only servers that are named beside the functions, as ``https://host:port``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 from actors.control.errors import BadConfig
 
 _NAMES_CODE: Final = "function"
 """Last word of the keys whose text names a function."""
+_NAMES_SERVER: Final = "url"
+"""Last word of the keys whose text names a server."""
 
 
 def check_allowed(job: Mapping[str, Any], prefixes: Sequence[str] | None) -> None:
@@ -26,26 +32,41 @@ def check_allowed(job: Mapping[str, Any], prefixes: Sequence[str] | None) -> Non
     if prefixes is None:
         return
     allowed = f"this head runs functions of {', '.join(prefixes)} only (--allow-functions)"
-    for where, name in _named(job, ""):
+    for where, name in _named(job, "", _NAMES_CODE):
         if not isinstance(name, str) or not any(_begins(name, prefix) for prefix in prefixes):
             raise BadConfig(f"{where}: {name!r} is not allowed: {allowed}", "Use one of those, or ask whoever runs it")
+    for where, url in _named(job, "", _NAMES_SERVER):
+        if not isinstance(url, str) or _server_of(url) not in prefixes:
+            server = _server_of(url) if isinstance(url, str) else "https://host:port"
+            why = f"{where}: {url!r} is not allowed: {allowed}"
+            raise BadConfig(why, f"Ask whoever runs it to allow {server}")
     rollout = job.get("rollout")
     settings = cast("Mapping[str, Any]", rollout) if isinstance(rollout, Mapping) else {}
     if settings.get("engine") == "vllm" and settings.get("engine_options"):
         raise BadConfig(f"rollout.engine_options: an engine's arguments may name code, and {allowed}", "Leave them out")
 
 
-def _named(section: Mapping[str, Any], path: str) -> Iterator[tuple[str, object]]:
-    """Each key that names a function, at whatever depth, with what it says; there may be lists of sections or names."""
+def _named(section: Mapping[str, Any], path: str, word: str) -> Iterator[tuple[str, object]]:
+    """Each key whose last word is ``word``, at whatever depth, with what it says; a value may be a list."""
     for key, value in section.items():
         where = f"{path}{key}"
         items = cast("list[object]", value) if isinstance(value, list) else [value]
         for item in items:
             if isinstance(item, Mapping):
-                yield from _named(cast("Mapping[str, Any]", item), f"{where}.")
-            elif item is not None and key.rstrip("s").endswith(_NAMES_CODE):
+                yield from _named(cast("Mapping[str, Any]", item), f"{where}.", word)
+            elif item is not None and key.rstrip("s").endswith(word):
                 yield where, item
 
 
 def _begins(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith((f"{prefix}.", f"{prefix}:"))
+
+
+def _server_of(url: str) -> str:
+    """Scheme, host and port, as ``--allow-functions`` names a server; empty if it is no address."""
+    try:
+        parts = urlsplit(url)
+        port = f":{parts.port}" if parts.port is not None else ""
+    except ValueError:
+        return ""
+    return f"{parts.scheme}://{parts.hostname}{port}" if parts.hostname and parts.username is None else ""

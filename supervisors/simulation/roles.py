@@ -20,7 +20,8 @@ import xxhash
 from actors.core.actor import Actor
 from actors.environments.prompts.prompt_source import PromptSource
 from actors.environments.prompts.tokenizer import TextCodec
-from actors.environments.scoring.scorer_pool import PoolVerdict, ScorerPool
+from actors.environments.scoring.scorer_handle import PoolVerdict
+from actors.environments.scoring.scorer_pool import ScorerPool
 from actors.environments.worker import RewardWorker
 from actors.ranker.ranker import Ranker
 from actors.ranker.simulated import SimulatedLengthModel

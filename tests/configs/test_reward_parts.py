@@ -64,6 +64,14 @@ def test_a_function_is_called_by_its_name(job: dict[str, Any]) -> None:
         ({"kind": "exact_match", "parts": [NAMED]}, "reward.kind", "so is reward.parts"),
         ([EXACT, {"kind": "reasoning_gym"}], "reward.parts.1.kind", "scores its own tasks only"),
         ([EXACT, {"kind": "function", "function": "json:lods"}], "reward.parts.1.function", "lods"),
+        ({"kind": "http"}, "reward.url", "is missing, and reward.kind is http"),
+        ([EXACT, {"kind": "http", "url": "ftp://host/x"}], "reward.parts.1.url", "no web address of http or https"),
+        ({"kind": "http", "url": "https://me:word@host/"}, "reward.url", "holds a name or a password"),
+        ({"kind": "http", "url": "https://host/", "key_env": "NO_SUCH_KEY_7"}, "reward.key_env", "'NO_SUCH_KEY_7'"),
+        ({"kind": "http", "url": "https://h/", "answer_pattern": "(x)"}, "reward.answer_pattern", "whole responses"),
+        ({"kind": "exact_match", "url": "https://host/"}, "reward.url", "is set, but reward.kind is exact_match"),
+        ({"kind": "model"}, "reward.path", "is missing, and reward.kind is model"),
+        ([EXACT, {"kind": "model", "path": "nowhere"}], "reward.parts.1.path", "has no config.json that can be read"),
     ],
 )
 def test_what_is_wrong_with_one_of_them_is_said_with_its_place(

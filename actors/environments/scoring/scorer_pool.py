@@ -1,17 +1,16 @@
 """A pool of task processes under deadlines: some score responses, one reads prompts.
 
-    batch ──▶ a free process ──▶ verdicts, gathered; no frame later than reward.timeout_s
-                   │ none in time, or the process died
-                   ▼
-              kill it, start another; it scores the rest again, one verdict a frame
-                   │ again: now we know which response it was
-                   ▼
-              kill it; that response has no result; the rest of the batch goes on, gathered
+    batch ─┬─▶ a free process of those that score one by one ──▶ verdicts ─┬─▶ their weighted sum
+           ├─▶ a free process of a reward that scores batches ─▶ verdicts ─┤
+           └─▶ …                                             of another ───┘
 
 Invariants
-- Every response gets exactly one verdict: a reward or a reason, never both.
-- At most ``workers`` processes score, and one of its own reads: it alone holds a tokenizer, no verifier's code runs in
-  it, and it waits for none. A process serves one batch at a time.
+- Every response gets exactly one verdict: a reward or a reason, never both. Without one of several rewards it is a
+  reason.
+- At most ``workers`` processes score one by one, with all such rewards; each ``http`` has ``workers`` of its own, each
+  ``model`` one: what a user's verifier does to its process costs no reward model its memory.
+- One process reads: it alone has the tokenizer and nothing else, no verifier's code runs in it, and it waits for none.
+  A process serves one batch at a time, under the deadlines of ``scorer_handle.py``.
 - A process scores nothing before it was tried on the first row (``trial.py``), which may take
   ``limits.first_verdict_s``; if one hangs or dies in that, none is tried again.
 - A process is free again only when its exchange is over: an asker that goes away leaves no frames for the next one.
@@ -21,35 +20,39 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
-import msgpack
-
-from actors.environments.errors import RewardRefused, ScorerBroken, ScorerTimedOut, SourceUnreadable
-from actors.environments.scoring.scorer_process import frame
-from actors.environments.scoring.trial import CALLED
-from actors.host.bounded_file import trim
-from actors.host.python_path import python_path
+from actors.environments.errors import ScorerBroken
+from actors.environments.scoring.scorer_handle import Item, PoolVerdict, ScorerHandle, Trial
 from configs.schema import JobConfig
+from configs.task_schema import RewardConfig
 
 _T = TypeVar("_T")
-_Item = tuple[str, bytes]
-"""Response, and the context that its prompt was issued with (``examples.py``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class PoolVerdict:
-    """Holds a reward or, if that is None, why there is none."""
+class _Group:
+    """It is the processes that score the same rewards of a job."""
 
-    reward: float | None
-    reason: str = ""
-    parts: tuple[float, ...] = ()
-    """Rewards that it is the weighted sum of, where the job has several."""
+    parts: list[int]
+    """Places in ``RewardConfig.each``."""
+    workers: int
+    trial: Trial
+    free: asyncio.Queue[ScorerHandle]
+
+
+def _groups(reward: RewardConfig) -> list[_Group]:
+    """Those that are scored one by one, together; and each of the others."""
+    single = [i for i, (_, one) in enumerate(reward.each) if not one.batched]
+    found = [(single, reward.workers)] if single else []
+    for i, (_, one) in enumerate(reward.each):
+        if one.batched:
+            found.append(([i], reward.workers if one.kind == "http" else 1))
+    return [_Group(parts, workers, Trial(), asyncio.Queue(workers)) for parts, workers in found]
 
 
 class ScorerPool:
@@ -66,20 +69,21 @@ class ScorerPool:
             "job": job.model_dump_json(),
             "model": str(model or ""),
             "run_dir": str(run_dir or ""),
+            "policy": str(model or ""),
             "rows": model is not None,
+            "parts": [],
         }
         self._log = log
-        self._free: asyncio.Queue[_ScorerProcess] = asyncio.Queue(job.reward.workers)
-        self._free_reader: asyncio.Queue[_ScorerProcess] = asyncio.Queue(1)
-        self._all: list[_ScorerProcess] = []
+        self._groups = _groups(job.reward)
+        self._free_reader: asyncio.Queue[ScorerHandle] = asyncio.Queue(1)
+        self._all: list[ScorerHandle] = []
         self._exchanges: list[asyncio.Task[Any]] = []
         self._closed = False
-        self._trial = _Trial()
 
     @property
     def warnings(self) -> list[str]:
         """What people are to be told of the verifier: it was called once, and may not be in order."""
-        return self._trial.warnings
+        return [warning for group in self._groups for warning in group.trial.warnings]
 
     async def start(self) -> None:
         """Start every process and wait until each has its scorer, which was called once.
@@ -89,11 +93,9 @@ class ScorerPool:
             SourceUnreadable: the data set, its first row, or the tokenizer cannot be read; says where.
             ScorerBroken: a process did not get ready.
         """
-        scores = self._order | {"model": ""}
-        trial = self._trial if scores["rows"] else None
-        scorers = [_ScorerProcess(self._job, scores, self._log, trial) for _ in range(self._job.reward.workers)]
-        readers = [_ScorerProcess(self._job, self._order, self._log, None)] if self._order["model"] else []
-        self._all = [*scorers, *readers]
+        scorers = [(group, self._scorer_of(group)) for group in self._groups for _ in range(group.workers)]
+        readers = [ScorerHandle(self._job, self._order, self._log, None)] if self._order["model"] else []
+        self._all = [*(process for _, process in scorers), *readers]
         self._exchanges = [asyncio.create_task(process.start()) for process in self._all]
         try:
             await asyncio.gather(*self._exchanges)
@@ -101,14 +103,39 @@ class ScorerPool:
             await self.close()  # one that cannot start leaves no others behind
             raise
         self._exchanges.clear()
-        for process in scorers:
-            self._free.put_nowait(process)
+        for group, process in scorers:
+            group.free.put_nowait(process)
         for process in readers:
             self._free_reader.put_nowait(process)
 
-    async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
-        """One verdict per item, in order."""
-        return await self._exchange(self._free, lambda process: process.score(items))
+    def _scorer_of(self, group: _Group) -> ScorerHandle:
+        order = self._order | {"model": "", "parts": group.parts}
+        return ScorerHandle(self._job, order, self._log, group.trial if order["rows"] else None)
+
+    async def score(self, items: Sequence[Item]) -> list[PoolVerdict]:
+        """One verdict per item, in order.
+
+        Raises:
+            RewardRefused: a remote scorer has said that it will never answer.
+        """
+        asked = [self._exchange(group.free, lambda process: process.score(items)) for group in self._groups]
+        if len(asked) == 1:
+            return await asked[0]
+        found = await asyncio.gather(*asked)
+        return [self._sum_of(verdicts) for verdicts in zip(*found, strict=True)]
+
+    def _sum_of(self, verdicts: Sequence[PoolVerdict]) -> PoolVerdict:
+        """One verdict of those of all groups on the same response."""
+        if missing := [verdict.reason for verdict in verdicts if verdict.reward is None]:
+            return PoolVerdict(None, missing[0])
+        values: dict[int, float] = {}
+        for group, verdict in zip(self._groups, verdicts, strict=True):
+            values |= zip(group.parts, verdict.parts, strict=True)
+        parts = tuple(values[i] for i in range(len(values)))
+        total = math.fsum(one.weight * value for one, value in zip(self._job.reward.parts, parts, strict=True))
+        if not math.isfinite(total):
+            return PoolVerdict(None, f"reward.parts: their weighted sum is {total}; expected a finite number")
+        return PoolVerdict(total, "", parts, any(verdict.cut for verdict in verdicts))
 
     async def read(self, start: int, count: int) -> dict[str, Any]:
         """Read prompts, as ``PromptStream.read`` does, for about ``limits.read_slice_s``.
@@ -124,7 +151,7 @@ class ScorerPool:
         return (await self._exchange(self._free_reader, lambda process: process.read(answers=contexts)))["answers"]
 
     async def _exchange(
-        self, free: asyncio.Queue[_ScorerProcess], work: Callable[[_ScorerProcess], Coroutine[Any, Any, _T]]
+        self, free: asyncio.Queue[ScorerHandle], work: Callable[[ScorerHandle], Coroutine[Any, Any, _T]]
     ) -> _T:
         """What ``work`` gets out of a ``free`` process. It goes on to its end when the caller is cancelled."""
         process = await free.get()  # however long: a slow verifier is no broken one, and the asker has a deadline
@@ -140,9 +167,7 @@ class ScorerPool:
             raise ScorerBroken("the pool was closed meanwhile")
         return exchange.result()
 
-    def _release(
-        self, free: asyncio.Queue[_ScorerProcess], process: _ScorerProcess, exchange: asyncio.Task[Any]
-    ) -> None:
+    def _release(self, free: asyncio.Queue[ScorerHandle], process: ScorerHandle, exchange: asyncio.Task[Any]) -> None:
         self._exchanges.remove(exchange)
         free.put_nowait(process)
         if not exchange.cancelled():
@@ -158,173 +183,3 @@ class ScorerPool:
                 await asyncio.gather(*exchanges, return_exceptions=True)
         for process in self._all:
             await process.kill()
-
-
-class _Trial:
-    """It is what all processes of a pool know of trying the verifier."""
-
-    def __init__(self) -> None:
-        self.harmless = True
-        """Whether no process hung or died when it tried."""
-        self.warnings: list[str] = []
-
-    def warn(self, text: str) -> None:
-        if text not in self.warnings:
-            self.warnings.append(text)
-
-
-class _ScorerProcess:
-    """Drives one process, which is started again by ``score`` when it had to be killed."""
-
-    def __init__(self, job: JobConfig, order: dict[str, Any], log: Path | None, trial: _Trial | None) -> None:
-        self._job = job
-        self._order = order
-        self._log = log
-        self._trial = trial
-        self._process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        await self._exec()
-        if (trial := self._trial) is None or not trial.harmless:
-            return
-        patience_s = max(self._job.limits.first_verdict_s, self._job.reward.timeout_s)
-        try:
-            await self._send({"try": True})
-            reply = await self._receive(patience_s)
-        except (ScorerTimedOut, ScorerBroken) as error:
-            trial.harmless = False
-            trial.warn(f"the verifier, {CALLED}: {error}")
-            await self.kill()
-            await self._exec()
-            return
-        await self._check(reply)
-        for warning in reply["warnings"]:
-            trial.warn(warning)
-
-    async def _check(self, reply: dict[str, Any]) -> None:
-        """Raise what makes the process useless."""
-        if "broken" in reply:
-            await self.kill()
-            raise self._error_of(reply)
-
-    def _error_of(self, reply: dict[str, Any]) -> SourceUnreadable | ScorerBroken:
-        """What a process says of why it cannot do as it was asked."""
-        if reply["data"]:
-            return SourceUnreadable(reply["broken"])
-        return (ScorerBroken if self._order["model"] else RewardRefused)(reply["broken"])
-
-    async def _exec(self) -> None:
-        errors = self._open_log()
-        try:
-            command = (sys.executable, "-P", "-m", "actors.environments.scoring.scorer_process")
-            pipe = asyncio.subprocess.PIPE
-            env = {**os.environ, "PYTHONPATH": python_path()}
-            self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True, env=env
-            )
-        finally:
-            if errors is not None:
-                errors.close()
-        await self._send(self._order)
-        try:
-            reply = await self._receive(self._job.limits.ready_timeout_s)
-        except (ScorerTimedOut, ScorerBroken) as error:
-            await self.kill()
-            raise ScorerBroken(f"the scorer process did not get ready: {error}") from error
-        await self._check(reply)
-
-    def _open_log(self) -> IO[bytes] | None:
-        return self._log.open("ab") if self._log else None
-
-    def _trim_log(self) -> None:
-        """Keep what verifiers print within bounds: with each frame, for a loop of prints fills a disk in seconds."""
-        if self._log is not None:
-            with contextlib.suppress(OSError):
-                trim(self._log, self._job.limits.process_log_max_bytes)
-
-    async def score(self, items: Sequence[_Item]) -> list[PoolVerdict]:
-        verdicts: list[PoolVerdict] = []
-        gather = True
-        while len(verdicts) < len(items):
-            if self._process is None:
-                await self.start()
-            rest = items[len(verdicts) :]
-            try:
-                await self._score_into(verdicts, rest, gather=gather)
-            except (ScorerTimedOut, ScorerBroken) as error:
-                await self.kill()
-                if not gather or len(rest) == 1:
-                    verdicts.append(PoolVerdict(None, str(error)))
-                gather = not gather
-        return verdicts
-
-    async def read(self, **request: Sequence[object]) -> dict[str, Any]:
-        """What a process that reads says to ``request``."""
-        if self._process is None:
-            await self.start()
-        try:
-            await self._send(request)
-            reply = await self._receive(self._job.limits.read_timeout_s)
-        except (ScorerTimedOut, ScorerBroken):
-            await self.kill()
-            raise
-        if "broken" in reply:
-            raise self._error_of(reply)
-        return reply
-
-    async def _score_into(self, verdicts: list[PoolVerdict], items: Sequence[_Item], *, gather: bool) -> None:
-        """Append the verdicts of ``items``, in order, as they come.
-
-        Raises:
-            ScorerTimedOut, ScorerBroken: the rest will not come.
-        """
-        wanted = len(verdicts) + len(items)
-        await self._send({"score": items, "gather_s": self._job.limits.score_gather_s if gather else 0.0})
-        while len(verdicts) < wanted:
-            try:
-                gathered = await self._receive(self._job.reward.timeout_s)
-            except ScorerTimedOut as error:
-                raise ScorerTimedOut(f"no verdict within reward.timeout_s ({self._job.reward.timeout_s} s)") from error
-            self._trim_log()
-            verdicts += [PoolVerdict(reward, reason, tuple(parts)) for reward, reason, parts in gathered]
-
-    async def _send(self, value: object) -> None:
-        process = self._running()
-        assert process.stdin is not None
-        try:
-            process.stdin.write(frame(value))
-            async with asyncio.timeout(self._job.limits.ready_timeout_s):
-                await process.stdin.drain()
-        except (ConnectionError, TimeoutError) as error:
-            raise ScorerBroken(f"the scorer process takes no input: {error}") from error
-
-    async def _receive(self, timeout_s: float) -> Any:
-        process = self._running()
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(timeout_s):
-                head = await process.stdout.readexactly(4)
-                return msgpack.unpackb(await process.stdout.readexactly(int.from_bytes(head, "big")))
-        except TimeoutError as error:
-            raise ScorerTimedOut(f"no answer within {timeout_s} s") from error
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
-            with contextlib.suppress(TimeoutError):  # its exit follows its last words
-                async with asyncio.timeout(self._job.limits.close_timeout_s):
-                    await process.wait()
-            raise ScorerBroken(f"the scorer process died (exit code {process.returncode})") from error
-
-    def _running(self) -> asyncio.subprocess.Process:
-        if self._process is None:
-            raise ScorerBroken("the scorer process is not running")
-        return self._process
-
-    async def kill(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()  # its guard: it kills the scorer and what its verifiers have started
-        async with asyncio.timeout(self._job.limits.stop_timeout_s):
-            await process.wait()
-        if process.stdin is not None:
-            process.stdin.close()

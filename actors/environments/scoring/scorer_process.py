@@ -3,12 +3,14 @@
 Frames on stdin and stdout are a 4-byte big-endian length and a MessagePack value:
 
     in   {"job": job file as JSON, "model": directory, if it reads, else "", "run_dir": directory,
-          "rows": whether it holds the data set}                                        once
+          "rows": whether it holds the data set, "policy": directory of the policy's tokenizer, or "",
+          "parts": rewards that it scores, by their places}                             once
     out  {"ready": true} | {"broken": reason, "data": whether it is the data's fault}   once
     in   {"try": true}
     out  {"warnings": [text, …]} | {"broken": reason, "data": …}        (trial.py)
     in   {"score": [[response, context], …], "gather_s": float}
-    out  [[reward, "", parts] or [nil, reason, []], …]                    one verdict a response, in order
+    out  [[reward, "", parts, cut] or [nil, reason, [], false], …]        one verdict a response, in order
+         | {"broken": reason, "data": …}                                  none will come, however often it is asked
     in   {"read": [start, count]}
     out  what ``PromptStream.read`` returns | {"broken": reason, "data": …}
     in   {"answers": [context, …]}
@@ -22,22 +24,23 @@ looked up here, so that its columns reach the verifier with their own types and 
 Verdicts leave together once the oldest has waited for ``gather_s`` and a response is done; with 0,
 each has a frame of its own, so that the parent knows which response is being scored when none comes.
 
-One that scores has no tokenizer, and one that reads runs no code but ours. The parent kills it when a verdict takes
-longer than ``reward.timeout_s``.
+One that scores batches (``batch_serving.py``) sends a frame without verdicts as a sign of life, or says in the place of
+a verdict that its response was ``cut``. One that scores one by one has no
+tokenizer, and one that reads runs no code but ours. The parent kills it when a verdict takes longer than
+``reward.timeout_s``.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
-
-import msgpack
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from actors.environments.errors import SourceUnreadable
+from actors.environments.scoring.scorer_frames import Answer, Send, Verdict, as_text, frame, read_frame
 from actors.host.import_guard import import_transformers_without_torch
 from actors.host.parent_death import lead_group
 from actors.host.standard_streams import open_standard_streams
@@ -46,25 +49,6 @@ from configs.schema import JobConfig
 if TYPE_CHECKING:
     from actors.environments.scoring.examples import Examples
     from actors.environments.scoring.scorers import Scorers
-
-Verdict = tuple[float | None, str, list[float]]
-"""A reward, or why there is none, and what several rewards were."""
-Send = Callable[[object], None]
-Answer = Callable[[dict[str, Any]], None]
-"""Answers one request, or raises."""
-
-
-def read_frame(stream: BinaryIO) -> Any:
-    head = stream.read(4)
-    if len(head) < 4:
-        raise EOFError
-    return msgpack.unpackb(stream.read(int.from_bytes(head, "big")))
-
-
-def frame(value: object) -> bytes:
-    """``value`` as one frame of bytes."""
-    body = cast("bytes", msgpack.packb(value))
-    return len(body).to_bytes(4, "big") + body
 
 
 def main() -> None:
@@ -95,13 +79,13 @@ def _serve(requests: BinaryIO, replies: BinaryIO) -> None:
         replies.flush()
 
     def broken(error: Exception, *, data: bool) -> None:
-        send({"broken": _text(described(error)), "data": data})
+        send({"broken": as_text(described(error)), "data": data})
 
     order = read_frame(requests)
     reads = bool(order["model"])
     try:
         job = JobConfig.model_validate_json(order["job"])
-        answer = _reader(job, order, send) if reads else _scorer(job, send, rows=order["rows"])
+        answer = _reader(job, order, send) if reads else _scorer(job, order, send)
     except Exception as error:  # noqa: BLE001 (user code: whatever it raises is its verdict on itself)
         broken(error, data=isinstance(error, SourceUnreadable))
         return
@@ -128,34 +112,33 @@ def _reader(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
 
     def answer(request: dict[str, Any]) -> None:
         if "answers" in request:
-            send({"answers": [_text(examples.answer(context)) for context in request["answers"]]})
+            send({"answers": [as_text(examples.answer(context)) for context in request["answers"]]})
         else:
             send(stream.read(*request["read"], slice_s=job.limits.read_slice_s))
 
     return answer
 
 
-def _scorer(job: JobConfig, send: Send, *, rows: bool) -> Answer:
+def _scorer(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:
+    if job.reward.each[order["parts"][0]][1].batched:
+        from actors.environments.scoring.batch_serving import batch_scorer
+
+        return batch_scorer(job, order, send)
     from actors.environments.prompts.sources import open_sources
     from actors.environments.scoring.examples import Examples
     from actors.environments.scoring.scorers import Scorers
     from actors.environments.scoring.trial import try_once
 
-    sources = open_sources(job) if rows else None
+    sources = open_sources(job) if order["rows"] else None
     scorers, examples = Scorers(job, sources), Examples(sources or {})
 
     def answer(request: dict[str, Any]) -> None:
         if "try" in request:
-            send({"warnings": [_text(warning) for warning in try_once(job, scorers, sources or {})]})
+            send({"warnings": [as_text(warning) for warning in try_once(job, scorers, sources or {})]})
         else:
             _score_all(scorers, examples, request["score"], send, gather_s=request["gather_s"])
 
     return answer
-
-
-def _text(value: str) -> str:
-    """What MessagePack carries of ``value``: half a surrogate pair is written out."""
-    return value.encode("utf-8", "backslashreplace").decode()
 
 
 def _score_all(
@@ -173,9 +156,9 @@ def _score_all(
     for response, context in answers:
         try:
             reward, parts = scorers.score(response, partial(examples.of, context))
-            verdicts.append((reward, "", parts))
+            verdicts.append((reward, "", parts, False))
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 (as above; no terminal is ours)
-            verdicts.append((None, _text(described(error)), []))
+            verdicts.append((None, as_text(described(error)), [], False))
         if monotonic() - sent_s >= gather_s:
             send(verdicts)
             verdicts, sent_s = [], monotonic()

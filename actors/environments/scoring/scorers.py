@@ -44,7 +44,7 @@ class NamedScorer:
 
 
 class Scorers:
-    """All rewards of a job: one, or several whose weighted sum is the reward.
+    """All rewards of a job that score one by one: one, or several whose weighted sum is the reward.
 
     ``sources``: the job's data sets, if they are open already.
     """
@@ -58,6 +58,7 @@ class Scorers:
         self.each = [
             NamedScorer(config, where, name, weight, _with_answer(config, where, only))
             for (where, config), (name, weight) in zip(job.reward.each, names, strict=True)
+            if not config.batched
         ]
 
     def score(self, response: str, example: Callable[[], Example]) -> tuple[float, list[float]]:

@@ -47,7 +47,7 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
     warnings: list[str] = []
     for name, source in sources.items():
         for one in scorers.each:
-            examples = _first_examples(job.data.sources[name], job.seed, source)  # anew: a verifier may change them
+            examples = first_examples(job.data.sources[name], job.seed, source)  # anew: a verifier may change them
             if not examples:
                 break  # no prompt at all: the job says so
             warning = _check_calls(one, examples) if one.config.function else ""
@@ -57,7 +57,7 @@ def try_once(job: JobConfig, scorers: Scorers, sources: Mapping[str, Source]) ->
     return warnings
 
 
-def _first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]:
+def first_examples(data: DataConfig, seed: int, source: Source) -> list[Example]:
     """The first rows of the stream; those after the first only as far as they can be read."""
     examples: list[Example] = []
     for index in epoch_order(data, seed, len(source), 0)[:_ROWS]:

@@ -59,3 +59,28 @@ async def test_a_job_that_is_refused_leaves_nothing_behind_and_is_not_even_looke
     with pytest.raises(BadConfig, match="'os:execlp' is not allowed"):
         await Operations(cast(Head, head)).submit(job("os:execlp", nonsense=True))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("reward", [{"kind": "http"}, [{"kind": "exact_match"}, {"kind": "http"}]])
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("https://scorer.lab:8000/get_reward?x=1", True),
+        ("http://scorer.lab:8000/get_reward", False),
+        ("https://scorer.lab/get_reward", False),
+        ("https://scorer.lab:8000@evil.example/", False),
+        ("https://evil.example/#https://scorer.lab:8000", False),
+        ("https://[", False),
+        (7, False),
+    ],
+)
+def test_a_limited_head_asks_only_servers_that_it_names(reward: Any, url: object, allowed: bool) -> None:
+    """Else a job could send what the head's machine can reach, and its environment, to anybody."""
+    last = reward[-1] if isinstance(reward, list) else reward
+    last = {**last, "url": url}
+    job = {"name": "j", "reward": [*reward[:-1], last] if isinstance(reward, list) else last}
+    check_allowed(job, None)
+    if allowed:
+        check_allowed(job, [*PREFIXES, "https://scorer.lab:8000"])
+    with pytest.raises(BadConfig, match="--allow-functions"):
+        check_allowed(job, PREFIXES if allowed else [*PREFIXES, "https://scorer.lab:8000"])
