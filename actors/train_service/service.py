@@ -29,7 +29,6 @@ from actors.protocol.training import (
     Accumulate,
     AttachBundle,
     BundleAttached,
-    BundleState,
     CallTimes,
     DetachBundle,
     Failed,
@@ -52,6 +51,7 @@ from actors.train_service.notes import Notes
 from actors.train_service.parked_files import ParkedFiles
 from actors.train_service.residency import ParkedState, Residency, ResidencyRules
 from actors.train_service.residency_errors import MoveStuck, NeverFits, NoRoomToPark, ResidencyError
+from actors.train_service.standing import bundle_state
 from actors.train_service.turns import Turns
 from actors.trainer.backend import TrainBackend
 from actors.trainer.errors import BundleLost, ParkedStateDamaged, ServiceBusy, ServiceRefuses
@@ -375,22 +375,9 @@ class TrainService(Actor):
     @handles(QueryService)
     async def state(self, message: QueryService) -> ServiceState:
         places = {place.job: place for place in self._residency.report().bundles}
-        bundles: list[BundleState] = []
-        for job, bundle in self._bundles.items():
-            place, times = places.get(job), bundle.times
-            bundles.append(
-                BundleState(
-                    job=job,
-                    tier="" if place is None else "memory" if place.tier == "budget" else place.tier,
-                    state_bytes=0 if place is None else max(place.resident_bytes, place.host_bytes, place.disk_bytes),
-                    bursts=self._turns.bursts(job),
-                    asking_s=self._turns.asking_s(job),
-                    waited_s=times.waited_s,
-                    switch_s=times.switch_s,
-                    compute_s=times.compute_s,
-                    isolated=self._notes.is_isolated(job),
-                )
-            )
+        bundles = [
+            bundle_state(bundle, places.get(job), self._turns, self._notes) for job, bundle in self._bundles.items()
+        ]
         return ServiceState(
             name=self._config.name,
             holder=self._turns.holder,

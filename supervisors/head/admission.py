@@ -43,11 +43,8 @@ from transport.address import ActorAddress
 
 log = structlog.get_logger("headrace.services")
 
-OnMove = Callable[[str, str], None]
-"""Callback that starts the trainer of that job again, which has a place elsewhere now than on that service.
-
-``moved`` follows.
-"""
+OnMove = Callable[[str], None]
+"""Callback that starts the trainer of that job again, which has a place elsewhere now."""
 
 
 @dataclass
@@ -189,14 +186,6 @@ class Admission:
             self._later(self._detachments.tell(place.service, but=self._places), f"detach from {place.service}")
         self.decide()
 
-    async def moved(self, job: str, former: str) -> None:
-        """Its trainer has left the ``former`` service, which may have kept its state: nobody goes on from that."""
-        place = self._places.get(job)
-        if place is not None and place.service != former:
-            self._detachments.note(former, job)
-            await self._detachments.tell_of(job, but=place.service)
-        self.decide()
-
     def _of(self, job: str) -> Known:
         if job not in self._known:
             self.submitted(job)
@@ -250,9 +239,8 @@ class Admission:
                 known.reason = reason
                 known.say(f"queued: {reason}")
         for move in decision.move:
-            former = self._places[move.job].service
             self._take(move.job, move.service, self._known[move.job])
-            self._on_move(move.job, former)
+            self._on_move(move.job)
 
     def _take(self, job: str, service: str, known: Known) -> None:
         log.info("a job has a place on a service", job=job, service=service, state_bytes=known.state_bytes)

@@ -138,17 +138,17 @@ class Head:
                 self.jobs[job].say(news)
         self.admission.decide()
 
-    def _move_trainer(self, job: str, former: str) -> None:
-        """Beside everything else; when it is done, its ``former`` service is free for whoever waits."""
-        task = asyncio.create_task(self._moving(job, former), name=f"move the trainer of {job}")
+    def _move_trainer(self, job: str) -> None:
+        """Beside everything else; its next life tells the service where it was that it has left."""
+        task = asyncio.create_task(self._moving(job), name=f"move the trainer of {job}")
         self._moves.add(task)
         task.add_done_callback(self._moved)
 
-    async def _moving(self, job: str, former: str) -> None:
+    async def _moving(self, job: str) -> None:
         try:
             await self.jobs[job].move_trainer()
         finally:
-            await self.admission.moved(job, former)
+            self.admission.decide()
 
     def _moved(self, task: asyncio.Task[None]) -> None:
         self._moves.discard(task)
