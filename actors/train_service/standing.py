@@ -1,4 +1,4 @@
-"""How a bundle stands, for the head and its operators: where its state lies, what it has used, and for what it waits."""
+"""How a bundle stands, for the head and its operators: where its state lies, what it has used, what it waits for."""
 
 from __future__ import annotations
 
