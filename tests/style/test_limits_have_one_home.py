@@ -104,6 +104,7 @@ NO_LIMITS: Final[dict[str, list[tuple[str, str]]]] = {
         ("supervisors/checkers/service_calls.py", "INSTANT_S"),
         ("supervisors/cli/", "stalls.longer_than_s"),
         ("supervisors/cli/", "SHOWN_MAX"),
+        ("actors/train_service/lanes.py", "SHORTEST_S"),
         ("supervisors/cli/", "SILENCE_S"),
         ("supervisors/cli/console/page_data.py", "RATE_S"),
         ("supervisors/cli/console/page_data.py", "NEIGHBOURS_S"),

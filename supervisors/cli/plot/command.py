@@ -1,6 +1,7 @@
 """``headrace plot RUN_DIR``: pictures of a run, or of what ``simulate --out`` wrote, and one page that holds them all.
 
 RUN_DIR ─▶ read_run ─▶ draw                  ─┬─▶ RUN_DIR/plots/*.png, RUN_DIR/plots/index.html
+DIR of several jobs ─▶ read_services ─▶ draw: a lane for each job of each training service
 SIM_DIR ─▶ benchmarks/papers ─▶ draw_result ─┘
 """
 
@@ -28,17 +29,20 @@ def plot(
 ) -> None:
     """Draw a run: how busy each process was, response lengths, reward and throughput, as PNG and one HTML page.
 
+    Of the directory of several jobs: their bursts, waits and switches on the training services that they share.
+
     Of a study that varies a parameter (simulate --out): throughput over the plain baseline, point by point.
     """
     from supervisors.cli.plot.page import draw
-    from supervisors.cli.plot.run_data import read_run
+    from supervisors.cli.plot.run_data import read_run, read_services
+    from supervisors.cli.run_several import is_several
 
     folder = out or run_dir / "plots"
     try:
         if (run_dir / STUDY).is_file():
             pictures = papers(f"headrace plot {run_dir}").draw_result(run_dir, folder)
         else:
-            pictures = draw(read_run(run_dir), folder)
+            pictures = draw(read_services(run_dir) if is_several(run_dir) else read_run(run_dir), folder)
     except ConfigError as error:
         fail(str(error), EXIT_BAD_CONFIG)
     except (HeadraceError, OSError) as error:

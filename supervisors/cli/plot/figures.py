@@ -22,6 +22,7 @@ from supervisors.cli.plot.run_data import BESIDE, BUBBLES, Bar, RunData, busy_fr
 
 _COLOURS: Final = {
     "generate": "#3f74b5", "train": "#e08a2e", "publish": "#8a5fb0", "pull": "#4f9d69", "checkpoint": "#7a7a7a",
+    "burst": "#e08a2e", "switch": "#8a5fb0", "prefetch": "#4f9d69",
     "score": "#d9b44a", "idle": "#eceae6", "wait": "#eceae6", "asleep": "#b9c7c4",
 }  # fmt: skip
 _OTHER: Final = "#b8a088"

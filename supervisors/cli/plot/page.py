@@ -48,7 +48,9 @@ def _facts(data: RunData) -> list[tuple[str, str]]:
     parts = {
         name: job[name] if isinstance(job.get(name), dict) else {} for name in ("model", "algorithm", "sync", "data")
     }
-    facts = [("steps", f"{len(data.rows)} of {job['steps']}" if "steps" in job else f"{len(data.rows)}")]
+    facts: list[tuple[str, str]] = []
+    if job or data.rows:
+        facts.append(("steps", f"{len(data.rows)} of {job['steps']}" if "steps" in job else f"{len(data.rows)}"))
     if model := model_name(parts["model"]):
         facts.insert(0, ("model", model))
     if data.began_s:

@@ -1,11 +1,13 @@
 """What a run directory holds that can be drawn. Nothing is changed in it, and a run that goes on may be read.
 
 trace.json ─▶ lanes: who did what when        metrics.jsonl ─▶ rows, one a step        journal.db ─▶ response lengths
+services/*/trace.json, of several jobs ─▶ a lane for each job of each training service
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -19,7 +21,7 @@ from configs.errors import ConfigError, Problem
 
 BUBBLES: Final = frozenset(["idle", "wait"])
 """Spans in which a process has nothing to do."""
-BESIDE: Final = frozenset(["pull"])
+BESIDE: Final = frozenset(["pull", "prefetch"])
 """Spans that run beside another one and keep nobody from working."""
 
 _SILENCE_S: Final = 2.0
@@ -98,7 +100,7 @@ def read_run(run_dir: Path) -> RunData:
     if not (run_dir / "job.yaml").is_file():
         raise _wrong(run_dir, "is no run directory: it has no job.yaml", "Name the directory that the run printed")
     rows = read_rows(run_dir / "metrics.jsonl")
-    lanes = _lanes(run_dir / "trace.json")
+    lanes = _lanes(_spans(run_dir / "trace.json"))
     if not rows and not lanes:
         raise _wrong(run_dir, "has no step and no trace yet", "Wait until its first step is committed")
     lengths: dict[int, list[int]] = {}
@@ -116,21 +118,59 @@ def read_run(run_dir: Path) -> RunData:
     )
 
 
-def _lanes(path: Path) -> dict[str, list[Bar]]:
+def read_services(directory: Path) -> RunData:
+    """What the training services have done that several jobs of one command shared.
+
+    Raises:
+        ConfigError: there is no trace of any.
+    """
+    spans: list[_Span] = []
+    for trace in sorted((directory / "services").glob("*/trace.json")):
+        of = f"{trace.parent.name}: "
+        spans += [span._replace(lane=of + span.lane) for span in _spans(trace)]
+    if not spans:
+        fix = "Name the run directory of one of its jobs, or wait until a service has computed for them"
+        raise _wrong(directory, "is that of several jobs, which have no trace of a training service", fix)
+    lanes = {lane: list(_with_pauses(bars)) for lane, bars in _lanes(spans).items()}
+    return RunData(name=directory.resolve().name, lanes=lanes)
+
+
+def _with_pauses(bars: list[Bar]) -> Iterator[Bar]:
+    """A service says nothing of a job that asks for nothing, which is there all the same."""
+    until_s = bars[0].start_s
+    for bar in bars:
+        if bar.start_s > until_s:
+            yield Bar("idle", until_s, bar.start_s)
+        yield bar
+        until_s = max(until_s, bar.end_s)
+
+
+class _Span(NamedTuple):
+    """A span is one bar of a trace, in its microseconds."""
+
+    start: float
+    duration: float
+    lane: str
+    name: str
+
+
+def _spans(path: Path) -> list[_Span]:
     if not path.exists():
-        return {}
+        return []
     try:
         events: list[dict[str, Any]] = json.loads(path.read_bytes())
         names: dict[int, str] = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
-        spans = sorted((e["ts"], e["dur"], e["tid"], e["name"]) for e in events if e["ph"] == "X")
+        return [_Span(e["ts"], e["dur"], names[e["tid"]], e["name"]) for e in events if e["ph"] == "X"]
     except (ValueError, KeyError, TypeError) as error:
         raise _wrong(path, f"is no trace: {error!r}", "Remove it, and draw the rest") from error
-    if not spans:
-        return {}
-    first = spans[0][0]
-    lanes: dict[str, list[Bar]] = {name: [] for name in sorted(names.values(), key=lane_order)}
-    for start, duration, track, name in spans:
-        lanes[names[track]].append(Bar(name, (start - first) / 1e6, (start - first + duration) / 1e6))
+
+
+def _lanes(spans: list[_Span]) -> dict[str, list[Bar]]:
+    """Lanes in their order, with their bars by start."""
+    first = min((span.start for span in spans), default=0.0)
+    lanes: dict[str, list[Bar]] = {lane: [] for lane in sorted({span.lane for span in spans}, key=lane_order)}
+    for start, duration, lane, name in sorted(spans):
+        lanes[lane].append(Bar(name, (start - first) / 1e6, (start - first + duration) / 1e6))
     return lanes
 
 

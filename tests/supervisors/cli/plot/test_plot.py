@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from actors.ledger.journal import SqliteJournal
 from actors.metrics.trace import TraceFile
 from actors.protocol.metrics import Span
+from configs.local_paths import JOBS_FILE
 from supervisors.cli.app import app
 from supervisors.cli.plot.figures import FIGURES, learning, lengths, occupancy, reward, throughput
-from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run
+from supervisors.cli.plot.run_data import Bar, RunData, busy_fraction, presence, read_run, read_services
 
 
 def spans(*bars: tuple[str, float, float]) -> list[Span]:
@@ -150,3 +151,44 @@ def test_what_is_no_run_is_said_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "trace.json").write_text("[")
     damaged = invoke(str(tmp_path))
     assert (damaged.exit_code, "is no trace" in damaged.stderr) == (2, True)
+
+
+def several(folder: Path, *traces: tuple[str, str, list[Span]]) -> Path:
+    """Directory of several jobs, whose services have these spans."""
+    folder.mkdir()
+    (folder / JOBS_FILE).write_text("{}")
+    for service, job, bars in traces:
+        (folder / "services" / service).mkdir(parents=True, exist_ok=True)
+        trace = TraceFile(folder / "services" / service / "trace.json", f"service.{service}")
+        trace.add(job, bars)
+        trace.close()
+    return folder
+
+
+def test_services_that_several_jobs_share_are_drawn_with_a_lane_a_job(tmp_path: Path) -> None:
+    folder = several(
+        tmp_path / "first+second",
+        ("train-0", "first", spans(("burst", 1.0, 2.0), ("burst", 8.0, 9.0))),
+        (
+            "train-0",
+            "second",
+            spans(("wait", 1.0, 2.0), ("prefetch", 1.2, 1.8), ("switch", 2.0, 2.5), ("burst", 2.5, 4.0)),
+        ),
+        ("train-1", "third", spans(("burst", 5.0, 6.0))),
+    )
+    data = read_services(folder)
+    assert list(data.lanes) == ["train-0: first", "train-0: second", "train-1: third"]
+    assert data.lanes["train-0: first"] == [Bar("burst", 0.0, 1.0), Bar("idle", 1.0, 7.0), Bar("burst", 7.0, 8.0)]
+    assert presence(data.lanes["train-0: first"]) == [(0.0, 8.0)], "a job without a call has not gone"
+    assert [bar.name for bar in data.lanes["train-0: second"]] == ["wait", "prefetch", "switch", "burst"]
+    assert busy_fraction(data.lanes["train-0: second"], 0.0, 3.0) == pytest.approx(2 / 3)
+    result = invoke(str(folder), "--json")
+    told = json.loads(result.stdout.splitlines()[-1])
+    assert [Path(path).name for path in told["pictures"]] == ["occupancy.png"]
+    assert "first+second" in Path(told["page"]).read_text()
+
+
+def test_several_jobs_that_share_nothing_have_nothing_to_draw_together(tmp_path: Path) -> None:
+    result = invoke(str(several(tmp_path / "both")))
+    assert result.exit_code == 2
+    assert "have no trace of a training service" in " ".join(result.stderr.split())
