@@ -123,6 +123,15 @@ def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
     assert "given twice" in fails(file)
 
 
+def test_the_directory_of_a_reward_model_is_found_beside_the_job_file(tmp_path: Path) -> None:
+    (tmp_path / "rm").mkdir()
+    job = {"name": "j", "steps": 1, "model": {"source": "tiny"}, "data": {"path": "x.jsonl"}}
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**job, "reward": {"kind": "model", "path": "rm"}}))
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**job, "reward": [{"kind": "model", "path": "rm"}]}))
+    rewards = [read_job(tmp_path / name).reward for name in ("one.yaml", "two.yaml")]
+    assert rewards[0].path == rewards[1].parts[0].path == str(tmp_path / "rm")
+
+
 def test_a_reward_function_beside_the_shell_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_rewards_for_test.py").write_text(
         "raise RuntimeError('never imported')\ndef score(p, r, a): return 1.0\n"

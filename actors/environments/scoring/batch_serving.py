@@ -11,58 +11,19 @@ Invariants
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from actors.environments.errors import RewardError, RewardRefused
 from actors.environments.prompts.rows import Source
 from actors.environments.prompts.sources import open_sources
-from actors.environments.scoring.examples import Example, Examples, source_of
+from actors.environments.scoring.batches import Asked, BatchScorer, Found
+from actors.environments.scoring.examples import Examples, source_of
 from actors.environments.scoring.scorer_frames import Answer, Send, Verdict, as_text
 from actors.environments.scoring.trial import CALLED, first_examples
 from actors.environments.scoring.user_code import described
-from configs.schema import DataConfig, JobConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Holds one response to be scored, and what it answers."""
-
-    response: str
-    example: Example
-    data: DataConfig
-    """The source of its row, as the job file has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Holds a reward or, if that is None, why there is none."""
-
-    reward: float | None
-    reason: str = ""
-    cut: bool = False
-    """Whether it was scored without its beginning, for it was too long."""
-
-
-class BatchScorer(Protocol):
-    """It scores many responses at once."""
-
-    batch: int
-    """Responses that it takes at once, at most."""
-
-    def score(self, asked: Sequence[Asked], alive: Callable[[], None]) -> list[Found]:
-        """One for each of ``asked``, in order. ``alive`` is called whenever a part of the work is done.
-
-        Raises:
-            RewardRefused: no repeat will mend it.
-        """
-        ...
-
-    def try_once(self, asked: Asked) -> Found:
-        """As ``score``, before the run: what is wrong with the whole of it is refused."""
-        ...
+from configs.schema import JobConfig
 
 
 def batch_scorer(job: JobConfig, order: dict[str, Any], send: Send) -> Answer:

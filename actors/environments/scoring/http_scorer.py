@@ -28,7 +28,7 @@ import httpx
 
 from actors.environments.errors import RewardRefused
 from actors.environments.prompts.tokenizer import TextCodec
-from actors.environments.scoring.batch_serving import Asked, Found
+from actors.environments.scoring.batches import Asked, Found
 from actors.host.import_guard import import_transformers_without_torch
 from configs.schema import JobConfig
 from configs.task_schema import Reward

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from actors.environments.errors import RewardRefused, ScorerBroken
-from actors.environments.scoring.batch_serving import Asked, Found
+from actors.environments.scoring.batches import Asked, Found
 from actors.environments.scoring.user_code import described
 from actors.host.import_guard import hide_broken_optionals
 from configs.task_schema import Reward

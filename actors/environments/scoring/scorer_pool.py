@@ -118,10 +118,11 @@ class ScorerPool:
         Raises:
             RewardRefused: a remote scorer has said that it will never answer.
         """
-        asked = [self._exchange(group.free, lambda process: process.score(items)) for group in self._groups]
-        if len(asked) == 1:
-            return await asked[0]
-        found = await asyncio.gather(*asked)
+        found = await asyncio.gather(
+            *(self._exchange(group.free, lambda process: process.score(items)) for group in self._groups)
+        )
+        if len(found) == 1:
+            return found[0]
         return [self._sum_of(verdicts) for verdicts in zip(*found, strict=True)]
 
     def _sum_of(self, verdicts: Sequence[PoolVerdict]) -> PoolVerdict:

@@ -13,7 +13,7 @@ import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused
-from actors.environments.scoring.batch_serving import Asked, Found
+from actors.environments.scoring.batches import Asked, Found
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.http_scorer import HttpScorer
 from actors.environments.scoring.scorer_pool import ScorerPool

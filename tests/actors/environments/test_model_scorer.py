@@ -9,34 +9,14 @@ import msgpack
 import pytest
 
 from actors.environments.errors import RewardRefused
-from actors.environments.scoring.batch_serving import Asked, Found
+from actors.environments.scoring.batches import Asked, Found
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.model_scorer import ModelScorer
 from actors.environments.scoring.scorer_pool import ScorerPool
 from configs.checks.checks import check_job
 from configs.schema import JobConfig
-from tests.chat_tokenizer import CHATML, VOCABULARY, save_tokenizer
+from tests.reward_model import TAKES_TOKENS, save_reward_model
 from tests.smallest_job import smallest_job
-
-TAKES_TOKENS = 128
-
-
-def save_model(
-    path: Path, template: str | None = CHATML, labels: int = 1, head: bool = True, **tokens: str | None
-) -> str:
-    """A Llama of a few thousand weights that classifies, or without ``head`` one that goes on writing."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
-
-    torch.manual_seed(7)
-    made: Any = LlamaConfig
-    config = made(
-        vocab_size=VOCABULARY, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=TAKES_TOKENS, num_labels=labels, initializer_range=0.5,
-    )  # fmt: skip
-    (LlamaForSequenceClassification if head else LlamaForCausalLM)(config).save_pretrained(path)
-    save_tokenizer(path, template, **tokens)
-    return str(path)
 
 
 def job_with(path: str, **reward: Any) -> JobConfig:
@@ -69,7 +49,7 @@ def chat(*turns: tuple[str, str]) -> str:
 
 def test_each_gets_what_the_model_says_of_it_alone_whatever_its_batch(tmp_path: Path) -> None:
     """Texts of many lengths, in batches of at most 150 tokens with padding: one frame of life for each batch."""
-    path = save_model(tmp_path)
+    path = save_reward_model(tmp_path)
     job = job_with(path, batch_tokens=150)
     texts = ["4", "it is four", "a" * 30, "", "b" * 60, "no"]
     lives: list[int] = []
@@ -81,7 +61,7 @@ def test_each_gets_what_the_model_says_of_it_alone_whatever_its_batch(tmp_path: 
 
 
 def test_chat_prompts_keep_their_turns_and_a_prefill_is_the_beginning_of_the_response(tmp_path: Path) -> None:
-    path = save_model(tmp_path)
+    path = save_reward_model(tmp_path)
     turns = [{"role": "system", "content": "brief"}, {"role": "user", "content": "2+2"}]
     prefilled = [*turns, {"role": "assistant", "content": "It "}]
     (plain,), (begun,) = (score(job_with(path), "is 4", prompt=prompt) for prompt in (turns, prefilled))
@@ -94,7 +74,7 @@ def test_chat_prompts_keep_their_turns_and_a_prefill_is_the_beginning_of_the_res
 
 
 def test_without_a_template_text_follows_text_and_chat_prompts_are_refused(tmp_path: Path) -> None:
-    path = save_model(tmp_path, template=None)
+    path = save_reward_model(tmp_path, template=None)
     job = job_with(path)
     assert score(job, "=4")[0].reward == pytest.approx(by_hand(path, "2+2=4"), abs=1e-4)
     (one,) = asked(job, "4", prompt=[{"role": "user", "content": "2+2"}])
@@ -103,7 +83,7 @@ def test_without_a_template_text_follows_text_and_chat_prompts_are_refused(tmp_p
 
 
 def test_what_is_too_long_loses_its_beginning_and_says_so(tmp_path: Path) -> None:
-    path = save_model(tmp_path)
+    path = save_reward_model(tmp_path)
     long = "c" * 300
     short, cut = score(job_with(path), "4", long)
     assert (short.cut, cut.cut) == (False, True)
@@ -124,18 +104,18 @@ def test_what_is_too_long_loses_its_beginning_and_says_so(tmp_path: Path) -> Non
 )
 def test_what_is_no_reward_model_is_refused(tmp_path: Path, how: dict[str, Any], words: str) -> None:
     with pytest.raises(RewardRefused, match=words):
-        ModelScorer("reward", job_with(save_model(tmp_path, **how)).reward)
+        ModelScorer("reward", job_with(save_reward_model(tmp_path, **how)).reward)
 
 
 def test_an_end_token_stands_for_a_pad_token_that_is_missing(tmp_path: Path) -> None:
-    path = save_model(tmp_path, pad_token=None)
+    path = save_reward_model(tmp_path, pad_token=None)
     want = by_hand(path, chat(("user", "2+2"), ("assistant", "4")))
     assert score(job_with(path), "4", "longer than that")[0].reward == pytest.approx(want, abs=1e-4)
 
 
 def test_before_anything_is_loaded_its_files_are_looked_at(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "2+2", "answer": "4"}\n')
-    path = save_model(tmp_path / "model", labels=2)
+    path = save_reward_model(tmp_path / "model", labels=2)
 
     def said(path: str) -> list[str]:
         job = job_with(path).model_copy(update={"data": smallest_job(data={"path": str(tmp_path / "rows.jsonl")}).data})
@@ -150,7 +130,7 @@ def test_before_anything_is_loaded_its_files_are_looked_at(tmp_path: Path) -> No
 
 async def test_the_pool_has_it_in_a_process_of_its_own_beside_the_others(tmp_path: Path) -> None:
     """Its reward is a part of the sum; a cut crosses the processes."""
-    path = save_model(tmp_path / "model")
+    path = save_reward_model(tmp_path / "model")
     parts = [
         {"kind": "model", "path": path, "device": "cpu", "name": "liked", "weight": 2.0},
         {"kind": "exact_match", "name": "right"},

@@ -1,17 +1,21 @@
-"""A real run whose reward is behind HTTP: ill for a while it costs no sample; refused, the run ends with a sentence."""
+"""Real runs with rewards that are learned: behind HTTP, which may be ill or refuse, and in a process that is killed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 
+import psutil
 import pytest
 
 from supervisors.testing.run_under_test import HeadraceRun
+from tests.reward_model import save_reward_model
 from tests.scorer_server import Question, Reply, rewards, scorer_server
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(200)
 def test_a_run_survives_a_scorer_that_is_ill_and_ends_with_a_sentence_where_it_is_refused(
     start_run: Callable[..., HeadraceRun], monkeypatch: pytest.MonkeyPatch
@@ -36,3 +40,30 @@ def test_a_run_survives_a_scorer_that_is_ill_and_ends_with_a_sentence_where_it_i
     assert all(row["samples_dropped"] == 0 for row in run.rows())
     for file in run.run_dir.rglob("*"):
         assert not file.is_file() or b"secret-7" not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_a_reward_model_whose_process_is_killed_is_loaded_again_and_no_sample_is_lost(
+    start_run: Callable[..., HeadraceRun], tmp_path: Path
+) -> None:
+    reward = {"kind": "model", "path": save_reward_model(tmp_path / "reward"), "device": "cpu", "timeout_s": 30}
+    run = start_run("learned", reward=reward, steps=60)
+    run.wait_for_step(5)
+    _process_of_the_model(run.process.pid).kill()
+    summary = run.finish()
+    rows = run.rows()
+    assert summary["steps"] == 60 and all(row["samples_dropped"] == 0 for row in rows)
+    assert len({row["reward_mean"] for row in rows}) > 10, "the model tells responses apart"
+    assert run.report().clean
+
+
+def _process_of_the_model(pid: int) -> psutil.Process:
+    """The one that holds torch, among all that score or read."""
+    scorers = [
+        child
+        for child in psutil.Process(pid).children(recursive=True)
+        if any(word.endswith("scorer_process") for word in child.cmdline())
+    ]
+    return max(scorers, key=lambda child: child.memory_info().rss)
