@@ -52,6 +52,8 @@ class Bundle:
 
     attach: AttachBundle
     life: str
+    number: int
+    """Place in the order in which trainers have asked."""
     backend: TrainBackend
     calls: CallLog = field(init=False)
     before: asyncio.Task[object] | None = None

@@ -119,8 +119,10 @@ class TrainService(Actor):
         self._see_who_asks(message.job)
         bundle = self._bundles.get(message.job)
         if bundle is None or bundle.trainer != message.trainer:
+            self._lives += 1
+            number = self._lives  # drawn before the wait: a question that is overtaken there is of an older life
             agreed = await self.ctx.run_blocking(self._admission.agree, message)
-            bundle = self._begin_life(message, agreed)
+            bundle = self._begin_life(message, agreed, number)
         else:
             self._hear(bundle)
         answer = await asyncio.shield(bundle.attached)
@@ -135,19 +137,19 @@ class TrainService(Actor):
         if process is None or (sender.kind is SenderKind.SERVICE and sender.job != job):
             raise NotYours(f"{process or 'nobody'} spoke for the job {job!r}")
 
-    def _begin_life(self, message: AttachBundle, agreed: Agreed) -> Bundle:
+    def _begin_life(self, message: AttachBundle, agreed: Agreed, number: int) -> Bundle:
         job, before = message.job, self._bundles.get(message.job)
         if before is not None and before.trainer == message.trainer:  # the same question, a moment earlier
             return before
+        if before is not None and before.number > number:
+            raise BundleLost(f"job {job}: a later life of its trainer has attached meanwhile")
         others = [bundle.job for bundle in self._bundles.values() if bundle.job != job and not bundle.over]
         if len(others) >= self._config.jobs_max:
             raise ServiceBusy(f"the service {self._config.name} serves {len(others)} jobs already (jobs_max): {others}")
         if before is not None:
             self._end_life(before, "another life of its trainer has attached")
-        self._lives += 1
-        life = f"{self.ctx.self_address.peer.incarnation}.{self._lives}"
-        ending = None if before is None else before.ending
-        bundle = self._bundles[job] = Bundle(message, life, self._make(self._config.backend), before=ending)
+        life, ending = f"{self.ctx.self_address.peer.incarnation}.{number}", before and before.ending
+        bundle = self._bundles[job] = Bundle(message, life, number, self._make(self._config.backend), before=ending)
         isolated = self._notes.is_isolated(job)
         self._turns.join(job, priority=message.priority, share=message.share, isolated=isolated)
         self._hear(bundle)

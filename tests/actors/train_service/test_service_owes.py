@@ -126,3 +126,27 @@ def test_a_bundle_that_cannot_be_let_go_of_ends_the_service_and_says_why(tmp_pat
         world.service._residency._stored._files.close()  # as the end of its process does
 
     play(tmp_path / "service", scenario, limits=Limits(service_move_timeout_s=5.0), make=lambda kind: Hanging())
+
+
+def test_a_question_of_a_dead_trainer_that_is_late_does_not_end_its_successors_life(tmp_path: Path) -> None:
+    """The disk is slow when the first life asks; when its question is judged, the next one has attached."""
+
+    async def scenario(world: ServiceWorld) -> None:
+        ctx, slow_s = world.service.ctx, [5.0]
+        run_blocking = ctx.run_blocking
+
+        async def slow(function: Any, *args: Any, **more: Any) -> Any:
+            await asyncio.sleep(slow_s.pop() if slow_s else 0.0)
+            return await run_blocking(function, *args, **more)
+
+        ctx.run_blocking = slow  # type: ignore[method-assign]
+        former = await world.trainer("a")
+        asked = asyncio.ensure_future(former.backend.start(spec_of()))
+        await asyncio.sleep(1.0)
+        asked.cancel()
+        await former.kill()
+        trainer = await world.attached("a")
+        await asyncio.sleep(10.0)
+        await burst(trainer, tmp_path / "v")
+
+    play(tmp_path / "service", scenario)
