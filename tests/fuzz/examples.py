@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import types
 import typing
@@ -23,6 +24,9 @@ def example(kind: Any) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return kind(**{field.name: example(field.type) for field in msgspec.structs.fields(kind)})
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: example(hints[field.name]) for field in dataclasses.fields(kind)})
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
     if origin is typing.Annotated:
