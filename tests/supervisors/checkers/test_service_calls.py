@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from configs.services import QueueConfig
 from supervisors.checkers.service_calls import (
     BURSTS,
@@ -81,6 +83,14 @@ def test_a_call_within_another_jobs_burst_is_told_unless_its_gap_or_its_life_is_
     assert broken(record(*calls)) == [BURSTS]
     assert broken(dataclasses.replace(record(*calls), over_s={"a1": 0.7})) == []
     assert broken(record(calls[0], call("b", "accumulate 2", 1.5))) == []
+
+
+@pytest.mark.parametrize(("follows", "told"), [("export_segment 1", [BURSTS]), ("accumulate 3", []), ("score 3", [])])
+def test_a_step_is_the_end_of_a_burst_only_where_it_is_not_published_as_in_a_replay(
+    follows: str, told: list[str]
+) -> None:
+    calls = [call("a", "step 1", 0.0), call("b", "accumulate 2", 0.6), call("a", follows, 2.6)]
+    assert broken(record(*calls)) == told
 
 
 def test_who_has_waited_for_the_guard_is_not_passed_by_who_came_later() -> None:
