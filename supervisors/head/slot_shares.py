@@ -46,6 +46,8 @@ class _Sharer:
     """How long it rests between two steps, as seen so far."""
     places: set[Place] = field(default_factory=set[Place])
     """Places that it can use; it may have given up on some."""
+    most: int | None = None
+    """Workers that it wants at most; None: any number."""
     holds: set[Place] = field(default_factory=set[Place])
     """Places where its workers are, or have not left yet."""
 
@@ -58,6 +60,12 @@ class _Sharer:
         elif samples_left <= 0 and self.rests_since_s is None:
             self.rests_since_s = now_s
         self.samples_left = samples_left
+
+    def wants(self, job: str, now_s: float) -> Borrower:
+        """What it asks of the division."""
+        if self.most == 0:
+            return Borrower(job, 0.0)
+        return Borrower(job, self.samples_left, self.resumes_in_s(now_s), workers_max=self.most)
 
     def resumes_in_s(self, now_s: float) -> float:
         """Time until it generates again, as expected; after twice its usual rest, nobody knows."""
@@ -112,12 +120,12 @@ class SlotShares:
         if self._ending.pop(job, None):
             self._tell()
 
-    def granted(self, job: str, places: Sequence[Place]) -> set[Place]:
+    def granted(self, job: str, places: Sequence[Place], most: int | None) -> set[Place]:
         """Those of ``places``, which are all that it can use, on which ``job`` may have a worker now."""
         if (own := self._sharers.get(job)) is None:
             return set()
-        if own.places != set(places):
-            own.places = set(places)
+        if (own.places, own.most) != (set(places), most):
+            own.places, own.most = set(places), most
             self._divide()
         taken = [sharer.holds for name, sharer in self._sharers.items() if name != job]
         free = own.places.difference(*taken, *self._ending.values())
@@ -152,10 +160,10 @@ class SlotShares:
         """Say anew who is to have which slot."""
         now_s = asyncio.get_running_loop().time()
         able = {job: sharer for job, sharer in self._sharers.items() if sharer.places}
-        jobs = [
-            Borrower(job, sharer.samples_left if len(able) > 1 else 1.0, sharer.resumes_in_s(now_s))
-            for job, sharer in able.items()
-        ]
+        if len(able) > 1:
+            jobs = [sharer.wants(job, now_s) for job, sharer in able.items()]
+        else:  # who is alone has all of them, and says itself how many it uses
+            jobs = [Borrower(job, 1.0) for job in able]
         there = sorted({place for sharer in self._sharers.values() for place in sharer.places})
         self._slots = {place: self._slot(place) for place in there}
         moves = decide(self._rules, LendingView(list(self._slots.values()), jobs), now_s)
@@ -195,8 +203,8 @@ class JobShare:
     def ended(self) -> None:
         self._shares.ended(self._job)
 
-    def granted(self, places: Sequence[Place]) -> set[Place]:
-        return self._shares.granted(self._job, places)
+    def granted(self, places: Sequence[Place], most: int | None) -> set[Place]:
+        return self._shares.granted(self._job, places, most)
 
     def took(self, place: Place) -> None:
         self._shares.took(self._job, place)

@@ -119,7 +119,7 @@ class ElasticPool:
             if not node.draining and name not in self._passed_over
             for worker in worker_names(node)
         ]
-        granted = self._share.granted([worker for worker, _ in places])
+        granted = self._share.granted([worker for worker, _ in places], self._most)
         places = [(worker, name) for worker, name in places if worker in granted][: self._most]
         wanted = {worker for worker, _ in places}
         for worker, node in list(self._workers.items()):

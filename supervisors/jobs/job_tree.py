@@ -179,9 +179,8 @@ class JobTree:
         await supervisor.ready(self._job.limits.ready_timeout_s * self._job.limits.start_attempts_max)
 
     def _trainer(self) -> ChildSpec:
-        return self._process(
-            "trainer", "trainer", "local", RestartPolicy.TRANSIENT
-        )  # it ends when the last step is done
+        """It ends when the last step is done."""
+        return self._process("trainer", "trainer", "local", RestartPolicy.TRANSIENT)
 
     def _worker(self, index: int) -> ChildSpec:
         place = self._job.cluster.place_rollout

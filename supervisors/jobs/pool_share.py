@@ -21,8 +21,11 @@ class PoolShare(Protocol):
         """They have ended."""
         ...
 
-    def granted(self, places: Sequence[str]) -> set[str]:
-        """Those of ``places``, which are all that there are, on which the job may have a worker now."""
+    def granted(self, places: Sequence[str], most: int | None) -> set[str]:
+        """Those of ``places``, which are all that it can use, on which the job may have a worker now.
+
+        ``most``: workers that it wants at most; None: one on each.
+        """
         ...
 
     def took(self, place: str) -> None:
@@ -46,7 +49,7 @@ class WholePool:
     def ended(self) -> None:
         """Nobody waits for it."""
 
-    def granted(self, places: Sequence[str]) -> set[str]:
+    def granted(self, places: Sequence[str], most: int | None) -> set[str]:
         return set(places)
 
     def took(self, place: str) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from actors.core.errors import NotSent
 from configs.limits import Limits
 from supervisors.head.slot_shares import SlotShares
@@ -150,6 +152,19 @@ def test_a_job_that_has_been_seen_to_rest_only_shortly_keeps_its_slots_in_the_ne
         assert cluster.held() == {"a": 3, "b": 3}, "it will be back before a worker has paid for its way"
         await asyncio.sleep(60.0)
         assert cluster.held() == {"b": 6}, "but it was not"
+        cluster.shares.stop()
+
+    run_simulated(scenario())
+
+
+@pytest.mark.parametrize(("most", "held"), [(2, {"a": 2, "b": 4}), (0, {"b": 6})])
+def test_slots_that_a_job_does_not_use_are_for_others(most: int, held: dict[str, int]) -> None:
+    async def scenario() -> None:
+        cluster = Cluster()
+        cluster.pool("a", left=500.0).aim(most)
+        cluster.pool("b", left=100.0)
+        await asyncio.sleep(60.0)
+        assert cluster.held() == held
         cluster.shares.stop()
 
     run_simulated(scenario())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from configs.scenario import Scenario, load_scenario
-from supervisors.simulation.runner import simulate
+from tests.supervisors.simulation.catching import assert_caught
 from tests.supervisors.simulation.planted_service_bugs import CROWDED, FOCUS, PLANTED, SEEDS
 from tests.supervisors.simulation.scenarios import SHARED_FILE
 
-SEEDS_MAX = 60
 QUICK = ("a_trainer_keeps_to_a_life_of_its_service_that_is_gone", "another_job_comes_into_a_burst")
 
 
@@ -37,29 +36,13 @@ def test_there_are_enough_of_them() -> None:
     assert len(PLANTED) >= 12
 
 
-def is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario = scenario_for(name)
-    said: list[str] = []
-    with monkeypatch.context() as patch:
-        PLANTED[name](patch.setattr)
-        for seed in (SEEDS[name], *range(SEEDS_MAX)):
-            said.clear()
-            if simulate(scenario, seed, said.append).violations:
-                break
-        else:
-            pytest.fail(f"{SEEDS_MAX} seeds did not notice it")
-    misfits = [line for line in said if "TypeError(" in line or "AttributeError(" in line]
-    assert misfits == [], "the planted function no longer fits the code that it replaces, which is no proof"
-    assert simulate(scenario, seed).violations == [], f"seed {seed} fails without the bug as well"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_planted_bug_of_a_training_service_is_caught_by_some_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_caught(name, monkeypatch)
+    assert_caught(PLANTED[name], scenario_for(name), SEEDS[name], monkeypatch)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in PLANTED if name not in QUICK])
 def test_each_other_planted_bug_of_a_training_service_is_caught_too(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_caught(name, monkeypatch)
+    assert_caught(PLANTED[name], scenario_for(name), SEEDS[name], monkeypatch)
