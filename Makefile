@@ -30,7 +30,7 @@ GPU_PYTHON := $(if $(NAMED),$(PYTHON),$(BIN)/python)
 help:
 	@echo 'make install   .venv with the headrace command'
 	@echo 'make demo      a real RL run on this machine, in minutes'
-	@echo 'make test      all tests but the long ones, a quarter of an hour on two cores'
+	@echo 'make test      all tests but the long ones, some twenty minutes on two cores'
 	@echo 'make test-long the long ones'
 	@echo 'make chaos     a hundred real runs, each with a random fault plan'
 	@echo 'make gpu       on a machine with a GPU: the tests that need one, and `bench gpu`'
