@@ -8,8 +8,8 @@ Times are seconds on any one clock; a *process* is one life of a service's proce
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -82,7 +82,7 @@ def check_services(record: ServiceRecord) -> Iterator[Violation]:
         by_process[call.process].append(call)
     for process, calls in by_process.items():
         yield from _one_at_a_time(calls)
-        yield from _whole_bursts(calls, record.queues[process].gap_s, record.over_s)
+        yield from _whole_bursts(calls, record.queues[process].gap_s, record)
         yield from _nobody_is_passed(calls, record.queues[process])
         if process not in record.disturbed:
             yield from _nobody_waits_for_nothing(calls, record.queues[process].gap_s + record.moving_s)
@@ -129,17 +129,22 @@ def _one_at_a_time(calls: Sequence[Computed]) -> Iterator[Violation]:
             yield _wrong(BURSTS, f"{other.what} of {other.job} was computed beside {one.what} of {one.job}")
 
 
-def _is_step_of_a_replay(call: Computed, later: Sequence[Computed]) -> bool:
-    """Whether ``call`` is a step that is not published, since its version is: then the next step's burst is another."""
-    follows = next((other.what for other in later if other.life == call.life), "")
+def _is_step_of_a_replay(call: Computed, number: int, record: ServiceRecord) -> bool:
+    """Whether ``call``, of that number in its life, is a step that is not published, since its version is.
+
+    Then the next step's burst is another. What tells is what was asked for next, for it may never be computed.
+    """
+    follows = record.asked.get(call.life, {}).get(number + 1, [""])[0]
     return call.what.startswith("step") and follows.startswith(("score", "accumulate"))
 
 
-def _whole_bursts(calls: Sequence[Computed], gap_s: float, over_s: Mapping[str, float]) -> Iterator[Violation]:
-    for place, (one, other) in enumerate(pairwise(calls)):
+def _whole_bursts(calls: Sequence[Computed], gap_s: float, record: ServiceRecord) -> Iterator[Violation]:
+    numbers: Counter[str] = Counter()
+    for one, other in pairwise(calls):
+        numbers[one.life] += one.what != START
         idle_s = other.began_s - one.until_s
-        is_over = over_s.get(one.life, float("inf")) <= other.began_s + _INSTANT_S
-        is_over = is_over or _is_step_of_a_replay(one, calls[place + 1 :])
+        is_over = record.over_s.get(one.life, float("inf")) <= other.began_s + _INSTANT_S
+        is_over = is_over or _is_step_of_a_replay(one, numbers[one.life], record)
         if other.job != one.job and not one.ends_burst and not is_over and idle_s < gap_s - _INSTANT_S:
             what = f"{other.what} of {other.job} came into a burst of {one.job}, {idle_s:.3g} s after {one.what}"
             yield _wrong(BURSTS, what)
