@@ -28,7 +28,9 @@ import msgspec
 import structlog
 
 from actors.control.socket import for_this_machine, store_endpoint
+from actors.core.context import named_rng
 from actors.core.errors import AskError
+from actors.core.patience import RETRYABLE, Patience
 from actors.core.reason import reason_of
 from actors.host.parent_death import die_with_parent
 from configs.errors import ConfigError
@@ -239,14 +241,21 @@ class Reporter:
             self._keeper.tell(HeadBeacon(life=self._life))
 
     async def ended(self, summary: Mapping[str, Any]) -> None:
-        """Raises:
-        AskError: the machine process does not answer, so it will not outlive this one.
+        """Say it again while the link is down: it comes back, or the machine process takes this one for hung.
+
+        Raises:
+            AskError: the machine process does not answer, so it will not outlive this one.
         """
-        try:
-            await self._keeper.ask(HeadEnded(life=self._life, summary=_plain(summary)), HeadHeard)
-        except AskError:
-            log.exception("nobody hears of the end")
-            raise
+        news = HeadEnded(life=self._life, summary=_plain(summary))
+        patience = Patience(self._limits, named_rng(self._life, "head ended"), self._limits.link_grace_s)
+        while True:
+            try:
+                await self._keeper.ask(news, HeadHeard)
+                return
+            except AskError as error:
+                if not isinstance(error, RETRYABLE) or not await patience.again():
+                    log.exception("nobody hears of the end")
+                    raise
 
 
 def _plain(fields: Mapping[str, Any]) -> dict[str, Any]:
