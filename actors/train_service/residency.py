@@ -322,8 +322,14 @@ class Residency:
 
         task = asyncio.create_task(alone(), name="residency")
         self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
+        task.add_done_callback(self._moved)
         return await asyncio.shield(task)
+
+    def _moved(self, task: asyncio.Task[Any]) -> None:
+        """A move is over. Whoever waits for it meets its failure; where nobody does any more, it was seen here."""
+        self._moves.discard(task)
+        if not task.cancelled():
+            task.exception()
 
 
 def _state(copy: StoredCopy) -> ParkedState:

@@ -114,11 +114,13 @@ class Supervisor(Actor):
     # children that come and go
 
     def add_child(self, spec: ChildSpec) -> None:
-        """Add a child at the end of the order and start it.
+        """Add a child at the end of the order and start it; a supervisor that ends takes none any more.
 
         Raises:
             ValueError: a child of that name exists.
         """
+        if self._ending:
+            return
         self._adopt(spec)
         self._request(Recovery(start=[spec.name]))
 

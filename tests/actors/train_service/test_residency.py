@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import gc
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -371,6 +373,7 @@ async def test_two_processes_do_not_share_a_directory(world: World) -> None:
 KILLED = """
 import asyncio, os, sys
 from pathlib import Path
+from typing import Any
 from tests.actors.train_service.residency_world import World
 
 async def main():
@@ -606,3 +609,28 @@ async def test_a_caller_that_is_cancelled_leaves_a_move_that_ends(world: World) 
     go_on.set()
     await resuming
     assert (world.residency.report().parked, world.residency.report().resumed) == (1, 1)
+
+
+async def test_the_failure_of_a_move_that_nobody_waits_for_any_more_is_nobodys_surprise(world: World) -> None:
+    await world.add("a")
+    await world.train("a")
+    surprises: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: surprises.append(context))
+    entered, go_on = asyncio.Event(), asyncio.Event()
+
+    async def fails(*_: object) -> None:
+        entered.set()
+        await go_on.wait()
+        raise NoRoomToPark("full")
+
+    world.backends["a"].copy_out = fails  # type: ignore[method-assign, assignment]
+    parking = asyncio.create_task(world.residency.park("a"))
+    await entered.wait()
+    parking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await parking
+    go_on.set()
+    while world.residency._moves:
+        await asyncio.sleep(0)
+    gc.collect()
+    assert surprises == []

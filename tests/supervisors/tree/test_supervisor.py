@@ -244,6 +244,13 @@ async def test_a_transient_child_that_completes_is_left_alone():
         assert house.diary == ["+a", "+b", "+c", "-a"]
 
 
+async def test_a_supervisor_that_has_ended_takes_no_more_children():
+    async with House(Strategy.ONE_FOR_ONE, "a") as house:
+        await house.supervisor.ready(5)
+    house.supervisor.add_child(house.spec("late"))
+    assert "+late" not in house.diary
+
+
 async def test_children_come_and_go_while_siblings_run():
     async with House(Strategy.ONE_FOR_ONE, "ab") as house:
         await house.supervisor.ready(5)
