@@ -296,6 +296,7 @@ class TrainService(Actor):
         self._see_who_asks(message.job)
         bundle = self._bundles.get(message.job)
         if bundle is not None and bundle.life == message.life:
+            self._hear(bundle)
             await self.ctx.run_blocking(self._notes.committed, message.job, message.steps)
 
     # ------------------------------------------------------------ the end of a life
@@ -327,7 +328,7 @@ class TrainService(Actor):
                 self._end_life(bundle, "its trainer is gone")
 
     async def _miss(self, bundle: Bundle, since_s: float) -> None:
-        """Give its trainer the time to repeat its call; one that had none under way has nothing to say."""
+        """Give its trainer the time to repeat its call, or what it said last."""
         await self.ctx.sleep(self.ctx.limits.service_patience_s)
         if bundle.heard_s < since_s:
             self._end_life(bundle, "its trainer is gone")
