@@ -82,7 +82,8 @@ class Head:
         self.limits = limits
         self.allow_functions = allow_functions
         self.run_root = run_root
-        self.register = JobRegister(run_root)
+        owner = str(agent.peer) if agent is not None else ""
+        self.register = JobRegister(run_root, owner)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
         """Nemeses by job, for as long as its processes are there."""
@@ -98,7 +99,7 @@ class Head:
             self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs,
             on_ready=lambda service: self.admission.service_is_ready(service),
         )  # fmt: skip
-        self.service_register = ServiceRegister(beside)
+        self.service_register = ServiceRegister(beside, owner)
         self.admission = Admission(self.services, self.service_register, on_move=self._move_trainer)
         self.system: ActorSystem
         self._control: ControlServer | None = None

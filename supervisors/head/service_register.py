@@ -2,6 +2,8 @@
 
 begin, add, drain, remove ─┐
 admitted, left, over ──────┴─▶ head.services.json ─▶ a head that was started again: the same services, the same places
+
+What heads of another machine process have left there, of an earlier run, counts as nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class Place(Section):
 class Recorded(Section):
     """What is known of the services: what the file holds."""
 
+    owner: str = ""
+    """Machine process whose head wrote it."""
     rules: ServicesConfig = ServicesConfig(services=[])
     """The services file, with the services that there are now."""
     draining: tuple[str, ...] = ()
@@ -45,27 +49,30 @@ class Recorded(Section):
 
 
 class ServiceRegister:
-    """It keeps the services of one head."""
+    """It keeps the services of one head. ``owner``: the machine process of its lives."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, owner: str = "") -> None:
         self._path = directory / FILE
-        self.now = Recorded()
+        self._owner = owner
+        self.now = Recorded(owner=owner)
 
     def begin(self, rules: ServicesConfig) -> None:
         """A first life begins with the services of its file, and with no job on them."""
-        self.now = Recorded(rules=rules)
+        self.now = Recorded(owner=self._owner, rules=rules)
         self._path.unlink(missing_ok=True)
         if rules.services:
             self._write()
 
-    def read(self) -> bool:
+    def read(self, *, of_anyone: bool = False) -> bool:
         """Go on with what a former life has written; False: it wrote nothing, as it died first or had no services.
+
+        ``of_anyone``: also with what a run that is over has left.
 
         Raises:
             ConfigError: the file is damaged.
         """
         try:
-            self.now = Recorded.model_validate_json(self._path.read_text("utf-8"))
+            found = Recorded.model_validate_json(self._path.read_text("utf-8"))
         except FileNotFoundError:
             return False
         except (OSError, ValidationError) as error:
@@ -73,6 +80,9 @@ class ServiceRegister:
             wrong = f"cannot be read, so nobody knows which services there are: {why}"
             fix = "Remove it, and name the services with --services FILE"
             raise ConfigError.of(str(self._path), "", wrong, fix) from error
+        if not of_anyone and found.owner != self._owner:
+            return False
+        self.now = found
         return True
 
     def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:

@@ -145,7 +145,7 @@ class ServiceBackend:
             ctx.watch(self._service)
             self.committed(self._committed)  # the service waits to hear from us, too
         elif not self._closed:
-            raise BundleLost(self._gone(f"{message.reason} {message.detail}".strip()))
+            raise BundleLost(self._gone(message.detail or message.reason))
 
     def _gone(self, why: object) -> str:
         return f"job {self._client.job}: the training service is not there any more: {why}"
