@@ -158,11 +158,10 @@ class TrainService(Actor):
 
     async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
         """Have the backend of a new life started, and say how that went. It never raises."""
-        message, job = bundle.attach, bundle.job
+        message, job, asked_s = bundle.attach, bundle.job, self.ctx.now()
         answer: BundleAttached | ReplyError
         try:
-            if bundle.before is not None:
-                await asyncio.shield(bundle.before)
+            await bundle.begins()
             if bundle.over:
                 raise BundleLost(f"job {job}: {bundle.over}")
 
@@ -170,8 +169,8 @@ class TrainService(Actor):
                 await self._residency.reserve(job, agreed.state_bytes)
                 return 0.0
 
-            waited_s, _ = await self._turns.begin(job, message.wait_s, reserve)
-            answer = await self._make_bundle(bundle, agreed, waited_s)
+            await self._turns.begin(job, message.wait_s - (self.ctx.now() - asked_s), reserve)
+            answer = await self._make_bundle(bundle, agreed, self.ctx.now() - asked_s)
         except Exception as error:  # noqa: BLE001 - it says nothing of the other jobs
             answer = self._why_not(bundle, error)
         if isinstance(answer, Exception) or answer.failure is not None:
@@ -352,7 +351,7 @@ class TrainService(Actor):
     async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
         """Let go of what a life had, once nothing of it computes any more. It raises only MoveStuck."""
         job = bundle.job
-        for task in (bundle.work, after):
+        for task in (bundle.before, bundle.work, after):
             if task is not None:
                 await asyncio.shield(task)
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
-from actors.trainer.errors import BundleLost
+from actors.trainer.errors import BundleLost, ServiceBusy
 from configs.limits import Limits
 from tests.actors.train_service.played_jobs import LOSS, batches
 from tests.actors.train_service.service_world import ServiceWorld, spec_of
@@ -109,6 +109,30 @@ def test_a_trainer_that_goes_while_others_are_parked_for_it_leaves_no_reservatio
         assert world.service._residency._reserved == {}
 
     play(tmp_path / "service", scenario, make=lambda kind: SimulatedBackend(TrainCost(step_s=1.0, moved_byte_s=0.01)))
+
+
+def test_a_trainer_waits_for_its_former_lifes_call_no_longer_than_for_others(tmp_path: Path) -> None:
+    """Then it is told so, as whoever finds the service busy is; the life after it begins once that call is done."""
+    limits = Limits(service_wait_s=10.0)
+
+    async def scenario(world: ServiceWorld) -> None:
+        loop = asyncio.get_running_loop()
+        former = await world.attached("a")
+        computing = asyncio.ensure_future(former.backend.step(weight=1.0))
+        await asyncio.sleep(1.0)
+        await former.kill()
+        began_s = loop.time()
+        with pytest.raises(ServiceBusy, match=r"its former life has not ended within 10 s \(limits.service_wait_s\)"):
+            await world.attached("a")
+        assert loop.time() - began_s < 10.5
+        computing.cancel()
+        await asyncio.sleep(12.0)
+        next_one = await world.attached("a")
+        assert loop.time() - began_s > 28.0
+        await next_one.backend.step(weight=1.0)
+
+    make = lambda kind: SimulatedBackend(TrainCost(step_s=30.0))  # noqa: E731
+    play(tmp_path, scenario, make=make, limits=limits)
 
 
 def test_a_bundle_that_cannot_be_let_go_of_ends_the_service_and_says_why(tmp_path: Path) -> None:
