@@ -129,9 +129,14 @@ def _one_at_a_time(calls: Sequence[Computed]) -> Iterator[Violation]:
             yield _wrong(BURSTS, f"{other.what} of {other.job} was computed beside {one.what} of {one.job}")
 
 
-def _is_step_of_a_replay(call: Computed, later: Sequence[Computed]) -> bool:
-    """Whether ``call`` is a step that is not published, since its version is: then the next step's burst is another."""
+def _ends_by_what_follows(call: Computed, later: Sequence[Computed]) -> bool:
+    """Whether ``call`` is a step that is not published, since its version is: then the next step's burst is another.
+
+    Or a bundle was made and loads no checkpoint: whatever its trainer does next may be long in coming.
+    """
     follows = next((other.what for other in later if other.life == call.life), "")
+    if call.what == START:
+        return not follows.startswith("load")
     return call.what.startswith("step") and follows.startswith(("score", "accumulate"))
 
 
@@ -139,7 +144,7 @@ def _whole_bursts(calls: Sequence[Computed], gap_s: float, over_s: Mapping[str, 
     for place, (one, other) in enumerate(pairwise(calls)):
         idle_s = other.began_s - one.until_s
         is_over = over_s.get(one.life, float("inf")) <= other.began_s + _INSTANT_S
-        is_over = is_over or _is_step_of_a_replay(one, calls[place + 1 :])
+        is_over = is_over or _ends_by_what_follows(one, calls[place + 1 :])
         if other.job != one.job and not one.ends_burst and not is_over and idle_s < gap_s - _INSTANT_S:
             what = f"{other.what} of {other.job} came into a burst of {one.job}, {idle_s:.3g} s after {one.what}"
             yield _wrong(BURSTS, what)

@@ -78,6 +78,30 @@ def test_a_job_that_replays_its_steps_without_publishing_them_gives_way_after_ea
     play(tmp_path, scenario, make=make)
 
 
+def test_a_job_that_has_only_attached_gives_way_at_once(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first, _ = await world.attached("a"), await world.attached("b")
+        await first.backend.step(weight=1.0)
+        assert first.backend.taken_times().waited_s == pytest.approx(0.0, abs=0.01)
+
+    play(tmp_path, scenario)
+
+
+def test_a_job_that_attached_to_load_its_checkpoint_does_so_in_the_same_slice(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first = await world.attached("a")
+        await first.backend.save(tmp_path / "checkpoint")
+        second = await world.attached("b", checkpoint_step=1)
+        asked = asyncio.ensure_future(first.backend.step(weight=1.0))
+        await asyncio.sleep(0.2)
+        await second.backend.load(tmp_path / "checkpoint")
+        assert (asked.done(), second.backend.taken_times().waited_s) == (False, pytest.approx(0.0, abs=0.01))
+        await asked
+
+    (tmp_path / "checkpoint").mkdir()
+    play(tmp_path / "service", scenario)
+
+
 def test_a_service_that_was_told_to_stop_while_it_computed_blames_nobody(tmp_path: Path) -> None:
     async def scenario(world: ServiceWorld) -> None:
         for _ in range(world.limits.service_deaths_max):
