@@ -3,19 +3,26 @@
 begin, add, drain, remove ─┐
 admitted, left, over ──────┴─▶ head.services.json ─▶ a head that was started again: the same services, the same places
 
-What heads of another machine process have left there, of an earlier run, counts as nothing.
+Invariants
+- What heads of another machine process have left there, of an earlier run, counts as nothing.
+- Services are changed only if the file says so. Places are changed, too, if the disk does not take them: nobody waits
+  for a place because of it. People are told, and the next change, or step of a job, writes them all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import structlog
 from pydantic import Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.schema import Section
 from configs.services import ServiceConfig, ServicesConfig
+
+log = structlog.get_logger("headrace.services")
 
 FILE: Final = "head.services.json"
 """File name, in the directory that holds those of the services."""
@@ -51,9 +58,12 @@ class Recorded(Section):
 class ServiceRegister:
     """It keeps the services of one head. ``owner``: the machine process of its lives."""
 
-    def __init__(self, directory: Path, owner: str = "") -> None:
+    def __init__(self, directory: Path, owner: str = "", *, on_news: Callable[[str], None] = lambda _: None) -> None:
+        """``on_news``: told what those who share a service should know of the disk."""
         self._path = directory / FILE
         self._owner = owner
+        self._on_news = on_news
+        self._unwritten = False
         self.now = Recorded(owner=owner)
 
     def begin(self, rules: ServicesConfig) -> None:
@@ -61,7 +71,7 @@ class ServiceRegister:
         self.now = Recorded(owner=self._owner, rules=rules)
         self._path.unlink(missing_ok=True)
         if rules.services:
-            self._write()
+            self._write(self.now)
 
     def read(self, *, of_anyone: bool = False) -> bool:
         """Go on with what a former life has written; False: it wrote nothing, as it died first or had no services.
@@ -86,23 +96,46 @@ class ServiceRegister:
         return True
 
     def set_services(self, services: list[ServiceConfig], draining: tuple[str, ...]) -> None:
-        """What services that are no longer there had to be told is forgotten."""
+        """What services that are no longer there had to be told is forgotten.
+
+        Raises:
+            OSError: it cannot be written, and nothing has changed.
+        """
         rules = self.now.rules.model_copy(update={"services": services})
         names = {service.name for service in services}
         over = {name: jobs for name, jobs in self.now.over.items() if name in names}
-        self._set(self.now.model_copy(update={"rules": rules, "draining": draining, "over": over}))
+        now = self.now.model_copy(update={"rules": rules, "draining": draining, "over": over})
+        self._write(now)
+        self.now = now
 
     def set_places(self, places: dict[str, Place]) -> None:
-        self._set(self.now.model_copy(update={"places": dict(places)}))
+        self._keep(self.now.model_copy(update={"places": dict(places)}))
 
     def set_over(self, over: dict[str, tuple[str, ...]]) -> None:
-        self._set(self.now.model_copy(update={"over": over}))
+        self._keep(self.now.model_copy(update={"over": over}))
 
-    def _set(self, now: Recorded) -> None:
+    def try_again(self) -> None:
+        """Write what the disk has not taken, if there is anything."""
+        if self._unwritten:
+            self._keep(self.now)
+
+    def _keep(self, now: Recorded) -> None:
         self.now = now
-        self._write()
+        try:
+            self._write(now)
+        except OSError as error:
+            if not self._unwritten:
+                self._unwritten = True
+                log.warning("the places of jobs cannot be written", file=str(self._path), error=str(error))
+                self._on_news(
+                    f"{self._path} cannot be written ({error.strerror}): jobs get their places on services all the "
+                    "same, but should the head end now, its next life knows only what it wrote last. Make room there"
+                )
 
-    def _write(self) -> None:
+    def _write(self, now: Recorded) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(self.now.model_dump_json(indent=1), encoding="utf-8")
+        partial.write_text(now.model_dump_json(indent=1), encoding="utf-8")
         partial.replace(self._path)
+        if self._unwritten:
+            self._unwritten = False
+            self._on_news(f"{self._path} is written again")
