@@ -198,7 +198,7 @@ async def run_head(
         async with _started(machine), interruptible() as interrupted:
             await machine.lead(order, interrupted)
     finally:
-        for run_dir in JobRegister(run_root).read():
+        for run_dir in JobRegister(run_root, machine.peer).read():
             remove_segments(run_dir)
         remove_stored(run_root)
 

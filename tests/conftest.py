@@ -6,6 +6,7 @@ import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,6 +50,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         from tests.scheduling import turn
 
         items.sort(key=lambda item: turn(item.path))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_memory_is_left_as_it_was(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What runs and services of the tests have left there goes with the session, also where a test was cut short."""
+    yield
+    from actors.weights.segments import remove_segments
+
+    for id_file in tmp_path_factory.getbasetemp().rglob("memory.id"):
+        remove_segments(id_file.parent)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -33,7 +33,10 @@ class LookupService(Message):
 
 @message("scheduler.service_found")
 class ServiceFound(Message):
+    """``policy_version``: of the weights, the newest version that a worker may serve; -1: none yet."""
+
     address: ActorAddress | None
+    policy_version: int = -1
 
 
 @message("scheduler.service_changed")

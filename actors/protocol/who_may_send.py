@@ -112,7 +112,7 @@ WHO_MAY_SEND: Final[dict[str, frozenset[SenderKind]]] = {
     "weights.get_manifest": _WORKER,
     "weights.get_segment": _WORKER,
     "weights.publish": _SERVICE,
-    "weights.query_versions": _ROLE,
+    "weights.query_versions": _SERVICE,
     "weights.segment_damaged": _WORKER,
     "weights.chunk": _WITHIN,
     "weights.manifest_reply": _WITHIN,

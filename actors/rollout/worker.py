@@ -30,7 +30,6 @@ from actors.host.host_memory import keep_freed_memory
 from actors.protocol.failures import FailureKind
 from actors.protocol.metrics import Event, Span, Spans
 from actors.protocol.services import LookupService, ServiceFound
-from actors.protocol.weights import QueryVersions, Versions
 from actors.protocol.work import Assign, Drain, PullVersion, ReportsTaken, Revoke, SetAsleep
 from actors.protocol.workers import Registered, RegisterWorker
 from actors.roles import RoleArgs
@@ -99,18 +98,18 @@ class RolloutWorker(RegisteredActor):
         self.ctx.start_task(self._generate(), "generate")
 
     async def _pull_ahead(self) -> None:
-        """Fetch the version that will be needed while the engine is still starting."""
+        """Fetch the version that will be needed while the engine is still starting.
+
+        The scheduler says which: the weight server may hold one whose samples a crash could still take.
+        """
         question = LookupService(job=self._job.name, role="weights")
         try:
             found = await self.ctx.ref(self.hub.address).ask(question, ServiceFound)
-            if found.address is None:
-                return
-            versions = await self.ctx.ref(found.address).ask(QueryVersions(job=self._job.name), Versions)
         except AskError as error:
             self.ctx.log.info("no version is pulled ahead; registering tells which", error=str(error))
             return
-        if versions.held:
-            self._generation.want(max(versions.held), found.address)
+        if found.address is not None and found.policy_version >= 0:
+            self._generation.want(found.policy_version, found.address)
 
     async def on_stop(self) -> None:
         self._generation.send_spans()  # of a short run, all that it has done

@@ -289,7 +289,8 @@ class Scheduler(Actor):
 
     @handles(LookupService)
     async def lookup_service(self, question: LookupService) -> ServiceFound:
-        return ServiceFound(address=self._services.get(question.role))
+        version = self._fleet.versions.newest if question.role == "weights" else -1
+        return ServiceFound(address=self._services.get(question.role), policy_version=version)
 
     @handles(VersionAvailable)
     async def version_available(self, news: VersionAvailable) -> None:

@@ -38,6 +38,7 @@ from actors.protocol.training import (
     TrainOutcome,
 )
 from actors.train_service.calls import CallLog
+from actors.train_service.errors import NoSlice
 from actors.trainer.backend import TrainBackend
 from transport.address import ActorAddress
 
@@ -82,6 +83,21 @@ class Bundle:
     @property
     def trainer(self) -> ActorAddress:
         return self.attach.trainer
+
+    async def begins(self) -> None:
+        """Wait for the end of the life before it, for as long as its trainer waits for a slice.
+
+        Raises:
+            NoSlice: that takes longer: a call of it still computes, or its state is being stored.
+        """
+        if self.before is None:
+            return
+        wait_s = self.attach.wait_s
+        try:
+            async with asyncio.timeout(wait_s):
+                await asyncio.shield(self.before)
+        except TimeoutError:
+            raise NoSlice(f"its former life has not ended within {wait_s:g} s (limits.service_wait_s)") from None
 
 
 def ends_burst(body: TrainBody) -> bool:

@@ -158,11 +158,10 @@ class TrainService(Actor):
 
     async def _start(self, bundle: Bundle, agreed: Agreed) -> None:
         """Have the backend of a new life started, and say how that went. It never raises."""
-        message, job = bundle.attach, bundle.job
+        message, job, asked_s = bundle.attach, bundle.job, self.ctx.now()
         answer: BundleAttached | ReplyError
         try:
-            if bundle.before is not None:
-                await asyncio.shield(bundle.before)
+            await bundle.begins()
             if bundle.over:
                 raise BundleLost(f"job {job}: {bundle.over}")
 
@@ -170,8 +169,8 @@ class TrainService(Actor):
                 await self._residency.reserve(job, agreed.state_bytes)
                 return 0.0
 
-            waited_s, _ = await self._turns.begin(job, message.wait_s, reserve)
-            answer = await self._make_bundle(bundle, agreed, waited_s)
+            await self._turns.begin(job, message.wait_s - (self.ctx.now() - asked_s), reserve)
+            answer = await self._make_bundle(bundle, agreed, self.ctx.now() - asked_s)
         except Exception as error:  # noqa: BLE001 - it says nothing of the other jobs
             answer = self._why_not(bundle, error)
         if isinstance(answer, Exception) or answer.failure is not None:
@@ -190,7 +189,9 @@ class TrainService(Actor):
             answer = self._why_not(bundle, error)
         computed_s = self.ctx.now() - began_s
         await self.ctx.run_blocking(self._notes.end, job)
-        self._turns.end(job, computed_s)
+        made = isinstance(answer, BundleAttached) and answer.failure is None and answer.resumed_step is None
+        loads = made and bundle.attach.checkpoint_step > 0  # at once, and into this state
+        self._turns.end(job, computed_s, ends_burst=not loads, leaves_news=False)
         self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
         return answer
 
@@ -284,7 +285,7 @@ class TrainService(Actor):
         computed_s = self.ctx.now() - began_s
         ends = ends_burst(body) or (isinstance(outcome, Failed) and outcome.breaks)
         await self.ctx.run_blocking(self._notes.end, job, ends_burst=not isinstance(outcome, Failed) and ends)
-        self._turns.end(job, computed_s, is_step=isinstance(body, Step), ends_burst=ends)
+        self._turns.end(job, computed_s, is_step=isinstance(body, Step), ends_burst=ends or bool(bundle.over))
         return outcome, computed_s
 
     def _count(self, bundle: Bundle, times: CallTimes) -> None:
@@ -296,6 +297,7 @@ class TrainService(Actor):
         self._see_who_asks(message.job)
         bundle = self._bundles.get(message.job)
         if bundle is not None and bundle.life == message.life:
+            self._hear(bundle)
             await self.ctx.run_blocking(self._notes.committed, message.job, message.steps)
 
     # ------------------------------------------------------------ the end of a life
@@ -327,7 +329,7 @@ class TrainService(Actor):
                 self._end_life(bundle, "its trainer is gone")
 
     async def _miss(self, bundle: Bundle, since_s: float) -> None:
-        """Give its trainer the time to repeat its call; one that had none under way has nothing to say."""
+        """Give its trainer the time to repeat its call, or what it said last."""
         await self.ctx.sleep(self.ctx.limits.service_patience_s)
         if bundle.heard_s < since_s:
             self._end_life(bundle, "its trainer is gone")
@@ -351,7 +353,7 @@ class TrainService(Actor):
     async def _retire(self, bundle: Bundle, after: asyncio.Task[object] | None, *, keep: bool) -> None:
         """Let go of what a life had, once nothing of it computes any more. It raises only MoveStuck."""
         job = bundle.job
-        for task in (bundle.work, after):
+        for task in (bundle.before, bundle.work, after):
             if task is not None:
                 await asyncio.shield(task)
         try:

@@ -5,6 +5,8 @@
                                      the holder's next call ────────────┴── the burst goes on ◀───────┤
                                                                             nothing for ``gap_s``  ◀──┤
                                                                             the burst has ended    ◀──┘
+An attached job's slice ends there, unless its next call is to load a checkpoint: in between it may be idle for long.
+
 Invariants
 - At most one call computes, and nothing moves meanwhile; a burst holds no other job's call.
 - A decision is made whenever something has changed: a call has come or is done, a burst is over, a gap has passed.
@@ -163,8 +165,16 @@ class Turns:
         elif not waiting.granted.cancelled() and waiting.granted.exception() is None:
             self.end(job, 0.0)
 
-    def end(self, job: str, computed_s: float, *, is_step: bool = False, ends_burst: bool = False) -> None:
-        """The call that ``begin`` had let through is done."""
+    def end(
+        self,
+        job: str,
+        computed_s: float,
+        *,
+        is_step: bool = False,
+        ends_burst: bool = False,
+        leaves_news: bool = True,
+    ) -> None:
+        """The call that ``begin`` had let through is done. ``leaves_news``: it may have made state to be stored."""
         self._busy = False
         self._burst_s += computed_s
         self._idle_since_s = self._ctx.now()
@@ -172,19 +182,19 @@ class Turns:
             self._jobs[job].has_stepped |= is_step
             self._fair.charge(job, computed_s, self._jobs[job].share)
         if ends_burst or job not in self._jobs:
-            self._end_burst()
+            self._end_burst(leaves_news=leaves_news)
         if job not in self._waiting:
             self._fair.rests(job)
         self._look()
 
     # ------------------------------------------------------------ deciding
 
-    def _end_burst(self) -> None:
+    def _end_burst(self, *, leaves_news: bool = True) -> None:
         job, self._last = self._jobs.get(self.holder), self.holder
         if self._burst_began_s is not None:
             ended_s = self._ctx.now() if self._idle_since_s is None else self._idle_since_s
             self._lanes.add(self.holder, "burst", self._burst_began_s, ended_s, compute_s=round(self._burst_s, 4))
-        if self.holder not in self._unstored:
+        if leaves_news and self.holder not in self._unstored:
             self._unstored.append(self.holder)
         if job is not None and job.has_stepped:
             seen = job.estimate_s if job.bursts else self._burst_s

@@ -153,6 +153,12 @@ class Trainer(RegisteredActor):
             self._weights_moved = True
             self._news.set()
 
+    @handles(Down)
+    async def down(self, message: Down) -> None:
+        if self._service is not None:
+            self._service.heard(message)
+        await super().down(message)
+
     def hub_lost(self, message: Down) -> None:
         """Its successor must be told who trains and what is open; the loop does so, between two micro-batches."""
         self._news.set()

@@ -129,12 +129,15 @@ def _one_at_a_time(calls: Sequence[Computed]) -> Iterator[Violation]:
             yield _wrong(BURSTS, f"{other.what} of {other.job} was computed beside {one.what} of {one.job}")
 
 
-def _is_step_of_a_replay(call: Computed, number: int, record: ServiceRecord) -> bool:
+def _ends_by_what_follows(call: Computed, number: int, record: ServiceRecord) -> bool:
     """Whether ``call``, of that number in its life, is a step that is not published, since its version is.
 
-    Then the next step's burst is another. What tells is what was asked for next, for it may never be computed.
+    Then the next step's burst is another. Or a bundle was made and loads no checkpoint: whatever its trainer does next
+    may be long in coming. What tells is what was asked for next, for it may never be computed.
     """
     follows = record.asked.get(call.life, {}).get(number + 1, [""])[0]
+    if call.what == START:
+        return not follows.startswith("load")
     return call.what.startswith("step") and follows.startswith(("score", "accumulate"))
 
 
@@ -144,7 +147,7 @@ def _whole_bursts(calls: Sequence[Computed], gap_s: float, record: ServiceRecord
         numbers[one.life] += one.what != START
         idle_s = other.began_s - one.until_s
         is_over = record.over_s.get(one.life, float("inf")) <= other.began_s + _INSTANT_S
-        is_over = is_over or _is_step_of_a_replay(one, numbers[one.life], record)
+        is_over = is_over or _ends_by_what_follows(one, numbers[one.life], record)
         if other.job != one.job and not one.ends_burst and not is_over and idle_s < gap_s - _INSTANT_S:
             what = f"{other.what} of {other.job} came into a burst of {one.job}, {idle_s:.3g} s after {one.what}"
             yield _wrong(BURSTS, what)

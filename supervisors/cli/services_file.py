@@ -38,7 +38,7 @@ def services_of(file: Path | None, resume: Path | None) -> ServicesConfig | None
     if resume is None:
         return None
     register = ServiceRegister(resume)
-    register.read()
+    register.read(of_anyone=True)
     return register.now.rules if register.now.rules.services else None
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from actors.core.terminal_text import harmless
 
-_FIRST: Final[dict[str, tuple[str, ...]]] = {
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
     "jobs": ("job", "state", "step", "steps", "workers", "reward_last", "error", "run_dir"),
     "runs": ("run", "state", "steps", "reward_first", "reward_last", "seconds", "model", "mode", "date"),
     "services": (
@@ -65,7 +65,7 @@ def print_result(console: Console, op: str, result: Any) -> None:
     elif isinstance(result, list):
         items = cast("list[Any]", result)
         if items and all(isinstance(item, dict) for item in items):
-            console.print(table(items, _FIRST.get(op)))
+            console.print(table(items, COLUMNS.get(op)))
         elif items:
             for item in items:
                 console.print(harmless(str(item)), markup=False, highlight=False, soft_wrap=True)
@@ -88,7 +88,7 @@ def _print_dead_letters(console: Console, result: dict[str, list[dict[str, Any]]
         return
     console.print(table(result["counts"], None))
     console.print()
-    console.print(table(result["newest"], _FIRST["dead_letters"]))
+    console.print(table(result["newest"], COLUMNS["dead_letters"]))
 
 
 def table(rows: list[dict[str, Any]], columns: Iterable[str] | None) -> Table:

@@ -198,6 +198,7 @@ class Admission:
         known = self._known.get(job)
         if known is None or known.job is None or "service_wait_s" not in progress:
             return
+        self._register.try_again()
         waited_s, switch_s = float(progress["service_wait_s"]), float(progress.get("switch_s") or 0.0)
         busy_s, seconds = float(progress.get("compute_s") or 0.0), float(progress.get("seconds") or 0.0)
         was_known = known.profile.steps >= self.rules.cold_steps

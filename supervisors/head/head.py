@@ -82,7 +82,8 @@ class Head:
         self.limits = limits
         self.allow_functions = allow_functions
         self.run_root = run_root
-        self.register = JobRegister(run_root)
+        owner = str(agent.peer) if agent is not None else ""
+        self.register = JobRegister(run_root, owner)
         self.jobs: dict[str, JobRun] = {}
         self.nemeses: dict[str, Nemesis] = {}
         """Nemeses by job, for as long as its processes are there."""
@@ -98,7 +99,7 @@ class Head:
             self.nodes, machine, beside, limits=limits, on_news=self._tell_its_jobs,
             on_ready=lambda service: self.admission.service_is_ready(service),
         )  # fmt: skip
-        self.service_register = ServiceRegister(beside)
+        self.service_register = ServiceRegister(beside, owner, on_news=self._tell_all_that_share)
         self.admission = Admission(self.services, self.service_register, on_move=self._move_trainer)
         self.system: ActorSystem
         self._control: ControlServer | None = None
@@ -137,6 +138,11 @@ class Head:
             if place.service == service and job in self.jobs:
                 self.jobs[job].say(news)
         self.admission.decide()
+
+    def _tell_all_that_share(self, news: str) -> None:
+        for run in self.jobs.values():
+            if run.job.trainer.service is not None and not run.state.over:
+                run.say(news)
 
     def _move_trainer(self, job: str) -> None:
         """Beside everything else; its next life tells the service where it was that it has left."""

@@ -162,8 +162,6 @@ def former_life(order: HeadOrder, run_dir: Path, job: str = "") -> FormerLife | 
 
 def _launch_again(head: Head, order: HeadOrder) -> None:
     """Go on with the jobs of the life before this one."""
-    if order.former is None:
-        head.register.clear()
     for run_dir in head.register.read():
         try:
             head.launch(load_job(run_dir / "job.yaml", []), run_dir, former_life(order, run_dir))

@@ -2,30 +2,42 @@
 
 launch ─▶ add ─▶ head.jobs.json ─▶ a head that was started again launches them all, with what still runs of each
 end    ─▶ remove
+
+What heads of another machine process have left there, of an earlier run, counts as nothing.
 """
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 FILE: Final = "head.jobs.json"
 """File name, in the directory that holds the run directories."""
 
 
-class JobRegister:
-    """A job register keeps run directories, in order of submission."""
+class _Recorded(msgspec.Struct):
+    """It is what the file holds."""
 
-    def __init__(self, run_root: Path) -> None:
+    owner: str
+    run_dirs: list[str]
+
+
+class JobRegister:
+    """A job register keeps run directories, in order of submission. ``owner``: the machine process of its heads."""
+
+    def __init__(self, run_root: Path, owner: str = "") -> None:
         self._path = run_root / FILE
+        self._owner = owner
 
     def read(self) -> list[Path]:
         """Those of the jobs that are not over."""
         try:
-            return [Path(name) for name in json.loads(self._path.read_text("utf-8"))]
-        except FileNotFoundError:
+            recorded = msgspec.json.decode(self._path.read_bytes(), type=_Recorded)
+        except (FileNotFoundError, msgspec.ValidationError):  # nothing yet; or of a version before this one
             return []
+        return [Path(name) for name in recorded.run_dirs] if recorded.owner == self._owner else []
 
     def add(self, run_dir: Path) -> None:
         self._write([*self.read(), run_dir])
@@ -33,11 +45,8 @@ class JobRegister:
     def remove(self, run_dir: Path) -> None:
         self._write([known for known in self.read() if known != run_dir])
 
-    def clear(self) -> None:
-        """Nothing runs: this head is the first of its machine process."""
-        self._path.unlink(missing_ok=True)
-
     def _write(self, run_dirs: list[Path]) -> None:
         partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_text(json.dumps([str(run_dir) for run_dir in dict.fromkeys(run_dirs)]), encoding="utf-8")
+        recorded = _Recorded(self._owner, [str(run_dir) for run_dir in dict.fromkeys(run_dirs)])
+        partial.write_bytes(msgspec.json.encode(recorded))
         partial.replace(self._path)

@@ -181,6 +181,11 @@ class MachineProcess:
         return f"{self._listen}?key={self._keys.public_hex}"
 
     @property
+    def peer(self) -> str:
+        """Name and incarnation of this process, by which its heads know what is theirs; empty before ``start``."""
+        return str(self._system.peer) if self._system is not None else ""
+
+    @property
     def private(self) -> Path:
         """Directory that this user alone can enter, for as long as this process lives."""
         return self._runtime

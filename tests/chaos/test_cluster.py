@@ -79,7 +79,7 @@ def test_a_head_that_serves_jobs_is_killed_and_its_next_life_goes_on_with_them_o
     assert cluster.workers() == workers
     cancel(cluster)
     register = cluster.directory / "head.jobs.json"  # the job leaves it once its processes are down
-    cluster.wait_until("end of its processes", lambda: json.loads(register.read_text()) == [])
+    cluster.wait_until("end of its processes", lambda: json.loads(register.read_text())["run_dirs"] == [])
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -125,39 +125,60 @@ def test_jobs_share_a_service_through_its_death_and_the_heads_and_the_one_that_w
 STEPS = 14
 
 
-def torch_job(model: Path, name: str, seed: int, **trainer: Any) -> dict[str, Any]:
-    """SMALL_JOB with one worker, and answers that are long enough for the job to be harmed in its middle."""
+SEEDS = {"first": 7, "second": 8, "third": 9}
+
+
+def torch_job(model: Path, name: str, **trainer: Any) -> dict[str, Any]:
+    """SMALL_JOB with one worker, and answers that are long enough for the job to be harmed in its middle.
+
+    The third one trains in windows.
+    """
+    mode, window = ("minibatch", {"window_prompts": 2}) if name == "third" else ("sync", {})
+    long_answers = {"workers": 1, "max_tokens": 48, "engine_options": {"tokens_per_step": 1}}
     return SMALL_JOB | {
         "name": name,
-        "seed": seed,
+        "seed": SEEDS[name],
         "steps": STEPS,
         "model": {"source": "hf", "path": str(model)},
-        "rollout": SMALL_JOB["rollout"] | {"workers": 1, "max_tokens": 48, "engine_options": {"tokens_per_step": 1}},
-        "trainer": SMALL_JOB["trainer"] | trainer,
+        "sync": {"mode": mode},
+        "rollout": SMALL_JOB["rollout"] | long_answers,
+        "trainer": SMALL_JOB["trainer"] | window | trainer,
         "checkpoint": {"every": 5},
     }
 
 
-def pair(model: Path, **trainer: Any) -> list[dict[str, Any]]:
-    return [torch_job(model, name, seed, **trainer) for name, seed in (("first", 7), ("second", 8))]
+def torch_jobs(model: Path, names: Iterable[str], **trainer: Any) -> list[dict[str, Any]]:
+    return [torch_job(model, name, **trainer) for name in names]
 
 
 def room_for_one(model: Path) -> dict[str, Any]:
-    """A service that parks the state of one job whenever it is the other one's turn."""
+    """A service that parks the state of one job whenever it is another one's turn."""
     each = state_bytes(model, dtype="float32", replicas=1)
-    service = {"name": "train-0", "threads": 1, "memory_bytes": int(1.5 * each), "host_bytes": 4 * each + (1 << 26)}
-    return {"services": [service]}
+    budget, host = int(1.5 * each), (len(SEEDS) + 2) * each + (1 << 26)
+    return {"services": [{"name": "train-0", "threads": 1, "memory_bytes": budget, "host_bytes": host}]}
+
+
+class Unshared:
+    """What each job comes to with a trainer of its own: run when it is asked for first."""
+
+    def __init__(self, model: Path, directory: Path) -> None:
+        self._model, self._directory = model, directory
+        self._known: dict[str, tuple[Any, ...]] = {}
+
+    def come_to(self, *names: str) -> dict[str, tuple[Any, ...]]:
+        if unknown := [name for name in names if name not in self._known]:
+            run = HeadraceJobs(self._directory / "+".join(unknown), torch_jobs(self._model, unknown))
+            try:
+                summaries = run.finish()
+            finally:
+                run.close()
+            self._known |= {name: came_to(job, summaries[name]) for name, job in run.jobs.items()}
+        return {name: self._known[name] for name in names}
 
 
 @pytest.fixture(scope="module")
-def unshared(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, ...]]:
-    """What each job of ``pair`` comes to with a trainer of its own."""
-    run = HeadraceJobs(tmp_path_factory.mktemp("unshared") / "jobs", pair(small_model))
-    try:
-        summaries = run.finish()
-    finally:
-        run.close()
-    return {name: came_to(job, summaries[name]) for name, job in run.jobs.items()}
+def unshared(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Unshared:
+    return Unshared(small_model, tmp_path_factory.mktemp("unshared"))
 
 
 def kill_while_it_computes(run: HeadraceJobs, pid: int) -> str:
@@ -179,6 +200,26 @@ def lives(run: HeadraceJobs, job: str, child: str) -> int:
     return sum(event["child"] == child for event in run.jobs[job].events("child_started"))
 
 
+def go_on(run: HeadraceJobs, steps: int) -> None:
+    """Wait until each job has committed so many steps."""
+    jobs = run.jobs.values()
+    run.wait_until(f"{steps} steps of each", lambda: min(len(job.rows()) for job in jobs) >= steps)
+
+
+def finish_as_unshared(run: HeadraceJobs, unshared: Unshared) -> None:
+    """Samples with their rewards, losses, and the hash of each file of the last checkpoint."""
+    summaries, alone = run.finish(), unshared.come_to(*run.jobs)
+    for name, job in run.jobs.items():
+        samples, losses, files = came_to(job, summaries[name])
+        assert samples == alone[name][0]
+        assert losses == alone[name][1]
+        assert {"model.safetensors", "trainer/weights.safetensors"} <= set(files)
+        assert files == alone[name][2]
+        assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
+    moved = [row for job in run.jobs.values() for row in job.rows() if row["switch_s"] > 0]
+    assert moved, "nobody's state was ever moved"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
@@ -190,19 +231,17 @@ def lives(run: HeadraceJobs, job: str, child: str) -> int:
     ],
 )
 def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_killed(
-    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: dict[str, tuple[Any, ...]], harm: str
+    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: Unshared, harm: str
 ) -> None:
-    """Samples with their rewards, losses, and the hash of each file of the last checkpoint; torch, room for one."""
-    run = headrace_jobs(pair(small_model, service="train-0"), services=room_for_one(small_model))
-    first, second = (run.jobs[name] for name in ("first", "second"))
+    """On torch, with room for one."""
+    jobs = torch_jobs(small_model, ("first", "second"), service="train-0")
+    run = headrace_jobs(jobs, services=room_for_one(small_model))
+    first = run.jobs["first"]
 
     def pid(name: str, job: str | None = None) -> int:
         return run.wait_until(f"{name} running", lambda: run.pid_of(name, job))
 
-    def go_on(steps: int) -> None:
-        run.wait_until(f"{steps} steps of both", lambda: min(len(first.rows()), len(second.rows())) >= steps)
-
-    go_on(2)
+    go_on(run, 2)
     service, steps = pid("train-0"), len(first.rows())
     if harm == "trainer":
         os.kill(pid("trainer", "first"), signal.SIGKILL)
@@ -215,18 +254,27 @@ def test_jobs_that_share_a_service_come_to_what_they_do_without_whoever_is_kille
     if harm == "twice":
         run.wait_until("progress", lambda: len(first.rows()) > steps)
         kill_while_it_computes(run, pid("train-0"))
-    summaries = run.finish()
+    finish_as_unshared(run, unshared)
 
-    for name, job in run.jobs.items():
-        samples, losses, files = came_to(job, summaries[name])
-        assert samples == unshared[name][0]
-        assert losses == unshared[name][1]
-        assert {"model.safetensors", "trainer/weights.safetensors"} <= set(files)
-        assert files == unshared[name][2]
-        assert (summaries[name]["prompts_lost"], summaries[name]["samples_trained_twice"]) == (0, 0)
-    assert any(row["switch_s"] > 0 for row in (*first.rows(), *second.rows())), "nobody's state was ever moved"
     lived = (lives(run, "first", "trainer"), lives(run, "second", "trainer"))
     if harm == "twice":  # it can die again before both are served by its next life
         assert 4 < sum(lived) <= 6
     else:
         assert lived == {"service": (2, 2), "trainer": (2, 1)}.get(harm, (1, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("harm", ["nobody", "service"])
+def test_three_jobs_that_share_a_service_come_to_what_they_do_alone(
+    headrace_jobs: Callable[..., HeadraceJobs], small_model: Path, unshared: Unshared, harm: str
+) -> None:
+    """On torch, with room for one, two modes; the service is killed in mid-burst."""
+    jobs = torch_jobs(small_model, SEEDS, service="train-0")
+    run = headrace_jobs(jobs, services=room_for_one(small_model))
+    go_on(run, 2)
+    if harm == "service":
+        kill_while_it_computes(run, run.wait_until("the service", lambda: run.pid_of("train-0")))
+    finish_as_unshared(run, unshared)
+    assert [lives(run, name, "trainer") for name in SEEDS] == [1 if harm == "nobody" else 2] * len(SEEDS)

@@ -23,6 +23,7 @@ from configs.schema import JobConfig
 from configs.services import ServicesConfig
 from configs.validation import validate
 from supervisors.cli.app import app
+from supervisors.cli.tables import COLUMNS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -81,6 +82,12 @@ def test_the_guides_tell_of_the_quickstart_as_its_job_file_has_it() -> None:
     named = {Path(path) for path in re.findall(r"runs/quickstart/checkpoints/\w+", first_run + resume)}
     assert named <= kept
     assert named
+
+
+def test_the_guide_to_many_jobs_shows_the_table_of_services_with_all_its_columns() -> None:
+    page = ROOT / "docs" / "guides" / "many_jobs.md"
+    (table,) = (body for body in fences(page, "text") if body.startswith("service"))
+    assert re.split(r"  +", table.splitlines()[0]) == [column.replace("_", " ") for column in COLUMNS["services"]]
 
 
 def test_the_guide_to_a_real_model_writes_prompts_that_its_job_reads(

@@ -2,6 +2,7 @@
 
     accumulate, step, … ─▶ TrainCall(life, number) ─▶ service: waits for the slice, computes ─▶ TrainAnswer
                                 └── the link breaks: the same number again, for ``limits.service_patience_s``
+    Down of the service between two calls ─▶ is it there again within that time? ─▶ else the trainer ends by BundleLost
 
 Invariants
 - A call is computed once or not at all: a repeat has the number of the first time (``actors/protocol/training.py``).
@@ -25,6 +26,7 @@ from actors.core.context import Context
 from actors.core.errors import DeadlineExceeded, NotSent, RefusalReason, Refused, RemoteError, SentNoReply
 from actors.core.message import Message
 from actors.core.patience import is_still_there
+from actors.core.watch import Down, Gone
 from actors.protocol.training import (
     Accumulate,
     Accumulated,
@@ -75,7 +77,7 @@ class Client:
 
 
 class ServiceBackend:
-    """Implements ``TrainBackend``. ``connect`` comes before ``start``."""
+    """Implements ``TrainBackend``. ``connect`` comes before ``start``; whose ctx it has passes every ``Down`` on."""
 
     def __init__(self, client: Client, service: ActorAddress) -> None:
         self.kind = client.backend
@@ -83,6 +85,7 @@ class ServiceBackend:
         self._service = service
         self._ctx: Context | None = None
         self._life = ""
+        self._committed = 0
         self._number = 0
         self._closed = False
         self._stored: StoredBytes | None = None
@@ -101,6 +104,7 @@ class ServiceBackend:
 
     def committed(self, steps: int) -> None:
         """The job has committed so many steps: from that state its next life may go on."""
+        self._committed = steps
         said = StepsCommitted(job=self._client.job, life=self._life, steps=steps)
         self._context.ref(self._service).tell(said)
 
@@ -125,6 +129,26 @@ class ServiceBackend:
         if attached.failure is not None:
             raise _error_of(attached.failure)
         self._life, self._stored, self.resumed_step = attached.life, attached.stored, attached.resumed_step
+        ctx.watch(self._service)
+
+    def heard(self, message: Down) -> None:
+        """End the trainer by BundleLost, unless a link broke that is soon there again: it may have no call to make."""
+        if self._ctx is not None and not self._closed and message.address == self._service:
+            self._ctx.start_task(self._see_to_it(self._ctx, message), "see whether the training service is there")
+
+    async def _see_to_it(self, ctx: Context, message: Down) -> None:
+        """Raises:
+        BundleLost: this life of the service is gone.
+        """
+        broke = message.reason is Gone.UNREACHABLE
+        if broke and await is_still_there(ctx, self._service, ctx.limits.service_patience_s):
+            ctx.watch(self._service)
+            self.committed(self._committed)  # the service waits to hear from us, too
+        elif not self._closed:
+            raise BundleLost(self._gone(message.detail or message.reason))
+
+    def _gone(self, why: object) -> str:
+        return f"job {self._client.job}: the training service is not there any more: {why}"
 
     def stored_bytes(self) -> StoredBytes:
         if self._stored is None:
@@ -212,8 +236,7 @@ class ServiceBackend:
             except (NotSent, SentNoReply, Refused) as error:
                 gone = isinstance(error, Refused) and error.reason in _GONE
                 if gone or not await is_still_there(ctx, self._service, ctx.limits.service_patience_s):
-                    why = f"job {self._client.job}: the training service is not there any more: {error}"
-                    raise BundleLost(why) from error
+                    raise BundleLost(self._gone(error)) from error
                 ctx.log.info("a call of the training service is repeated", after=str(error))
 
 

@@ -13,6 +13,7 @@ from actors.ledger import events as ev
 from actors.ledger.ledger import Ledger
 from actors.ledger.memory_journal import MemoryJournal
 from actors.ledger.whole_steps import newest_whole_step
+from actors.protocol.services import LookupService
 from actors.protocol.weights import VersionAvailable
 
 InWorld = Callable[..., None]
@@ -41,6 +42,8 @@ def test_a_version_waits_for_the_samples_that_made_it(in_world: InWorld) -> None
         await asyncio.sleep(1)
         assert world.scheduler._fleet.versions.offered == 1
         assert [worker.version for worker in world.workers] == [0, 0], "step 0 could still be taken back by a crash"
+        asked = await world.scheduler.lookup_service(LookupService(job="j", role="weights"))
+        assert asked.policy_version == 0, "nor does a worker that joins get version 1 while its engine starts"
         disk.ready.set()
         await world.until(lambda: all(worker.version >= 1 for worker in world.workers))
         assert await world.job.wait_over(60.0) == "finished"

@@ -10,7 +10,7 @@ import pytest
 
 from actors.train_service.residency_errors import MoveStuck
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
-from actors.trainer.errors import BundleLost
+from actors.trainer.errors import BundleLost, ServiceBusy
 from configs.limits import Limits
 from tests.actors.train_service.played_jobs import LOSS, batches
 from tests.actors.train_service.service_world import ServiceWorld, spec_of
@@ -78,6 +78,30 @@ def test_a_job_that_replays_its_steps_without_publishing_them_gives_way_after_ea
     play(tmp_path, scenario, make=make)
 
 
+def test_a_job_that_has_only_attached_gives_way_at_once(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first, _ = await world.attached("a"), await world.attached("b")
+        await first.backend.step(weight=1.0)
+        assert first.backend.taken_times().waited_s == pytest.approx(0.0, abs=0.01)
+
+    play(tmp_path, scenario)
+
+
+def test_a_job_that_attached_to_load_its_checkpoint_does_so_in_the_same_slice(tmp_path: Path) -> None:
+    async def scenario(world: ServiceWorld) -> None:
+        first = await world.attached("a")
+        await first.backend.save(tmp_path / "checkpoint")
+        second = await world.attached("b", checkpoint_step=1)
+        asked = asyncio.ensure_future(first.backend.step(weight=1.0))
+        await asyncio.sleep(0.2)
+        await second.backend.load(tmp_path / "checkpoint")
+        assert (asked.done(), second.backend.taken_times().waited_s) == (False, pytest.approx(0.0, abs=0.01))
+        await asked
+
+    (tmp_path / "checkpoint").mkdir()
+    play(tmp_path / "service", scenario)
+
+
 def test_a_service_that_was_told_to_stop_while_it_computed_blames_nobody(tmp_path: Path) -> None:
     async def scenario(world: ServiceWorld) -> None:
         for _ in range(world.limits.service_deaths_max):
@@ -109,6 +133,30 @@ def test_a_trainer_that_goes_while_others_are_parked_for_it_leaves_no_reservatio
         assert world.service._residency._reserved == {}
 
     play(tmp_path / "service", scenario, make=lambda kind: SimulatedBackend(TrainCost(step_s=1.0, moved_byte_s=0.01)))
+
+
+def test_a_trainer_waits_for_its_former_lifes_call_no_longer_than_for_others(tmp_path: Path) -> None:
+    """Then it is told so, as whoever finds the service busy is; the life after it begins once that call is done."""
+    limits = Limits(service_wait_s=10.0)
+
+    async def scenario(world: ServiceWorld) -> None:
+        loop = asyncio.get_running_loop()
+        former = await world.attached("a")
+        computing = asyncio.ensure_future(former.backend.step(weight=1.0))
+        await asyncio.sleep(1.0)
+        await former.kill()
+        began_s = loop.time()
+        with pytest.raises(ServiceBusy, match=r"its former life has not ended within 10 s \(limits.service_wait_s\)"):
+            await world.attached("a")
+        assert loop.time() - began_s < 10.5
+        computing.cancel()
+        await asyncio.sleep(12.0)
+        next_one = await world.attached("a")
+        assert loop.time() - began_s > 28.0
+        await next_one.backend.step(weight=1.0)
+
+    make = lambda kind: SimulatedBackend(TrainCost(step_s=30.0))  # noqa: E731
+    play(tmp_path, scenario, make=make, limits=limits)
 
 
 def test_a_bundle_that_cannot_be_let_go_of_ends_the_service_and_says_why(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from actors.trainer.errors import BackendClosed, BundleLost, ServiceRefuses
 from actors.trainer.trainer import Trainer
 from configs.services import ServiceConfig
 from tests.actors.trainer.trainer_world import NotingBackend, World
+from tests.broken_links import break_link
 from tests.simulated import run_simulated
 from transport.address import ActorAddress, PeerId
 from transport.memory_transport import MemoryNetwork, MemoryTransport
@@ -154,6 +155,54 @@ def test_a_trainer_whose_service_died_ends_by_a_typed_error_and_its_next_life_go
     assert world.weights.manifests[3].chunk_hashes == alone.weights.manifests[3].chunk_hashes
     for step in range(3):
         assert world.scheduler.commits[step].metrics["loss"] == alone.scheduler.commits[step].metrics["loss"]
+    remove_parked(tmp_path / "service")
+
+
+async def trainer_without_a_call(world: SharingWorld) -> None:
+    """Start, and have the trainer wait for the groups of step 1."""
+    world.scheduler.on_open = lambda message: message.step == 0
+    await world.start()
+    while 1 not in world.scheduler.opened:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_a_trainer_that_has_no_call_under_way_hears_at_once_that_its_service_is_gone(
+    tmp_path: Path, in_order: bool
+) -> None:
+    world = SharingWorld(tmp_path)
+
+    async def main():
+        await trainer_without_a_call(world)
+        began_s = asyncio.get_running_loop().time()
+        await (world.service_system.stop() if in_order else world.kill_service())
+        end = await world.trainer_ended()
+        await world.system.stop()
+        return end, asyncio.get_running_loop().time() - began_s
+
+    end, seconds = run_simulated(main())
+    assert isinstance(end.error, BundleLost)
+    assert seconds < (0.5 if in_order else world.limits.service_patience_s + 0.5)
+    remove_parked(tmp_path / "service")
+
+
+def test_a_link_that_breaks_while_no_call_is_under_way_costs_nothing(tmp_path: Path) -> None:
+    world = SharingWorld(tmp_path)
+
+    async def main():
+        await trainer_without_a_call(world)
+        for _ in range(2):
+            break_link(world.network, "head.j.trainer", "head.service.s")
+            await asyncio.sleep(2 * world.limits.service_patience_s)
+        world.scheduler.on_open = lambda message: True
+        world.scheduler.grant_step(1, world.trainer_system.address("trainer"))
+        end = await world.trainer_ended()
+        await world.stop()
+        return end
+
+    assert run_simulated(main()).reason == "completed"
+    assert world._trainer_lives == 1
     remove_parked(tmp_path / "service")
 
 

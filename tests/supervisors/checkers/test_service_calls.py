@@ -96,6 +96,14 @@ def test_a_step_is_the_end_of_a_burst_only_where_it_is_not_published_as_in_a_rep
     assert broken(asked_in_vain) == told
 
 
+@pytest.mark.parametrize(("follows", "told"), [("load x", [BURSTS]), ("export_segment 1", []), ("", [])])
+def test_the_making_of_a_bundle_is_a_slice_of_its_own_unless_a_checkpoint_is_loaded(
+    follows: str, told: list[str]
+) -> None:
+    calls = [call("a", START, 0.0), call("b", "export_segment 1", 0.6)]
+    assert broken(record(*calls, *([call("a", follows, 1.6)] if follows else []))) == told
+
+
 def test_who_has_waited_for_the_guard_is_not_passed_by_who_came_later() -> None:
     calls = [
         call("a", "export_segment 1", 6.0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,7 +35,8 @@ class World:
 
     def __init__(self, directory: Path, *services: ServiceConfig, former: bool = False, **rules: Any) -> None:
         self.directory = directory
-        self.register = ServiceRegister(directory)
+        self.news: list[str] = []
+        self.register = ServiceRegister(directory, on_news=self.news.append)
         if former:
             self.register.read()
         else:
@@ -347,6 +349,34 @@ async def test_nobody_joins_a_job_for_which_its_service_died_and_the_next_life_o
     await second.admission.leave("a")
     await waiting
     assert "c" in second.on()
+
+
+async def test_a_full_disk_delays_no_job_and_is_told_once_and_what_it_did_not_take_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, service("train-0", jobs_max=1))
+    await world.ask(job("a"))
+    waiting = world.ask(job("b"))
+    await world.settle()
+
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr(Path, "write_text", full)
+        await world.admission.leave("a")
+        await waiting
+        with pytest.raises(OSError, match="No space"):
+            world.register.set_services([], ())
+        assert world.register.now.rules.services, "a change of services is made only if it is noted"
+    assert world.on() == {"b": "train-0"}
+    (told,) = world.news
+    assert "head.services.json cannot be written (No space left on device)" in told
+    assert World(tmp_path, former=True).on() == {"a": "train-0"}
+
+    world.admission.heard("b", {"service_wait_s": 0.0, "step": 1})
+    assert world.news[1:] == [f"{tmp_path / 'head.services.json'} is written again"]
+    assert World(tmp_path, former=True).on() == {"b": "train-0"}
 
 
 async def test_a_damaged_register_is_told_and_not_guessed_at(tmp_path: Path) -> None:

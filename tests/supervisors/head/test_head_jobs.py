@@ -17,11 +17,15 @@ from actors.protocol.jobs import JobState
 from configs.limits import Limits
 from configs.loader import dump_job
 from configs.schema import JobConfig
+from configs.services import ServiceConfig, ServicesConfig
+from supervisors.cli.services_file import services_of
 from supervisors.head import head as head_module
 from supervisors.head.head import Head
 from supervisors.head.head_messages import Former, HeadOrder
 from supervisors.head.head_process import former_life, run_several
+from supervisors.head.job_register import JobRegister
 from supervisors.head.operations import Operations
+from supervisors.head.service_register import ServiceRegister
 from tests.smallest_job import smallest_job
 from transport.address import ActorAddress, PeerId
 
@@ -120,6 +124,29 @@ async def test_a_run_with_a_bug_ends_in_a_summary_that_says_so(
     monkeypatch.setattr(Run, "wait", _bug)
     summary = await head.run(smallest_job(), tmp_path, asyncio.Event())
     assert (summary["state"], summary["error"]) == ("failed", "KeyError('nobody has thought of it')")
+
+
+# ------------------------------------------------------------ what an earlier run has left
+
+
+async def test_a_head_whose_first_life_died_at_once_goes_on_with_nothing_of_an_earlier_run(
+    head: Head, tmp_path: Path
+) -> None:
+    earlier = "machine#1"
+    old = ServicesConfig(services=[ServiceConfig(name="old", memory_bytes=1000)])
+    ServiceRegister(tmp_path, earlier).begin(old)
+    JobRegister(tmp_path, earlier).add(tmp_path / "old")
+
+    await head.begin_services(ServicesConfig(services=[]), former=True)
+    assert (head.services.all, head.register.read()) == ([], [])
+    head.register.add(tmp_path / "new")
+    assert JobRegister(tmp_path, str(NOBODY.peer)).read() == [tmp_path / "new"]
+
+
+def test_a_command_that_is_resumed_finds_the_services_of_the_run_before(tmp_path: Path) -> None:
+    old = ServicesConfig(services=[ServiceConfig(name="old", memory_bytes=1000)])
+    ServiceRegister(tmp_path, "machine#1").begin(old)
+    assert services_of(None, tmp_path) == old
 
 
 # ------------------------------------------------------------ a name that is used again
