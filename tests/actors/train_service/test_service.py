@@ -414,6 +414,24 @@ def test_a_call_that_still_computes_is_waited_for_before_its_backend_is_closed(t
     play(tmp_path / "service", scenario, make=lambda kind: Slow())
 
 
+def test_a_step_that_outlives_its_trainer_is_no_part_of_the_next_ones_burst(tmp_path: Path) -> None:
+    class Slow(SimulatedBackend):
+        async def step(self, *, weight: float) -> Any:
+            await asyncio.sleep(10.0)
+            return await super().step(weight=weight)
+
+    async def scenario(world: ServiceWorld) -> None:
+        trainer = await world.attached("a")
+        stepping = asyncio.ensure_future(trainer.backend.step(weight=1.0))
+        await asyncio.sleep(1.0)
+        stepping.cancel()
+        await trainer.kill()
+        await world.attached("a", checkpoint_step=1)  # so that the burst goes on: it is to load that
+        assert not world.service._turns._jobs["a"].has_stepped
+
+    play(tmp_path / "service", scenario, make=lambda kind: Slow())
+
+
 def test_state_that_a_failed_call_may_have_half_changed_is_not_kept(tmp_path: Path) -> None:
     """The step changes the weights and raises; its number of steps is one that the job has committed."""
 
