@@ -244,7 +244,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 def _all_keys(model: type[BaseModel], at: Loc = ()) -> list[Loc]:
     keys: list[Loc] = []
     for name, info in model.model_fields.items():
-        inner = info.annotation
+        inner = _bare(info.annotation)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             keys += _all_keys(inner, (*at, name))
         else:
