@@ -1,15 +1,16 @@
-"""Preferences made of a task's own answers: a response with fewer mistakes is preferred to one with more.
+"""Preferences made of a task's own answers: of two responses that go wrong in many ways, the better one is preferred.
 
-    row's answer ── 0 to 2 mistakes ──▶ chosen ── 1 to 3 more, or another row's answer ──▶ rejected
+    row's answer ─▶ two drawn of: right · with mistakes · goes on as another answer · cut short · another answer
+                ─▶ how good each truly is ─▶ better: chosen, worse: rejected; equally good: drawn anew
 
-The right answer is the chosen one in half of the pairs, so that the order of wrong ones is learned too: a policy that
-is often wrong is told which way is better. How good a response truly is, the task's own verifier knows, which can be
-shown beside the learned reward. A mistake is a letter that is replaced, left out, doubled, put in, or changes places
-with the next.
+How good a response truly is, the task's own scorer says (``reasoning_gym``); of other data, how much of the answer is
+in it. It can be shown beside the learned reward, which has seen only which of two was better. Most responses are wrong
+ones, as a policy's are at first, so that the order of wrong ones is learned too.
 """
 
 from __future__ import annotations
 
+import difflib
 import random
 import string
 from collections.abc import Mapping
@@ -20,12 +21,9 @@ from actors.reward_training.errors import CannotTrain
 from actors.reward_training.preferences import Pair
 from configs.schema import DataConfig
 
-_FIRST_MISTAKES = (0, 0, 0, 1, 1, 2)
-_MORE_MISTAKES = (1, 1, 2, 3)
-_OTHER_ANSWER = 0.2
-"""Share of the rejected that are the answer of another row."""
+_MISTAKES_MAX = 3
 _TRIES = 20
-"""Draws of one pair before its row is passed over: an answer of one letter has few mistakes."""
+"""Draws of one pair before its row is passed over: an answer of one letter can go wrong in few ways."""
 
 
 def pairs_of_answers(data: Mapping[str, tuple[DataConfig, Source]], seed: int, count: int) -> list[Pair]:
@@ -38,23 +36,33 @@ def pairs_of_answers(data: Mapping[str, tuple[DataConfig, Source]], seed: int, c
     sources = [(config, source, epoch_order(config, seed, len(source), 0)) for config, source in data.values()]
     draw = random.Random(f"headrace preferences {seed}")
     pairs: list[Pair] = []
-    without = 0
+    passed_over = 0
     while len(pairs) < count:
-        number = len(pairs) + without
+        number = len(pairs) + passed_over
         config, source, order = sources[number % len(sources)]
         index = int(order[number // len(sources) % len(order)])
-        answer, other = (_answer(source, row) for row in (index, draw.randrange(len(source))))
-        row = source.row(index)
-        if (two := _two(answer, other, draw)) is None:
-            without += 1
-            if without > count + sum(len(source) for _, source, _ in sources):
-                raise CannotTrain(
-                    "preferences answers: the data's answers are too short or too alike to make wrong ones of them. "
-                    "Name a file of preferences instead"
-                )
+        if (two := _two(config, source, index, draw)) is not None:
+            pairs.append(Pair(*two, source.row(index).prompt, source.where(index), config))
             continue
-        pairs.append(Pair(*two, row.prompt, source.where(index), config))
+        passed_over += 1
+        if passed_over > count + sum(len(source) for _, source, _ in sources):
+            raise CannotTrain(
+                "preferences answers: the data's answers are too short or too alike to make wrong ones of them. "
+                "Name a file of preferences instead"
+            )
     return pairs
+
+
+def _two(config: DataConfig, source: Source, index: int, draw: random.Random) -> tuple[str, str] | None:
+    """A better and a worse response to row ``index``; None if none was found."""
+    answer = _answer(source, index)
+    for _ in range(_TRIES):
+        other = _answer(source, draw.randrange(len(source)))
+        one, two = _response(answer, other, draw), _response(answer, other, draw)
+        good = [_how_good(config, source, index, answer, text) for text in (one, two)]
+        if good[0] != good[1]:
+            return (one, two) if good[0] > good[1] else (two, one)
+    return None
 
 
 def _answer(source: Source, index: int) -> str:
@@ -67,19 +75,31 @@ def _answer(source: Source, index: int) -> str:
     return str(answer)
 
 
-def _two(answer: str, other: str, draw: random.Random) -> tuple[str, str] | None:
-    """A better and a worse response; None if none was found."""
-    for _ in range(_TRIES):
-        better = _spoilt(answer, draw.choice(_FIRST_MISTAKES), draw)
-        worse = other if draw.random() < _OTHER_ANSWER else _spoilt(better, draw.choice(_MORE_MISTAKES), draw)
-        if worse not in (better, answer):
-            return better, worse
-    return None
+def _how_good(config: DataConfig, source: Source, index: int, answer: str, response: str) -> float:
+    if config.source == "reasoning_gym":
+        return source.score(response, index)
+    return difflib.SequenceMatcher(None, response, answer, autojunk=False).ratio()
 
 
-def _spoilt(text: str, mistakes: int, draw: random.Random) -> str:
+def _response(answer: str, other: str, draw: random.Random) -> str:
+    """A response as a policy might give it."""
+    at = draw.randrange(len(answer))
+    return draw.choice(
+        (
+            lambda: answer,
+            lambda: _with_mistakes(answer, draw),
+            lambda: _with_mistakes(answer, draw),
+            lambda: answer[:at] + other[draw.randrange(len(other)) :],
+            lambda: answer[:at],
+            lambda: other,
+        )
+    )()
+
+
+def _with_mistakes(text: str, draw: random.Random) -> str:
+    """Letters replaced, left out, doubled, put in, or that change places with the next."""
     letters = string.digits if text.isdigit() else string.ascii_lowercase
-    for _ in range(mistakes):
+    for _ in range(draw.randint(1, _MISTAKES_MAX)):
         at = draw.randrange(len(text) or 1)
         before, here, after = text[:at], text[at : at + 1], text[at + 1 :]
         text = draw.choice(

@@ -94,7 +94,7 @@ def encode(pairs: Sequence[Pair], backbone: Backbone) -> Encoded:
             raise CannotTrain(
                 f"{pair.where}: it has a token beyond the model's vocabulary of {rows}; use the model's own tokenizer"
             )
-        if np.array_equal(*both):
+        if np.array_equal(both[0], both[1]):
             alike += 1
         else:
             found.append((both[0], both[1]))
