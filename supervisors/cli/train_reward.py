@@ -111,11 +111,12 @@ def _train(
     hide_broken_optionals()
     from actors.reward_training.errors import CannotTrain, RewardTrainingError
     from actors.reward_training.preferences import read_preferences
-    from actors.reward_training.train import TrainingOrder, train_reward_model
     from transport.errors import HeadraceError
 
     try:
         pairs = read_preferences(Path(how.preferences).expanduser(), "PREFERENCES")
+        from actors.reward_training.train import TrainingOrder, train_reward_model  # and torch, once there are pairs
+
         order = TrainingOrder(model, out.absolute(), how, seed, device, max_tokens)
         return train_reward_model(order, pairs, named=_named, say=_say, tell=_Teller())
     except CannotTrain as error:

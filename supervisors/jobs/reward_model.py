@@ -9,15 +9,20 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from actors.host.import_guard import hide_broken_optionals
 from actors.host.parent_death import die_with_parent
 from actors.host.thread_pool import let_waiting_threads_rest
-from configs.reward_training import ANSWERS
+from configs.reward_training import ANSWERS, RewardTraining
 from configs.schema import JobConfig
+
+if TYPE_CHECKING:
+    from actors.reward_training.preferences import Pair
+    from actors.reward_training.training import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,7 @@ def train(order: RewardOrder) -> None:
     let_waiting_threads_rest()
     hide_broken_optionals()
     from actors.environments.errors import SourceUnreadable
-    from actors.environments.prompts.sources import open_sources
     from actors.reward_training.errors import RewardTrainingError
-    from actors.reward_training.made_preferences import pairs_of_answers
-    from actors.reward_training.preferences import read_preferences
-    from actors.reward_training.train import TrainingOrder, train_reward_model
-    from actors.reward_training.training import Progress
 
     job = JobConfig.model_validate_json(order.job)
     reward = dict(job.reward.each)[order.where]
@@ -62,12 +62,9 @@ def train(order: RewardOrder) -> None:
             _write(report, {"done": progress.step, "total": progress.steps})
 
     try:
-        if how.preferences == ANSWERS:
-            data = job.data.sources
-            sources = {name: (data[name], source) for name, source in open_sources(job).items()}
-            pairs = pairs_of_answers(sources, job.seed, how.pairs)
-        else:
-            pairs = read_preferences(Path(how.preferences), named("preferences"))
+        pairs = _pairs(job, how, named)
+        from actors.reward_training.train import TrainingOrder, train_reward_model  # and torch, once there are pairs
+
         whole = TrainingOrder(
             Path(order.backbone), Path(order.directory), how, job.seed, reward.device, reward.max_tokens
         )
@@ -75,6 +72,19 @@ def train(order: RewardOrder) -> None:
         _write(report, {"warnings": warnings})
     except (RewardTrainingError, SourceUnreadable) as error:
         _write(report, {"error": str(error)})
+
+
+def _pairs(job: JobConfig, how: RewardTraining, named: Callable[[str], str]) -> list[Pair]:
+    from actors.environments.prompts.sources import open_sources
+    from actors.reward_training.made_preferences import pairs_of_answers
+    from actors.reward_training.preferences import read_preferences
+
+    if how.preferences != ANSWERS:
+        return read_preferences(Path(how.preferences), named("preferences"))
+    data = job.data.sources
+    return pairs_of_answers(
+        {name: (data[name], source) for name, source in open_sources(job).items()}, job.seed, how.pairs
+    )
 
 
 def _write(report: Path, content: dict[str, Any]) -> None:
