@@ -22,6 +22,7 @@ from configs.errors import ConfigError, Problem
 from configs.local_paths import found
 from configs.presets import file_or_preset
 from configs.schema import JobConfig
+from configs.task_schema import Reward
 from configs.validation import dotted_keys, validate
 from configs.yaml_source import Path_, parse_value, read_yaml
 
@@ -178,6 +179,13 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     rollout = job.rollout
     if rollout.ranker_model is not None:
         rollout = rollout.model_copy(update={"ranker_model": found(rollout.ranker_model, beside)})
-    reward = job.reward.with_paths(lambda path: found(path, beside))
+    reward = job.reward.with_each(lambda _, one: _reward_paths(one, beside))
     changed = {"data": data, "model": model, "provider": provider, "reward": reward, "rollout": rollout}
     return job.model_copy(update=changed)
+
+
+def _reward_paths(reward: Reward, beside: Path) -> dict[str, Any]:
+    if (train := reward.train) is not None:
+        files = {"preferences": train.preferences, "model": train.model}
+        train = train.model_copy(update={key: found(path, beside) for key, path in files.items() if path})
+    return {"path": found(reward.path, beside) if reward.path else reward.path, "train": train}

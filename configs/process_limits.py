@@ -123,6 +123,12 @@ class ProcessLimits(BaseModel):
         default=3.0, description="an own process whose heartbeats ceased, on a machine too busy to answer"
     )
     model_preparation_timeout_s: float = Field(default=1800.0, description="making and warm-starting a tiny model")
+    reward_training_timeout_s: float = Field(
+        default=86400.0, description="training a reward model before a run; a day on one device is 10^5 pairs at 8B"
+    )
+    reward_cache_bytes: int = Field(
+        default=256 << 20, description="a larger reward model is kept in its run alone, not in the user's cache too"
+    )
     model_cache_entries: int = Field(
         default=16, ge=1, description="tiny models that the user's cache keeps, some 1 to 20 MB each; the oldest go"
     )

@@ -9,11 +9,12 @@ of one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from pydantic import model_validator
 
+from configs.reward_training import RewardTraining
 from configs.section import PartName, PositiveFloat, PositiveInt, Section
 
 
@@ -122,7 +123,13 @@ class Reward(Section):
     batch_samples: PositiveInt = 64
     """``http``: responses in one request, at most."""
     path: str | None = None
-    """``model``: a directory with a Hugging Face model for sequence classification, of one label, and its tokenizer."""
+    """``model``: a directory with a Hugging Face model for sequence classification, of one label, and its tokenizer; or
+    a hub name such as ``Skywork/Skywork-Reward-V2-Qwen3-0.6B``, fetched into the Hugging Face cache."""
+    revision: str | None = None
+    """``model``: a branch, a tag or a commit of a hub name, in ``path`` or ``train.model``; unset: the default branch.
+    A resumed run keeps its commit."""
+    train: RewardTraining | None = None
+    """``model``: in place of ``path``: the model is trained before the run starts."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``model``: where it computes; ``auto``: CUDA where there is a device."""
     batch_tokens: PositiveInt = 16_384
@@ -187,7 +194,9 @@ class RewardConfig(Reward):
         """Names of the parts; none where there is one reward only."""
         return [part.called for part in self.parts]
 
-    def with_paths(self, found: Callable[[str], str]) -> RewardConfig:
-        """The same rewards, with the directories of models as ``found`` says."""
-        parts = [one.model_copy(update={"path": found(one.path)}) if one.path else one for one in self.parts]
-        return self.model_copy(update={"parts": parts, "path": found(self.path) if self.path else None})
+    def with_each(self, change: Callable[[str, Reward], Mapping[str, Any]]) -> RewardConfig:
+        """The same rewards, each with the keys that ``change`` gives for its place in the job file and itself."""
+        if not self.parts:
+            return self.model_copy(update=dict(change("reward", self)))
+        parts = [part.model_copy(update=dict(change(f"reward.parts.{i}", part))) for i, part in enumerate(self.parts)]
+        return self.model_copy(update={"parts": parts})

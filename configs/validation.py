@@ -159,9 +159,9 @@ def _suggest_key(root: type[BaseModel], at: _Place) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if near:
         return f"Did you mean {'.'.join((*at.path[:-1], near[0]))!r}?"
-    for path in _all_keys(root):
-        if path[-1] == name:  # the right name in the wrong section
-            return f"Did you mean {'.'.join(path)!r}?"
+    elsewhere = [path for path in _all_keys(root) if path[-1] == name]
+    if elsewhere:  # the right name in the wrong section
+        return f"Did you mean {'.'.join(min(elsewhere, key=len))!r}?"
     near = difflib.get_close_matches(at.field, everywhere, n=1, cutoff=0.75)
     if near:
         return f"Did you mean {near[0]!r}?"
@@ -244,7 +244,7 @@ def _choices(annotation: Any) -> tuple[Any, ...]:
 def _all_keys(model: type[BaseModel], at: Loc = ()) -> list[Loc]:
     keys: list[Loc] = []
     for name, info in model.model_fields.items():
-        inner = info.annotation
+        inner = _bare(info.annotation)
         if isinstance(inner, type) and issubclass(inner, BaseModel):
             keys += _all_keys(inner, (*at, name))
         else:

@@ -76,7 +76,7 @@ def _check_model_path(job: JobConfig) -> list[Found]:
     if not is_hub_name(job.model.path):
         wrong = f"{job.model.path!r} does not exist and is no hub name"
         return [("model.path", wrong, "Name an existing directory, or a hub name such as Qwen/Qwen3-0.6B")]
-    problem = _hub_problem(job.model.path)
+    problem = hub_problem(job.model.path)
     return [("model.path", *problem)] if problem else []
 
 
@@ -100,7 +100,7 @@ def _check_model_files(job: JobConfig) -> list[Found]:
     return problems
 
 
-def _hub_problem(name: str) -> tuple[str, str] | None:
+def hub_problem(name: str) -> tuple[str, str] | None:
     """Why ``name`` cannot be had: it is neither cached nor on a hub that can be reached."""
     home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
     cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub")

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import Final, cast
 from urllib.parse import urlsplit
 
+from configs.checks.model_checks import hub_problem
 from configs.checks.source_lookup import find_function
+from configs.data_forms import UnknownForm, form_of
+from configs.hub_names import is_hub_name
+from configs.reward_training import ANSWERS, RewardTraining
 from configs.schema import JobConfig
 from configs.task_schema import Reward
 
@@ -20,6 +24,8 @@ _KIND_OF: Final = {
     "key_env": "http",
     "batch_samples": "http",
     "path": "model",
+    "revision": "model",
+    "train": "model",
     "device": "model",
     "batch_tokens": "model",
     "max_tokens": "model",
@@ -101,23 +107,71 @@ def _check_url(where: str, reward: Reward) -> list[Found]:
 
 
 def _check_reward_model(where: str, reward: Reward) -> list[Found]:
-    """What the files of the directory say before anything is loaded."""
+    """What the files of the directory say before anything is loaded, or what it is to be trained on."""
     fix = "Name the directory that from_pretrained would load"
+    if reward.train is not None:
+        if reward.path:
+            wrong = f"is set, and so is {where}.path: a model that is there already is not trained"
+            return [
+                (
+                    f"{where}.train",
+                    wrong,
+                    f"Remove one of them; to train on from a model, name it in {where}.train.model",
+                )
+            ]
+        return [*_check_training(where, reward.train), *_check_revision(where, reward, reward.train.model)]
     if not reward.path:
+        fix = f"{fix}, or say in {where}.train what to train one on"
         return [(f"{where}.path", f"is missing, and {where}.kind is model", fix)]
+    revision = _check_revision(where, reward, reward.path)
+    if _of_hub(reward.path):
+        problem = hub_problem(reward.path)
+        return [*revision, *([(f"{where}.path", *problem)] if problem else [])]
     path = Path(reward.path).expanduser()
     try:
         config: object = json.loads((path / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         wrong = f"{reward.path!r} is no Hugging Face model directory: it has no config.json that can be read"
-        return [(f"{where}.path", wrong, f"{fix}; a model on the hub is downloaded first (hf download NAME)")]
+        return [(f"{where}.path", wrong, f"{fix}, or a hub name")]
     if not any((path / name).is_file() for name in _TOKENIZERS):
         wrong = f"{reward.path!r} has no tokenizer, and responses are read with the reward model's own"
         return [(f"{where}.path", wrong, "Save its tokenizer there (tokenizer.save_pretrained)")]
     if (labels := _labels(config)) != 1:
         wrong = f"{reward.path!r} has {labels} labels, and a reward model has one"
         return [(f"{where}.path", wrong, "Name a model that was trained with num_labels=1")]
-    return []
+    return revision
+
+
+def _of_hub(path: str) -> bool:
+    return is_hub_name(path) and not Path(path).expanduser().exists()
+
+
+def _check_revision(where: str, reward: Reward, path: str | None) -> list[Found]:
+    if reward.revision is None or (path is not None and _of_hub(path)):
+        return []
+    wrong = f"{reward.revision!r} is set, but only a hub name has revisions, and the model is none"
+    return [(f"{where}.revision", wrong, "Remove it, or name a model of the hub")]
+
+
+def _check_training(where: str, train: RewardTraining) -> list[Found]:
+    found: list[Found] = []
+    preferences, model = Path(train.preferences).expanduser(), train.model
+    if train.preferences != ANSWERS or preferences.exists():
+        try:
+            if not preferences.exists():
+                raise UnknownForm("does not exist", f"Name a file with the columns chosen and rejected, or {ANSWERS}")
+            form_of(preferences, "file")
+        except UnknownForm as error:
+            found.append((f"{where}.train.preferences", f"{train.preferences!r}: {error}", error.fix))
+    if model is not None and _of_hub(model):
+        if problem := hub_problem(model):
+            found.append((f"{where}.train.model", *problem))
+    elif model is not None and not (Path(model).expanduser() / "config.json").is_file():
+        wrong = f"{model!r} is no Hugging Face model directory: it has no config.json"
+        found.append(
+            (f"{where}.train.model", wrong, "Name one, or a hub name, or leave it out to begin with the policy")
+        )
+    return found
 
 
 def _labels(config: object) -> int:

@@ -16,7 +16,7 @@ import ast
 import json
 import re
 import types
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -56,7 +56,10 @@ def job_file() -> str:
         section = _section(info)
         if section is None or section is Limits:
             continue
-        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.")]
+        optional = dict(_optional_sections(section))
+        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=optional)]
+        for key, inner in optional.items():
+            parts += [f"\n### {name}.{key}\n", _own_docstring(inner), _table(inner, f"{name}.{key}.")]
         parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
@@ -70,6 +73,14 @@ def _lists(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
             yield key, items[0]
 
 
+def _optional_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The keys that hold a section or nothing."""
+    for key, info in section.model_fields.items():
+        inner = [part for part in get_args(info.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
+        if inner and get_origin(info.annotation) is types.UnionType:
+            yield key, inner[0]
+
+
 def _items(key: str, item: type[BaseModel]) -> list[str]:
     return [f"\n### {key}\n", f"Each item. {_own_docstring(item)}", _table(item, f"{key}[].")]
 
@@ -79,10 +90,10 @@ def _own_docstring(section: type[BaseModel]) -> str:
     return f"{_markdown(doc)}\n" if doc else ""
 
 
-def _table(model: type[BaseModel], prefix: str) -> str:
+def _table(model: type[BaseModel], prefix: str, told_apart: Container[str] = ()) -> str:
     rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
     for name, info in model.model_fields.items():
-        if _section(info) is not None:
+        if _section(info) is not None or name in told_apart:
             continue
         kind, meaning = _type(info.annotation, info.metadata), _cell(info.description or "")
         rows.append(f"| `{prefix}{name}` | {kind} | {_default(info)} | {meaning} |")

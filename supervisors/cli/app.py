@@ -24,6 +24,7 @@ from supervisors.cli.samples import samples
 from supervisors.cli.schema import schema
 from supervisors.cli.serve import head, node
 from supervisors.cli.simulate import simulate
+from supervisors.cli.train_reward import train_reward
 from supervisors.cli.version import version
 
 app = typer.Typer(name="headrace", no_args_is_help=True, pretty_exceptions_enable=False)
@@ -50,7 +51,7 @@ for command in (run, new, check, schema, runs, head, node, doctor):
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )(bench)
-for command in (keys, simulate, plot, samples, console):
+for command in (keys, simulate, train_reward, plot, samples, console):
     app.command()(command)
 
 

@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from configs.errors import ConfigError
-from configs.hub_names import is_hub_data
+from configs.hub_names import is_hub_data, is_hub_name
 from supervisors.cli.command import EXIT_BAD_CONFIG, fail
 
 _PROMPTS: Final = ("prompt", "question", "problem", "instruction", "input", "messages")
@@ -25,7 +25,10 @@ _SCORERS: Final = ("exact_match", "math_verify", "reasoning_gym")
 _QUESTIONS: Final = {
     "model": ("Model: a directory, a hub name, or tiny for one that is made on the spot", "tiny"),
     "data": ("Data: a file, a data set's directory or hub name, or a task of reasoning-gym", "spell_backward"),
-    "reward": ("Reward: exact_match, math_verify, reasoning_gym, or your module:function", ""),
+    "reward": (
+        "Reward: exact_match, math_verify, reasoning_gym, your module:function, a reward model, or a scorer's URL",
+        "",
+    ),
 }
 
 
@@ -36,7 +39,11 @@ def new(
         str | None, typer.Option(help="A file, a data set's directory or hub name, or a task of reasoning-gym.")
     ] = None,
     reward: Annotated[
-        str | None, typer.Option(help="exact_match, math_verify, reasoning_gym, or module:function.")
+        str | None,
+        typer.Option(
+            help="exact_match, math_verify, reasoning_gym, module:function, a reward model (directory or hub name), "
+            "or the URL of a scorer."
+        ),
     ] = None,
 ) -> None:
     """Write a job file that runs, from three answers."""
@@ -53,7 +60,7 @@ def new(
         "steps": 100,
         "model": {"source": "tiny"} if chosen_model == "tiny" else {"path": chosen_model},
         "data": source,
-        "reward": {"kind": scorer} if scorer in _SCORERS else {"kind": "function", "function": scorer},
+        "reward": _reward(scorer),
         "algorithm": {"name": "grpo", "group_size": 8, "prompts_per_step": 32},
         "rollout": {"workers": 2, "max_tokens": 24 if chosen_model == "tiny" else 256},
         "trainer": {"lr": 3e-4 if chosen_model == "tiny" else 1e-6},
@@ -93,6 +100,17 @@ def _data(text: str) -> dict[str, Any]:
     if path.exists() or path.suffix in (".jsonl", ".json") or "/" in text:
         return {"source": "jsonl", "path": text} | _columns(_first_row(path))
     return {"source": "reasoning_gym", "task": text}
+
+
+def _reward(text: str) -> dict[str, Any]:
+    """The section ``reward``: a kind by its name, or what ``text`` names."""
+    if text in _SCORERS:
+        return {"kind": text}
+    if text.startswith(("http://", "https://")):
+        return {"kind": "http", "url": text}
+    if Path(text).expanduser().is_dir() or is_hub_name(text):
+        return {"kind": "model", "path": text}
+    return {"kind": "function", "function": text}
 
 
 def _first_row(path: Path) -> list[str]:

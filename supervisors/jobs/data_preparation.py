@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -23,12 +22,10 @@ from configs.task_schema import DataConfig
 from supervisors.jobs.child_wait import child_ended
 from supervisors.jobs.dataset_download import DataOrder
 from supervisors.jobs.hub_download import read_report
+from supervisors.jobs.phase import Say
 from supervisors.machine.process import Launch, launch
 from supervisors.machine.process_log import last_lines
 from supervisors.tree.errors import DataNotFetched
-
-Say = Callable[[str], None]
-"""Callback that tells a person something once."""
 
 
 async def prepare_data(job: JobConfig, run_dir: Path, say: Say) -> JobConfig:

@@ -35,6 +35,9 @@ class Order:
     name: str
     revision: str | None
     report: str
+    field: str = "model.path"
+    """Place where the user has named it, for messages."""
+    revision_field: str = "model.revision"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def read_report(path: Path) -> Report | None:
 class _Failed(Exception):
     """The model cannot be had; ``report`` says why."""
 
-    def __init__(self, wrong: str, fix: str, field: str = "model.path") -> None:
+    def __init__(self, wrong: str, fix: str, field: str = "") -> None:
         super().__init__(wrong)
         self.report = Report("failed", field=field, wrong=wrong, fix=fix)
 
@@ -105,7 +108,7 @@ def fetch(order: Order) -> Report:
     try:
         report = _fetch(order, reporter)
     except _Failed as failure:
-        report = failure.report
+        report = replace(failure.report, field=failure.report.field or order.field)
     reporter.say(report)
     return report
 
@@ -124,7 +127,7 @@ def _fetch(order: Order, reporter: _Reporter) -> Report:
         raise _Failed(
             f"names a repository of {hub()} that is no model we can read: at its top there is no {', '.join(lacking)}",
             "Choose a repository with safetensors and a fast tokenizer, or convert it with save_pretrained"
-            " and set model.path to the directory",
+            f" and set {order.field} to the directory",
         )
     wanted = needed_files(sizes)
     cached = [name for name in wanted if isinstance(try_to_load_from_cache(order.name, name, revision=info.sha), str)]
@@ -210,7 +213,7 @@ def hub() -> str:
 
 
 def _elsewhere(order: Order) -> str:
-    return f"download it elsewhere (hf download {order.name} --local-dir DIR) and set model.path to DIR"
+    return f"download it elsewhere (hf download {order.name} --local-dir DIR) and set {order.field} to DIR"
 
 
 def _failed(order: Order, error: Exception, what: str) -> _Failed:
@@ -226,7 +229,7 @@ def _failed(order: Order, error: Exception, what: str) -> _Failed:
     unauthorized = isinstance(error, HfHubHTTPError) and error.response.status_code in (401, 403)
     if isinstance(error, RevisionNotFoundError):
         wrong = f"{order.revision!r} is no branch, tag or commit of {order.name} on {hub()}"
-        return _Failed(wrong, "Use one that its page lists, or remove model.revision", "model.revision")
+        return _Failed(wrong, f"Use one that its page lists, or remove {order.revision_field}", order.revision_field)
     fix = f"Start it again where the hub can be reached, or {_elsewhere(order)}"
     if isinstance(error, HFValidationError | UnicodeError):
         what, fix = "is no hub name", "Name one such as Qwen/Qwen3-0.6B, or a directory"

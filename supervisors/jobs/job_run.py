@@ -30,10 +30,12 @@ from supervisors.jobs.cost_meter import CostMeter
 from supervisors.jobs.data_preparation import prepare_data
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
-from supervisors.jobs.model_preparation import Phase, prepare_model
+from supervisors.jobs.model_preparation import prepare_model
 from supervisors.jobs.model_text import look_at_text
 from supervisors.jobs.orphaned_processes import OrphanedProcesses
+from supervisors.jobs.phase import Phase
 from supervisors.jobs.pool_share import WHOLE, PoolShare
+from supervisors.jobs.reward_preparation import Trained, prepare_rewards
 from supervisors.jobs.service_places import ServicePlaces
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
@@ -87,7 +89,8 @@ class JobRun:
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
         self._before = Abandonable()
         self._prepared = job
-        """The job as its processes get it: once the data are there, with their places."""
+        """The job as its processes get it: once data and reward models are there, with their places."""
+        self._rewards_trained: list[Trained] = []
         self._cost: CostMeter | None = None
         self._stop_counting: Callable[[], None] = lambda: None
         self._state = JobState.SUBMITTED
@@ -135,6 +138,8 @@ class JobRun:
         ends, said = await look_at_text(job, model_path, run_dir)
         await self.tree.start_core(self._job_maker(tuple(token.id for token in ends)))
         self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
+        for trained in self._rewards_trained:
+            self._news.record("reward_model_trained", **trained)
         if self._former is None:
             for message in said:
                 self._news.say(message=message)
@@ -151,9 +156,11 @@ class JobRun:
         return True
 
     async def _prepare(self) -> Path:
-        """Have the data and the model here; returns the model's directory."""
-        self._prepared = await prepare_data(self.job, self.run_dir, self.say)
-        return await prepare_model(self.job, self.run_dir, self.say, self._show)
+        """Have data, model and reward models here; returns the model's directory."""
+        job = await prepare_data(self.job, self.run_dir, self.say)
+        model = await prepare_model(self.job, self.run_dir, self.say, self._show)
+        self._prepared, self._rewards_trained = await prepare_rewards(job, self.run_dir, model, self.say, self._show)
+        return model
 
     async def _take_place(self, model_path: Path) -> None:
         """Wait until a training service has room for the job.

@@ -1,4 +1,4 @@
-"""Tiny models that were made before, in the user's cache: making one takes long, and equal orders give equal models.
+"""Models that were made before, in the user's cache: making one takes long, and equal orders give equal models.
 
     key ─▶ CACHE/headrace/models/KEY/ ── copied ──▶ the run's own directory
               ▲ renamed, once whole
@@ -6,7 +6,8 @@
 
 Invariants
 - The key is a hash of all that determines a model: the job's model and data sections and its seed, the data's files by
-  size and time, the source code of the maker, and the versions of the libraries that it computes with.
+  size and time, the source code of the maker, and the versions of the libraries that it computes with. For a reward
+  model, how it is trained and on what, and what it is made of, byte by byte.
 - An entry is whole: it is copied under another name and then renamed.
 - Directories belong to this user and are open to nobody else; one that is not ours is left alone, and so is a cache
   that cannot be read or written. The cache saves time, and no run fails for want of it.
@@ -29,12 +30,16 @@ from typing import Any, Final
 import structlog
 
 from configs.limits import DEFAULT_LIMITS
+from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
+from configs.task_schema import Reward
 
 _LIBRARIES: Final = ("torch", "transformers", "tokenizers", "safetensors", "reasoning-gym", "datasets")
 _ROOT: Final = Path(__file__).resolve().parents[2]
 _MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts/sources.py", "configs/data_mix.py")
 """Files whose code decides what a model is."""
+_REWARD_MAKERS: Final = "actors/reward_training"
+"""Room whose code decides what a reward model is."""
 _NOT_THE_MODEL: Final = frozenset({"path", "revision", "source", "dtype"})
 """Keys of the model section that say where it lies and how it is used."""
 
@@ -48,10 +53,42 @@ def cache_key(job: JobConfig) -> str:
         "model": job.model.model_dump(mode="json", exclude=set(_NOT_THE_MODEL)),
         "data": job.data.model_dump(mode="json"),
         "files": [stamp for source in job.data.sources.values() for stamp in _stamps(source.path)],
-        "makers": [hashlib.sha256((_ROOT / name).read_bytes()).hexdigest() for name in _MAKERS],
+    }
+    return _key(ingredients, _MAKERS)
+
+
+def reward_model_key(job: JobConfig, reward: Reward, backbone: Path) -> str:
+    """Hash of everything that determines the reward model that ``reward.train`` asks for, made of ``backbone``."""
+    train = reward.train
+    assert train is not None, "only a model that is trained has a key"
+    made = train.preferences == ANSWERS
+    ingredients: dict[str, Any] = {
+        "seed": job.seed,
+        "train": train.model_dump(mode="json", exclude={"preferences", "model"}),
+        "reads": [reward.max_tokens, reward.device],
+        "preferences": job.data.model_dump(mode="json") if made else None,
+        "files": [
+            stamp
+            for path in ([source.path for source in job.data.sources.values()] if made else [train.preferences])
+            for stamp in _stamps(path)
+        ],
+        "backbone": {file.name: _digest(file) for file in sorted(backbone.iterdir()) if file.is_file()},
+    }
+    makers = (path.relative_to(_ROOT).as_posix() for path in sorted((_ROOT / _REWARD_MAKERS).glob("*.py")))
+    return _key(ingredients, (*makers, "actors/environments/scoring/reward_text.py"))
+
+
+def _key(ingredients: dict[str, Any], makers: Iterable[str]) -> str:
+    whole = ingredients | {
+        "makers": [hashlib.sha256((_ROOT / name).read_bytes()).hexdigest() for name in makers],
         "libraries": {name: _version(name) for name in _LIBRARIES},
     }
-    return hashlib.sha256(json.dumps(ingredients, sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _stamps(path: str | None) -> Iterable[tuple[str, int, int]]:

@@ -14,6 +14,7 @@ HeadraceError
     ├── HeadLost             a node's head does not answer any more; join again when it is back
     ├── ModelNotMade         the tiny model could not be made on the spot; the message has the last log lines
     ├── ModelNotFetched      a hub name led to no model; the message says what was tried, and what to do before a retry
+    ├── RewardModelNotMade   a reward model could not be trained before the run; the message says what to mend
     ├── DataNotFetched       a hub name led to no data set; the message says what was tried and what to do
     └── ModelTextUnusable    the model's tokenizer or its positions do not fit the job; do not retry
 
@@ -111,7 +112,13 @@ class ModelNotMade(SupervisionError):
 
 
 class ModelNotFetched(SupervisionError):
-    """``model.path`` names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+    """The job names a model of a hub, and it could not be had: no hub, no such model, no access, no room."""
+
+
+class RewardModelNotMade(SupervisionError):
+    """The reward model of ``reward.train`` could not be trained: its preferences, its settings or its process."""
+
+    permanent = True
 
 
 class DataNotFetched(SupervisionError):

@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from supervisors.testing.run_under_test import HeadraceRun
-from tests.reward_model import save_reward_model
 from tests.scorer_server import Question, Reply, rewards, scorer_server
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
@@ -44,18 +47,27 @@ def test_a_run_survives_a_scorer_that_is_ill_and_ends_with_a_sentence_where_it_i
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(400)
 def test_a_reward_model_whose_process_is_killed_is_loaded_again_and_no_sample_is_lost(
-    start_run: Callable[..., HeadraceRun], tmp_path: Path
+    headrace_run: Callable[..., HeadraceRun], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reward = {"kind": "model", "path": save_reward_model(tmp_path / "reward"), "device": "cpu", "timeout_s": 30}
-    run = start_run("learned", reward=reward, steps=60)
+    """The preset, only smaller: its reward model is trained before the first step, and killed as it scores."""
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "cache"))
+    job: dict[str, Any] = yaml.safe_load((ROOT / "configs" / "rlhf.yaml").read_text())
+    job["model"] |= {"hidden": 48, "layers": 2, "warm_start_steps": 20}
+    job["reward"]["parts"][0]["train"] |= {"pairs": 300, "steps": 20}
+    job["algorithm"] |= {"group_size": 4, "prompts_per_step": 6}
+    run = headrace_run(job | {"steps": 40})
     run.wait_for_step(5)
     _process_of_the_model(run.process.pid).kill()
     summary = run.finish()
     rows = run.rows()
-    assert summary["steps"] == 60 and all(row["samples_dropped"] == 0 for row in rows)
-    assert len({row["reward_mean"] for row in rows}) > 10, "the model tells responses apart"
+    assert summary["steps"] == 40 and all(row["samples_dropped"] == 0 for row in rows)
+    assert len({row["reward_learned_mean"] for row in rows}) > 10, "the model tells responses apart"
+    assert all(row["reward_mean"] == pytest.approx(row["reward_learned_mean"]) for row in rows)
+    (trained,) = run.events("reward_model_trained")
+    assert (trained["reward"], trained["made"], trained["steps"]) == ("learned", "trained", 20)
+    assert 0 <= trained["accuracy_held_out"] <= 1
     assert run.report().clean
 
 

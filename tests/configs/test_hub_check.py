@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.checks.model_checks import _hub_problem
+from configs.checks.model_checks import hub_problem
 from configs.hub_names import is_hub_name
 from tests.supervisors.jobs.hub_server import HubServer, Repository
 
@@ -27,8 +27,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[HubServer]:
 
 
 def test_a_known_name_passes_and_an_unknown_one_is_told(hub: HubServer) -> None:
-    assert _hub_problem("acme/known") is None
-    wrong, fix = _hub_problem("acme/unknown") or ("", "")
+    assert hub_problem("acme/known") is None
+    wrong, fix = hub_problem("acme/unknown") or ("", "")
     assert "does not exist on the hub, or needs HF_TOKEN" in wrong
     assert "local directory" in fix
 
@@ -36,23 +36,23 @@ def test_a_known_name_passes_and_an_unknown_one_is_told(hub: HubServer) -> None:
 def test_with_a_token_the_download_itself_is_to_find_out(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _hub_problem("acme/private") is not None
+    assert hub_problem("acme/private") is not None
     (tmp_path / "token").write_text("hf_friend")  # as `hf auth login` leaves it
-    assert _hub_problem("acme/private") is None
+    assert hub_problem("acme/private") is None
     (tmp_path / "token").unlink()
     monkeypatch.setenv("HF_TOKEN", "hf_friend")
-    assert _hub_problem("acme/private") is None
+    assert hub_problem("acme/private") is None
 
 
 def test_offline_and_away_only_the_cache_counts(
     hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.close()
-    assert "cannot be reached" in (_hub_problem("acme/known") or ("", ""))[0]
+    assert "cannot be reached" in (hub_problem("acme/known") or ("", ""))[0]
     monkeypatch.setenv("TRANSFORMERS_OFFLINE", "1")
-    assert "forbids the hub" in (_hub_problem("acme/known") or ("", ""))[0]
+    assert "forbids the hub" in (hub_problem("acme/known") or ("", ""))[0]
     (tmp_path / "hub" / "models--acme--known" / "snapshots").mkdir(parents=True)
-    assert _hub_problem("acme/known") is None
+    assert hub_problem("acme/known") is None
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-0.5B-Instruct", "acme/tiny_1"])

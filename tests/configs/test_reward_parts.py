@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from configs.checks.checks import check_job
 from configs.errors import ConfigError
-from configs.loader import dump_job, job_from_mapping
+from configs.loader import dump_job, job_from_mapping, load_job
 from configs.schema import JobConfig
 from supervisors.cli.schema import job_schema
 from tests.smallest_job import smallest_job
 
 EXACT: dict[str, Any] = {"kind": "exact_match"}
+TRAIN: dict[str, Any] = {"preferences": "answers"}
 NAMED: dict[str, Any] = {"kind": "exact_match", "name": "strict", "weight": 0.25, "answer_pattern": "(.*)"}
 
 
@@ -71,6 +73,19 @@ def test_a_function_is_called_by_its_name(job: dict[str, Any]) -> None:
         ({"kind": "http", "url": "https://h/", "answer_pattern": "(x)"}, "reward.answer_pattern", "whole responses"),
         ({"kind": "exact_match", "url": "https://host/"}, "reward.url", "is set, but reward.kind is exact_match"),
         ({"kind": "model"}, "reward.path", "is missing, and reward.kind is model"),
+        ({"kind": "model", "path": "a/b", "train": TRAIN}, "reward.train", "is set, and so is reward.path"),
+        ({"kind": "exact_match", "train": TRAIN}, "reward.train", "is set, but reward.kind is exact_match"),
+        ({"kind": "model", "train": TRAIN, "revision": "main"}, "reward.revision", "only a hub name has revisions"),
+        (
+            {"kind": "model", "train": {"preferences": "none.jsonl"}},
+            "reward.train.preferences",
+            "'none.jsonl': does not exist. Name a file with the columns chosen and rejected, or answers",
+        ),
+        (
+            [EXACT, {"kind": "model", "train": TRAIN | {"model": "none"}}],
+            "reward.parts.1.train.model",
+            "it has no config.json",
+        ),
         ([EXACT, {"kind": "model", "path": "nowhere"}], "reward.parts.1.path", "has no config.json that can be read"),
     ],
 )
@@ -94,6 +109,18 @@ def test_wrong_keys_and_types_are_said_with_their_place(job: dict[str, Any], rew
     with pytest.raises(ConfigError) as found:
         job_from_mapping(job | {"reward": reward})
     assert words in str(found.value)
+
+
+def test_a_reward_model_may_be_trained_and_its_files_lie_beside_the_job(job: dict[str, Any], tmp_path: Path) -> None:
+    assert said(job, {"kind": "model", "train": TRAIN}) == []
+    (tmp_path / "prefs.jsonl").write_text("")
+    file = tmp_path / "job.yaml"
+    reward = {"kind": "model", "train": {"preferences": "prefs.jsonl", "lr": 1e-3}}
+    file.write_text(yaml.safe_dump(job | {"reward": [EXACT, reward]}))
+    (_, loaded) = load_job(file).reward.parts
+    assert loaded.train is not None and loaded.train.preferences == str(tmp_path / "prefs.jsonl")
+    with pytest.raises(ConfigError, match=r"Did you mean 'reward\.parts\.1\.train\.held_out'"):
+        job_from_mapping(job | {"reward": [EXACT, {"kind": "model", "train": TRAIN | {"heldout": 0.1}}]})
 
 
 def test_a_column_that_one_function_lacks_is_said_of_that_one(

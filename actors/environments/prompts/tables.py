@@ -117,8 +117,10 @@ class TableSource(_Columns):
         return suspects
 
 
-def open_table(path: Path, form: DataForm, config: str | None = None, split: str | None = None) -> Any:
-    """The ``datasets.Dataset`` at ``path``; ``config`` and ``split`` choose one of several.
+def open_table(
+    path: Path, form: DataForm, config: str | None = None, split: str | None = None, field: str = "data.path"
+) -> Any:
+    """The ``datasets.Dataset`` at ``path``, named in ``field``; ``config`` and ``split`` choose one of several.
 
     Raises:
         SourceUnreadable: the library cannot read it; says why.
@@ -140,7 +142,7 @@ def open_table(path: Path, form: DataForm, config: str | None = None, split: str
         if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise  # a disk that does not answer may do so later
         fix = "expected Parquet files, or a directory written by save_to_disk or laid out as on the hub"
-        raise SourceUnreadable(f"data.path {path}: {type(error).__name__}: {error}; {fix}") from error
+        raise SourceUnreadable(f"{field} {path}: {type(error).__name__}: {error}; {fix}") from error
     if isinstance(loaded, datasets.Dataset):
         if split is not None:
             raise UnknownForm(f"{str(path)!r} is one data set without splits", "Remove data.split")

@@ -37,13 +37,14 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw])
 class TextRows:
     """It is a sequence of the rows, by index."""
 
-    def __init__(self, path: Path) -> None:
-        """Find where the rows lie.
+    def __init__(self, path: Path, field: str = "data.path") -> None:
+        """Find where the rows lie. ``field``: where the user has named the file.
 
         Raises:
             SourceUnreadable: there is no such file, it may not be read, or is not packed as its name says.
         """
         self._path = path
+        self._named = f"{field} {path}"
         self._starts, self._ends, self._lines = array("q"), array("q"), array("q")
         self._text: bytes | None = None
         """The whole text, where the file itself cannot be read from the middle."""
@@ -54,7 +55,7 @@ class TextRows:
             with open(self._descriptor, "rb", closefd=False) as file:
                 self._find(file, digest)
         except (FileNotFoundError, IsADirectoryError, PermissionError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise SourceUnreadable(f"data.path {path}: {error}; expected a readable file of JSON lines") from error
+            raise SourceUnreadable(f"{self._named}: {error}; expected a readable file of JSON lines") from error
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -71,11 +72,11 @@ class TextRows:
             row = json.loads(body.decode("utf-8"))
         except (ValueError, RecursionError) as error:
             raise SourceUnreadable(
-                f"data.path {self._path}, {self.where(index)}: {error}; expected one JSON object a line"
+                f"{self._named}, {self.where(index)}: {error}; expected one JSON object a line"
             ) from error
         if not isinstance(row, dict):
             raise SourceUnreadable(
-                f"data.path {self._path}, {self.where(index)}: a {type(row).__name__}; expected a JSON object"
+                f"{self._named}, {self.where(index)}: a {type(row).__name__}; expected a JSON object"
             )
         return cast("dict[str, Any]", row)
 
@@ -146,4 +147,4 @@ class TextRows:
             return cast("list[Any]", json.loads(text.decode("utf-8")))
         except (ValueError, RecursionError) as error:
             fix = "expected an array of objects, or one object a line"
-            raise SourceUnreadable(f"data.path {self._path}: {error}; {fix}") from error
+            raise SourceUnreadable(f"{self._named}: {error}; {fix}") from error

@@ -3,7 +3,8 @@
     POST url   {"query": [prompt + response, …], "prompts": [prompt, …], "labels": [answer, …]}
     200        {"rewards": [number, …]}                                   one for each of query, in order
 
-    connection lost, 408, 425, 429, 5xx ──▶ again after a pause, until reward.timeout_s ──▶ no result
+    connection lost, 408, 425, 429, 5xx ──▶ again after a pause, or when Retry-After says, until reward.timeout_s
+                                        └─▶ no result
     no JSON, another number of rewards, a reward that is no finite number ────────────────▶ no result
     3xx, other 4xx ───────────────────────────────────────────────────────────────────────▶ RewardRefused: the run ends
 
@@ -21,6 +22,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +31,7 @@ import httpx
 from actors.environments.errors import RewardRefused
 from actors.environments.prompts.tokenizer import TextCodec
 from actors.environments.scoring.batches import Asked, Found
+from actors.host.clock import time_of_day_s
 from actors.host.import_guard import import_transformers_without_torch
 from configs.schema import JobConfig
 from configs.task_schema import Reward
@@ -39,6 +42,11 @@ _PASSING = (408, 425, 429)
 
 class _Passing(Exception):
     """It may be otherwise the next time, and there is time for that."""
+
+    def __init__(self, what: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(what)
+        self.retry_after_s = retry_after_s
+        """Seconds for which the server wants to be left alone; 0 if it does not say."""
 
 
 class _NoRewards(Exception):
@@ -120,8 +128,8 @@ class HttpScorer:
                     try:
                         return await self._post(body)
                     except _Passing as error:
-                        why = f"; last: {error}"
-                    await asyncio.sleep(pause_s)
+                        why, asked_s = f"; last: {error}", error.retry_after_s
+                    await asyncio.sleep(max(pause_s, min(asked_s, timeout_s)))  # the deadline ends what goes beyond it
                     pause_s = min(2 * pause_s, limits.backoff_max_s)
         except TimeoutError:
             return f"{self._shown} gave no rewards within reward.timeout_s ({timeout_s:g} s){why}"
@@ -136,7 +144,7 @@ class HttpScorer:
             async with self._client.stream("POST", self._url, content=body) as reply:
                 status = reply.status_code
                 if status in _PASSING or status >= 500:
-                    raise _Passing(f"it answered {status} {reply.reason_phrase}")
+                    raise _Passing(f"it answered {status} {reply.reason_phrase}", _retry_after_s(reply))
                 if status == 200:
                     return await self._read(reply)
                 raise RewardRefused(await self._refusal(reply))
@@ -175,6 +183,18 @@ async def _first_bytes(reply: httpx.Response, wanted: int) -> bytes:
             if len(body) >= wanted:
                 break
     return bytes(body)
+
+
+def _retry_after_s(reply: httpx.Response) -> float:
+    """What ``Retry-After`` asks for, as seconds or as a date (RFC 9110, 10.2.3); 0 without one that can be read."""
+    said = reply.headers.get("Retry-After", "").strip()
+    if said.isdecimal():
+        return float(said)
+    try:
+        until = parsedate_to_datetime(said)
+        return max(0.0, until.timestamp() - time_of_day_s())
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
 
 
 def _key_of(where: str, reward: Reward) -> str:

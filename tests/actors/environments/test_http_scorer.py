@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from email.utils import formatdate
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,6 +94,27 @@ def test_a_server_that_is_not_well_is_asked_again(status: int) -> None:
         found = ask(job_at(server.url), "4")
     assert found == [Found(0.25)]
     assert len(server.questions) == 3
+
+
+@pytest.mark.parametrize("asked_s", [0.6, "date", -5, "soon"])
+def test_a_server_that_says_when_to_come_again_is_left_alone_until_then(asked_s: float | str) -> None:
+    """Seconds or a date; what is past or cannot be read is nobody's wish. HTTP tells whole seconds only."""
+    in_a_second = formatdate(math.ceil(time.time()) + 1, usegmt=True)
+    said = {"date": in_a_second, 0.6: "1"}.get(asked_s, str(asked_s))
+    replies: Iterator[Reply] = iter([(429, b"", {"Retry-After": said}), rewards(0.5)])
+    with scorer_server(lambda _: next(replies)) as server:
+        began_s = time.monotonic()
+        found = ask(job_at(server.url), "4")
+        took_s = time.monotonic() - began_s
+    assert found == [Found(0.5)]
+    assert took_s >= 0.9 if said in ("1", in_a_second) else took_s < 0.9
+
+
+def test_a_server_that_wants_more_time_than_there_is_has_no_result_at_the_deadline() -> None:
+    with scorer_server(lambda _: (503, b"", {"Retry-After": "3600"})) as server:
+        (found,) = ask(job_at(server.url, timeout_s=0.4), "4")
+    assert found.reward is None and "within reward.timeout_s (0.4 s); last: it answered 503" in found.reason
+    assert len(server.questions) == 1
 
 
 def test_one_that_stays_ill_or_silent_is_no_result_within_the_deadline() -> None:

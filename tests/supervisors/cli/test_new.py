@@ -53,6 +53,23 @@ def test_the_file_that_is_written_passes_the_check(
     assert checked.exit_code == 0, checked.output
 
 
+@pytest.mark.parametrize(
+    ("reward", "expected"),
+    [
+        ("https://scorer.lab:8000/score", {"kind": "http", "url": "https://scorer.lab:8000/score"}),
+        ("judge", {"kind": "model", "path": "judge"}),
+        ("rewards:score", {"kind": "function", "function": "rewards:score"}),
+    ],
+)
+def test_the_kind_of_a_reward_follows_from_what_is_named(reward: str, expected: dict[str, Any], project: Path) -> None:
+    (project / "judge").mkdir()
+    (project / "judge" / "config.json").write_text('{"id2label": {"0": "LABEL_0"}}')
+    (project / "judge" / "tokenizer.json").write_text("{}")
+    made = invoke("new", "my-job.yaml", "--model", "tiny", "--data", "rows.jsonl", "--reward", reward)
+    assert made.exit_code == 0, made.output
+    assert yaml.safe_load(Path("my-job.yaml").read_text())["reward"] == expected
+
+
 def test_on_a_terminal_it_asks_and_proposes_the_reward_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, str]] = []
 

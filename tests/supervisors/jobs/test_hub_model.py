@@ -20,7 +20,8 @@ from configs.limits import DEFAULT_LIMITS
 from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
 from supervisors.jobs.hub_download import Order, _check_room, _Failed, fetch, read_report
-from supervisors.jobs.model_preparation import Phase, prepare_model
+from supervisors.jobs.model_preparation import prepare_model
+from supervisors.jobs.phase import Phase
 from supervisors.tree.errors import ModelNotFetched
 from tests.smallest_job import smallest_job
 from tests.supervisors.jobs.hub_server import HubServer, Repository

@@ -13,7 +13,8 @@ import pytest
 from configs.schema import JobConfig
 from supervisors.jobs import model_cache
 from supervisors.jobs.model_cache import ModelCache, cache_key
-from supervisors.jobs.model_preparation import Phase, prepare_model
+from supervisors.jobs.model_preparation import prepare_model
+from supervisors.jobs.phase import Phase
 from supervisors.tree.errors import ModelNotMade
 from tests.smallest_job import smallest_job
 

@@ -1,0 +1,189 @@
+"""Bradley–Terry: a model's logits r learn to rank pairs, by the loss -log σ(r_chosen - r_rejected).
+
+    pairs ─▶ ids, once ─▶ epochs in an order drawn from the seed ─▶ steps of so many pairs ─▶ batches by tokens
+                                                                                               │ gradients added
+    held out ─▶ accuracy, live on some and at the end on all ◀── AdamW: up for a tenth, then down to 0
+
+The loss is that of Ouyang et al. 2022 (InstructGPT, eq. 1) with K = 2, after Bradley and Terry 1952; Stiennon et al.
+2020 use the same. The accuracy is the share of held-out pairs with r_chosen > r_rejected: a tie counts as wrong.
+
+Invariants
+- Equal seeds give equal models, on a CPU with equal threads.
+- Nobody sees held-out pairs but the accuracy.
+- The accuracy at the end is of the model as it is written, in its number format.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from actors.environments.errors import ScorerBroken
+from actors.environments.scoring.reward_text import token_batches
+from actors.environments.scoring.user_code import described
+from actors.reward_training.backbone import Backbone
+from actors.reward_training.errors import CannotTrain, TrainingFailed
+from actors.reward_training.preferences import Pair
+from configs.reward_training import RewardTraining
+
+_BETAS = (0.9, 0.98)
+_GRAD_NORM_MAX = 1.0
+_RISING = 0.1
+"""Share of the steps in which the learning rate rises."""
+_LOOKS = 10
+"""Looks at the accuracy in the course of a training."""
+_LIVE_PAIRS = 256
+"""Held-out pairs of such a look: enough to tell within 3 %, and soon done."""
+
+Ids = np.ndarray
+"""int32[tokens] of one text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Holds pairs as token ids."""
+
+    pairs: list[tuple[Ids, Ids]]
+    cut: int
+    """Texts that are longer than what is read: each has lost its beginning."""
+    alike: int
+    """Pairs that were left out, for the model would read the same twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Tells how far a training is."""
+
+    step: int
+    steps: int
+    loss: float
+    accuracy: float | None
+    """Held-out accuracy, where it was looked at."""
+
+
+def encode(pairs: Sequence[Pair], backbone: Backbone) -> Encoded:
+    """Token ids of all texts.
+
+    Raises:
+        CannotTrain: the template or the tokenizer refuses one, or a token is beyond the model's vocabulary.
+    """
+    found: list[tuple[Ids, Ids]] = []
+    cut = alike = 0
+    rows = backbone.model.get_input_embeddings().num_embeddings
+    for pair in pairs:
+        both: list[Ids] = []
+        for read in pair.read(backbone.text):
+            try:
+                ids, was_cut = backbone.text.ids(read)
+            except ScorerBroken as error:
+                raise CannotTrain(f"{pair.where}: one of its texts has no token; leave the row out") from error
+            except Exception as error:  # a template is a program: what it raises is about this row
+                raise CannotTrain(
+                    f"{pair.where}: the model's tokenizer or template refuses it: {described(error)}"
+                ) from error
+            both.append(np.array(ids, np.int32))
+            cut += was_cut
+        if max(int(ids.max()) for ids in both) >= rows:
+            raise CannotTrain(
+                f"{pair.where}: it has a token beyond the model's vocabulary of {rows}; use the model's own tokenizer"
+            )
+        if np.array_equal(both[0], both[1]):
+            alike += 1
+        else:
+            found.append((both[0], both[1]))
+    return Encoded(found, cut, alike)
+
+
+class RewardTrainer:
+    """Trains one model, step by step."""
+
+    def __init__(self, backbone: Backbone, train: Encoded, held_out: Encoded, how: RewardTraining, seed: int) -> None:
+        self._backbone = backbone
+        self._train, self._held_out = train.pairs, held_out.pairs
+        self._how = how
+        self.steps = how.steps or math.ceil(len(self._train) * how.epochs / how.batch_pairs)
+        self._order = self._endlessly(random.Random(f"headrace reward training {seed}"))
+        parameters: Any = backbone.model.parameters()
+        self._optimizer = torch.optim.AdamW(parameters, how.lr, betas=_BETAS, weight_decay=0.0)
+
+    def _endlessly(self, draw: random.Random) -> Iterator[tuple[Ids, Ids]]:
+        while True:
+            yield from draw.sample(self._train, len(self._train))
+
+    def run(self, tell: Callable[[Progress], None]) -> list[float]:
+        """All steps; returns the loss of each.
+
+        Raises:
+            TrainingFailed: a loss is no number.
+        """
+        losses: list[float] = []
+        every = max(1, self.steps // _LOOKS)
+        for step in range(self.steps):
+            losses.append(self._step(step))
+            looks = (step + 1) % every == 0 and step + 1 < self.steps
+            accuracy = self.accuracy(self._held_out[:_LIVE_PAIRS]) if looks else None
+            tell(Progress(step + 1, self.steps, losses[-1], accuracy))
+        return losses
+
+    def _step(self, step: int) -> float:
+        pairs = [next(self._order) for _ in range(min(self._how.batch_pairs, len(self._train)))]
+        total = 0.0
+        for rows in _batches(pairs, self._how.batch_tokens):
+            chosen, rejected = self._logits([pairs[i] for i in rows])
+            loss = -torch.nn.functional.logsigmoid(chosen - rejected).sum() / len(pairs)
+            loss.backward()
+            total += loss.item()
+        parameters = [one for one in self._backbone.model.parameters() if one.grad is not None]
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, _GRAD_NORM_MAX))
+        if not math.isfinite(total) or not math.isfinite(norm):
+            raise TrainingFailed(
+                f"the loss is {total:g} and its gradient {norm:g} at step {step + 1} of {self.steps}: lower the "
+                f"learning rate (lr {self._how.lr:g}), and look whether the model's own weights are numbers"
+            )
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._how.lr * _share_of_rate(step, self.steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _logits(self, pairs: Sequence[tuple[Ids, Ids]]) -> tuple[torch.Tensor, ...]:
+        """float32[len(pairs)] of the chosen, and of the rejected, as one batch."""
+        with self._backbone.computing():
+            logits = self._backbone.text.logits([pair[side].tolist() for side in (0, 1) for pair in pairs])
+        return logits.float().chunk(2)
+
+    def accuracy(self, pairs: Sequence[tuple[Ids, Ids]] | None = None) -> float:
+        """Share of the held-out pairs that are ranked right; of ``pairs``, where some are given."""
+        return share_ranked_right(self.rewards(self._held_out if pairs is None else pairs))
+
+    def rewards(self, pairs: Sequence[tuple[Ids, Ids]] | None = None) -> list[tuple[float, float]]:
+        """Logits of both of each held-out pair, or of ``pairs``."""
+        pairs = self._held_out if pairs is None else pairs
+        found = [(math.nan, math.nan)] * len(pairs)
+        for rows in _batches(pairs, self._how.batch_tokens):
+            with torch.inference_mode():
+                chosen, rejected = self._logits([pairs[i] for i in rows])
+            for i, *two in zip(rows, chosen.tolist(), rejected.tolist(), strict=True):
+                found[i] = (two[0], two[1])
+        return found
+
+
+def share_ranked_right(rewards: Sequence[tuple[float, float]]) -> float:
+    return statistics.fmean(chosen > rejected for chosen, rejected in rewards)
+
+
+def _batches(pairs: Sequence[tuple[Ids, Ids]], tokens_max: int) -> Iterator[list[int]]:
+    """Places of pairs of like length: both texts of a pair are in one batch, as the loss is of both."""
+    return token_batches({i: 2 * max(map(len, pair)) for i, pair in enumerate(pairs)}, tokens_max)
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    rising = max(1, round(_RISING * steps))
+    return (step + 1) / rising if step < rising else (steps - step) / (steps - rising + 1)
