@@ -178,6 +178,9 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     rollout = job.rollout
     if rollout.ranker_model is not None:
         rollout = rollout.model_copy(update={"ranker_model": found(rollout.ranker_model, beside)})
+    critic = job.critic
+    if critic.path is not None:
+        critic = critic.model_copy(update={"path": found(critic.path, beside)})
     reward = job.reward.with_paths(lambda path: found(path, beside))
     changed = {"data": data, "model": model, "provider": provider, "reward": reward, "rollout": rollout}
-    return job.model_copy(update=changed)
+    return job.model_copy(update=changed | {"critic": critic})
