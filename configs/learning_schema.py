@@ -41,6 +41,11 @@ class AlgorithmConfig(Section):
     """``ppo``: passes over a step's samples, each with an update of both models. In passes after the first every token
     counts as stale."""
 
+    @property
+    def siblings_min(self) -> int:
+        """Rewards of a prompt's samples below which these teach nothing."""
+        return 1 if self.name == "ppo" else 2
+
 
 class CriticConfig(Section):
     """The critic of ``algorithm.name: ppo``: a second model of the trainer, with one value a token.

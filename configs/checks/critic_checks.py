@@ -28,7 +28,7 @@ def _check_without(job: JobConfig) -> list[Found]:
     given += [f"critic.{key}" for key in type(job.critic).model_fields if _is_set(job.critic, key)]
     fix = "Set algorithm.name to ppo, or remove it"
     found = [(key, f"is set, but algorithm.name is {name}, which has no critic", fix) for key in given]
-    if job.algorithm.group_size == 1:
+    if job.algorithm.group_size < job.algorithm.siblings_min:
         wrong = f"1, but {name} compares the samples of a prompt with each other"
         found.append(("algorithm.group_size", wrong, "Set it to 2 or more, or algorithm.name to ppo"))
     return found
