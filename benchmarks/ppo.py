@@ -1,6 +1,6 @@
 """PPO beside one bare process that does the same: the same curve, and how many samples a second.
 
-    model, made once ─ for each seed ─┬─▶ bare_ppo, one process
+    model, made once ─ for each seed ─┬─▶ bare_ppo, one process, with the setting of torch's threads that is fastest
                                       └─▶ headrace run --json
 
 Rewards: the mean over the last quarter of the steps, for each seed; the two contestants have learned the same if their
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from actors.host.thread_pool import let_waiting_threads_rest
 from benchmarks._command import Result, add_check_option, add_job_options, command_line, measured, show_and_check
 from benchmarks._jobs import (
     hardware,
@@ -30,9 +31,11 @@ from benchmarks._jobs import (
     use_cores,
 )
 from benchmarks._processes import ROOT
+from benchmarks.loop import THREAD_SETTINGS
 from configs.loader import load_job
 
 RATIO_MIN: Final = 0.9
+PROBE_STEPS: Final = 6
 Steps = Sequence[dict[str, Any]]
 
 
@@ -42,25 +45,35 @@ def measure(options: argparse.Namespace, directory: Path) -> Result:
     result: Result = {"hardware": hardware()}
     print("preparing the model", file=sys.stderr)
     job_file = prepare_job(options.job, options.set or [], directory, options.model)
+    threads = fastest(job_file, options.threads.split(","))
     ours, bare = list[Steps](), list[Steps]()
     lost = twice = 0
     for seed in range(options.seeds):
         sets = [f"steps={options.steps}", f"seed={seed}"]
         print(f"seed {seed}: bare loop", file=sys.stderr)
-        bare.append(_bare(job_file, [*sets, f"--threads={options.threads}"]))
+        bare.append(_bare(job_file, sets, threads))
         print(f"seed {seed}: headrace", file=sys.stderr)
         run = run_headrace(job_file, directory / f"seed-{seed}", sets)
         ours.append(run.rows)
         lost, twice = lost + run.summary["prompts_lost"], twice + run.summary["samples_trained_twice"]
     result |= compare(ours, bare, options.skip) | {"lost": lost, "twice": twice}
-    result |= {"job": job_text(load_job(job_file)), "steps": options.steps, "seeds": options.seeds}
+    result |= {"job": job_text(load_job(job_file)), "steps": options.steps, "seeds": options.seeds, "threads": threads}
     return result | {"missed": missed(result)}
 
 
-def _bare(job_file: Path, options: Sequence[str]) -> Steps:
+def fastest(job_file: Path, settings: Sequence[str]) -> str:
+    """The setting of threads with which the bare loop trains most samples a second."""
+    if len(settings) == 1:
+        return settings[0]
+    print("the bare loop's threads", file=sys.stderr)
+    speeds = {each: samples_per_second(_bare(job_file, [f"steps={PROBE_STEPS}"], each), 2) for each in settings}
+    return max(speeds, key=lambda each: speeds[each])
+
+
+def _bare(job_file: Path, overrides: Sequence[str], threads: str) -> Steps:
     command = [sys.executable, "-m", "benchmarks.bare_ppo", str(job_file), "--model", str(model_of(job_file))]
-    sets = [part for option in options for part in ([option] if option.startswith("--") else ["--set", option])]
-    return json.loads(last_line([*command, *sets]))["steps"]
+    sets = [part for override in overrides for part in ("--set", override)]
+    return json.loads(last_line([*command, "--threads", threads, *sets]))["steps"]
 
 
 def compare(ours: Sequence[Steps], bare: Sequence[Steps], skip: int) -> Result:
@@ -109,9 +122,12 @@ def main(args: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--skip", type=int, default=5, help="first steps that do not count for the speed")
-    parser.add_argument("--threads", default="2:2", help="torch threads of the bare loop: generate:train")
+    parser.add_argument(
+        "--threads", default=",".join(THREAD_SETTINGS), help="generate:train settings that the bare loop may try"
+    )
     add_check_option(parser)
     options = parser.parse_args(args)
+    let_waiting_threads_rest()  # in the processes of both, before they import torch
     return show_and_check(measured(measure, options), options)
 
 

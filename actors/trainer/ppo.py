@@ -61,10 +61,10 @@ class PpoEstimates:
         rewards = kl_shaped(scores, lengths, ratios, self._algorithm.kl_coefficient)
         advantages = generalised(rewards, values, gamma=self._algorithm.gamma, gae_lambda=self._algorithm.gae_lambda)
         returns = advantages + values
-        self._metrics = _metrics(rewards, ratios, explained_variance(returns[where], values[where]), int(lengths.sum()))
-        columns = [column.astype(np.float32) for column in (whitened(advantages, where), values, returns, policy)]
+        self._metrics = columns(rewards, ratios, explained_variance(returns[where], values[where]), int(lengths.sum()))
+        found = [column.astype(np.float32) for column in (whitened(advantages, where), values, returns, policy)]
         return [
-            _with(sample, *(column[row, : sample.tokens.size] for column in columns), settle=with_policy)
+            _with(sample, *(column[row, : sample.tokens.size] for column in found), settle=with_policy)
             for row, sample in enumerate(answered)
         ]
 
@@ -96,7 +96,8 @@ def _with(
     return dataclasses.replace(sample, advantage=advantage, old_values=values, returns=returns, logprobs=logprobs)
 
 
-def _metrics(rewards: np.ndarray, ratios: np.ndarray | None, explained: float, tokens: int) -> dict[str, float]:
+def columns(rewards: np.ndarray, ratios: np.ndarray | None, explained: float, tokens: int) -> dict[str, float]:
+    """Columns of a step's row, of ``tokens`` tokens."""
     count = len(rewards)
     kl = None if ratios is None else float(ratios.sum())
     return {
