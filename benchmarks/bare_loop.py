@@ -17,7 +17,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -121,6 +121,19 @@ class Generator:
         return tokens[:, 0].numpy(), logprobs.gather(-1, tokens)[:, 0].numpy()
 
 
+class Learns(Protocol):
+    """What a loop trains with."""
+
+    model: Any
+    """The policy, whose weights generation takes over."""
+
+    def learn(
+        self, prompts: list[NDArray[np.int32]], group: int, responses: Responses, rewards: NDArray[np.float64]
+    ) -> None:
+        """One step; ``rewards`` float64[n], one for each response."""
+        ...
+
+
 class Learner:
     """Micro-batches to weights: the same losses and optimizer as the torch backend, without its thread and protocol."""
 
@@ -195,7 +208,9 @@ class Learner:
 class BareLoop:
     """The whole job in one process. ``threads`` are torch's, for generation and for training."""
 
-    def __init__(self, job: JobConfig, model_path: Path, *, threads: tuple[int, int]) -> None:
+    def __init__(
+        self, job: JobConfig, model_path: Path, *, threads: tuple[int, int], learner: Learns | None = None
+    ) -> None:
         torch.manual_seed(job.seed)
         source = open_source(job.data, job.seed)
         if (
@@ -208,7 +223,8 @@ class BareLoop:
         self._dataset: Any = source._dataset  # noqa: SLF001 an entry is made once a prompt, not once a sample
         self._codec = TextCodec(model_path, job.data)
         self._tokenizer: Any = Tokenizer.from_file(str(model_path / "tokenizer.json"))
-        self._generator, self._learner = Generator(job, model_path), Learner(job, model_path, threads[1])
+        self._generator = Generator(job, model_path)
+        self._learner: Learns = learner or Learner(job, model_path, threads[1])
         self._position = 0
 
     def step(self) -> StepTimes:

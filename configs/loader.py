@@ -179,9 +179,12 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
     rollout = job.rollout
     if rollout.ranker_model is not None:
         rollout = rollout.model_copy(update={"ranker_model": found(rollout.ranker_model, beside)})
+    critic = job.critic
+    if critic.path is not None:
+        critic = critic.model_copy(update={"path": found(critic.path, beside)})
     reward = job.reward.with_each(lambda _, one: _reward_paths(one, beside))
-    changed = {"data": data, "model": model, "provider": provider, "reward": reward, "rollout": rollout}
-    return job.model_copy(update=changed)
+    changed = {"critic": critic, "data": data, "model": model, "provider": provider, "reward": reward}
+    return job.model_copy(update=changed | {"rollout": rollout})
 
 
 def _reward_paths(reward: Reward, beside: Path) -> dict[str, Any]:

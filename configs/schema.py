@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from configs.learning_schema import AlgorithmConfig, CriticConfig
 from configs.limits import Limits
 from configs.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from configs.task_schema import DataConfig, RewardConfig
@@ -34,25 +35,6 @@ class ModelConfig(Section):
     """``tiny`` only: supervised steps on the data's own answers before RL, so that there is something to reinforce."""
     warm_start_noise: Annotated[float, Field(ge=0, le=1)] = 0.3
     """``tiny`` only: in the last fifth of the warm start, the part of prompts shown with another one's answer."""
-
-
-class AlgorithmConfig(Section):
-    """The learning rule."""
-
-    name: Literal["grpo", "dr_grpo", "rloo"] = "grpo"
-    """How rewards become advantages, and what the summed loss is divided by."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Samples per prompt."""
-    prompts_per_step: PositiveInt = 32
-    """Prompts that one optimizer step consumes."""
-    clip_low: PositiveFloat = 0.2
-    """A stale token whose ratio falls below 1 - this is not pushed further down."""
-    clip_high: PositiveFloat = 0.2
-    """A stale token whose ratio rises above 1 + this is not pushed further up."""
-    kl_coefficient: Annotated[float, Field(ge=0)] = 0.0
-    """Above 0 a frozen reference model is kept."""
-    importance_cap: PositiveFloat = 2.0
-    """Truncated importance sampling: cap of the trainer/engine probability ratio."""
 
 
 class RolloutConfig(Section):
@@ -270,6 +252,7 @@ class JobConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     rollout: RolloutConfig = RolloutConfig()
     trainer: TrainerConfig = TrainerConfig()
+    critic: CriticConfig = CriticConfig()
     sync: SyncConfig = SyncConfig()
     scheduling: SchedulingConfig = SchedulingConfig()
     weights: WeightsConfig = WeightsConfig()

@@ -7,7 +7,7 @@ from typing import Final
 _GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
     ("learning", (
         "loss", "reward_", "source_", "degenerate_", "grad_norm", "learning_rate", "update_skipped", "clip_", "kl",
-        "entropy", "engine_mismatch", "micro_batches", "trainer_reward",
+        "entropy", "engine_mismatch", "micro_batches", "trainer_reward", "value_", "explained_", "shaped_", "critic_",
     )),
     ("time", ("seconds", "rollout_idle", "trainer_idle", "trainer_seconds", "seed_s", "seeding_")),
     ("shared_training", ("service_wait", "switch_", "compute_", "slowdown")),

@@ -1,8 +1,8 @@
 """Scored groups to the trainer, as each becomes complete.
 
 Invariants
-- A group is sent once all its siblings are scored or dropped; one with fewer than two scored siblings is dropped,
-  since nothing can be learned from it.
+- A group is sent once all its siblings are scored or dropped; one with too few scored siblings is dropped,
+  since nothing can be learned from it: with fewer than two where siblings are compared.
 - StepGranted follows the last group of the step, once, after all of them; of a step that never comes it comes alone.
 - A committed step is sent again exactly as it was committed, marked ``replay``.
 - What the trainer's queue does not take is not granted; it is tried again at the next tick.
@@ -28,7 +28,6 @@ from transport.address import ActorAddress
 from transport.transport import SendOutcome
 
 S = SampleState
-_MIN_GROUP = 2
 MESSAGE_TOKENS = 1 << 18
 """Tokens in a message, about 3 MiB: cheap for each group, and what comes behind it is not held up."""
 
@@ -97,13 +96,14 @@ class Grants:
     def _without_small(self, batch: StepBatch, ready: np.ndarray) -> np.ndarray:
         """Drop the groups with too few scored siblings, return the others."""
         scored = (batch.state.reshape(-1, batch.group_size)[ready] == S.SCORED).sum(axis=1)
-        for index in ready[scored < _MIN_GROUP].tolist():
+        least = self._scope.job.algorithm.siblings_min
+        for index in ready[scored < least].tolist():
             rows = batch.group_rows(index)
             rows = rows[batch.state[rows] == S.SCORED]
             if len(rows):
-                self._journaled.apply(ev.Dropped(batch.step, rows, f"fewer than {_MIN_GROUP} siblings have a reward"))
+                self._journaled.apply(ev.Dropped(batch.step, rows, f"fewer than {least} siblings have a reward"))
             self._sent[index] = True
-        return ready[scored >= _MIN_GROUP]
+        return ready[scored >= least]
 
     def _send_groups(self, batch: StepBatch, ready: np.ndarray, trainer: ActorAddress) -> None:
         wanted = S.COMMITTED if batch.committed else S.SCORED

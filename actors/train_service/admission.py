@@ -70,10 +70,12 @@ class Admission:
             )
         threads = config.threads or len(os.sched_getaffinity(0))
         replicas = replicas_of(spec.model_path, backend=config.backend, device=device, threads=threads)
-        needed = state_bytes(spec.model_path, dtype=spec.dtype, replicas=replicas)
+        models = [spec.model_path, *([] if spec.critic is None else [spec.critic.model_path])]
+        what = " with the critic ".join(map(str, models))
+        needed = sum(state_bytes(path, dtype=spec.dtype, replicas=replicas) for path in models)
         if needed > config.memory_bytes:
             raise ServiceRefuses(
-                f"job {job}: model.path {spec.model_path} needs {in_words(needed)} for weights, optimizer and "
+                f"job {job}: model.path {what} needs {in_words(needed)} for weights, optimizer and "
                 f"gradients, and the service {config.name} has memory_bytes: {in_words(config.memory_bytes)}; give it "
                 "more, or choose another service"
             )

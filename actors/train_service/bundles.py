@@ -36,6 +36,8 @@ from actors.protocol.training import (
     Stepped,
     TrainBody,
     TrainOutcome,
+    Valued,
+    Values,
 )
 from actors.train_service.calls import CallLog
 from actors.train_service.errors import NoSlice
@@ -110,6 +112,8 @@ async def perform(backend: TrainBackend, body: TrainBody) -> TrainOutcome:
     match body:
         case Score():
             return Scored(await backend.score(body.batch, temperature=body.temperature, reference=body.reference))
+        case Values():
+            return Valued(await backend.values(body.batch))
         case Accumulate():
             return Accumulated(await backend.accumulate(body.batch, body.loss))
         case Step():

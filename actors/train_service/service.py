@@ -41,6 +41,7 @@ from actors.protocol.training import (
     TrainBody,
     TrainCall,
     TrainOutcome,
+    Values,
 )
 from actors.roles import ServiceArgs, service_process
 from actors.train_service.admission import Admission, Agreed
@@ -258,7 +259,7 @@ class TrainService(Actor):
         """Have one call computed, and answer it whatever happens. It never raises."""
         job, times = bundle.job, CallTimes()
         try:
-            trains = isinstance(message.body, Score | Accumulate)
+            trains = isinstance(message.body, Score | Values | Accumulate)
             waited_s, switch_s = await self._turns.begin(job, message.wait_s, trains=trains)
         except NoSlice as error:
             outcome: TrainOutcome = Failed(error=ServiceBusy.__name__, text=str(error))

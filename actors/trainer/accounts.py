@@ -21,15 +21,24 @@ class StepAccounts:
         self.tokens = 0
         self.loss = 0.0
         self.clipped = self.kl = self.entropy = self.mismatch = 0.0
+        self.passed_tokens = 0
+        """Tokens of all passes over the step, to which alone what is clipped, and the critic's loss, belong."""
+        self.value_loss = self.value_clipped = self.passed_weight = 0.0
         self.waited_s = 0.0
         self.published_s = 0.0
 
-    def add(self, stats: MicroBatchStats) -> None:
-        """Count one micro-batch."""
+    def add(self, stats: MicroBatchStats, *, again: bool = False) -> None:
+        """Count one micro-batch; ``again``: in a pass after the first."""
         self.micro_batches += 1
+        self.passed_tokens += stats.tokens
+        self.passed_weight += stats.weight
+        self.clipped += stats.clipped_sum
+        self.value_loss += stats.value_loss_sum
+        self.value_clipped += stats.value_clipped_sum
+        if again:
+            return
         self.tokens += stats.tokens
         self.loss += stats.loss_sum
-        self.clipped += stats.clipped_sum
         self.kl += stats.kl_sum
         self.entropy += stats.entropy_sum
         self.mismatch += stats.mismatch_sum
@@ -51,7 +60,7 @@ class StepAccounts:
             "grad_norm": result.grad_norm,
             "learning_rate": result.learning_rate,
             "update_skipped": float(result.skipped),
-            "clip_fraction": self.clipped / tokens,
+            "clip_fraction": self.clipped / max(1, self.passed_tokens),
             "kl": self.kl / tokens,
             "entropy": self.entropy / tokens,
             "engine_mismatch": self.mismatch / tokens,
@@ -67,6 +76,15 @@ class StepAccounts:
             "degenerate_fraction": sum(is_degenerate(g.rewards) for g in granted) / len(granted)
             if granted
             else math.nan,
+        }
+
+    def critic_metrics(self, result: StepResult) -> dict[str, float]:
+        """Further columns of a step with a critic. Nobody compares rewards there, so equal ones teach too."""
+        return {
+            "value_loss": self.value_loss / max(1.0, self.passed_weight),
+            "value_clip_fraction": self.value_clipped / max(1, self.passed_tokens),
+            "critic_grad_norm": math.nan if result.critic_grad_norm is None else result.critic_grad_norm,
+            "degenerate_fraction": 0.0,
         }
 
 

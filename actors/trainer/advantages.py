@@ -21,6 +21,11 @@ def is_degenerate(rewards: np.ndarray) -> bool:
     return bool(rewards.size < 2 or rewards.max() == rewards.min())
 
 
+def scores(rewards: np.ndarray) -> np.ndarray:
+    """The rewards as they are, of rules that compare no siblings."""
+    return _checked(rewards)
+
+
 def group_normalised(rewards: np.ndarray) -> np.ndarray:
     """(r - mean) / (std + epsilon) with the sample standard deviation (g - 1).
 

@@ -7,14 +7,17 @@ Invariants (asserted for every kind by ``tests/contracts/test_train_backend_cont
 - ``save`` then ``load`` restores weights, optimizer, schedule and step count bit for bit.
 - Blocking work runs off the event loop.
 
-    start → ( [score] · accumulate* · step · [export] )* → close
+    start → ( [score] · [values] · accumulate* · step · [export] )* → close
+
+With a critic (``BackendSpec.critic``) a backend trains two models: ``accumulate`` adds gradients of both, of the same
+micro-batch, ``step`` updates both or neither, ``save`` and ``load`` hold both. What is exported is the policy.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from configs.schema import LrSchedule
 
 __all__ = [
     "BackendSpec",
+    "CriticSpec",
     "LossSpec",
     "MicroBatch",
     "MicroBatchStats",
@@ -32,6 +36,20 @@ __all__ = [
     "StoredBytes",
     "TrainBackend",
 ]
+
+
+NUMERICS: Final = 1e-4
+"""Log-probabilities this close are the same: float32 engines are within about 1e-6, bfloat16 ones beyond 1e-3."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CriticSpec:
+    """Says which model becomes the critic, and what of its training differs from the policy's."""
+
+    model_path: Path
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    """Steps, from the first, that leave the policy and its optimizer as they are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +71,15 @@ class BackendSpec:
     seed: int = 0
     needs_reference: bool = False
     gradient_checkpointing: bool = False
+    critic: CriticSpec | None = None
     parkable: bool = False
     """Whether the state will be parked (``parking.py``): on CUDA, tensors then keep their addresses while it is."""
 
-    def learning_rate_of(self, step: int) -> float:
-        """Rate of the optimizer step number ``step``, from 0."""
+    def learning_rate_of(self, step: int, peak: float | None = None) -> float:
+        """Rate of the optimizer step number ``step``, from 0; ``peak``: another one than the policy's."""
         return learning_rate(
             step,
-            peak=self.learning_rate,
+            peak=self.learning_rate if peak is None else peak,
             schedule=self.lr_schedule,
             warmup_steps=self.warmup_steps,
             total_steps=self.total_steps,
@@ -78,6 +97,10 @@ class TrainBackend(Protocol):
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         """Log-probabilities float32[B, T] of the tokens of ``batch`` under the current or the reference model."""
+        ...
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        """What the critic expects before each token, float32[B, T], 0 where no response token stands."""
         ...
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:

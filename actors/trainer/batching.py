@@ -9,7 +9,7 @@ Always true
   are given) or all that is missing: a trainer that lags behind finds more and computes it together.
 - Prompts that were dropped never come, and prompts outside the expected range may: both are settled when
   ``StepGranted`` says that nothing more will come.
-- Samples of advantage 0 are counted but not computed, unless a KL term gives them a gradient.
+- Samples of advantage 0 are counted but not computed, unless a KL term, or a critic, gives them a gradient.
 """
 
 from __future__ import annotations
@@ -36,8 +36,11 @@ class TrainSample:
     tokens: np.ndarray  # int32[r]
     logprobs: np.ndarray  # float32[r]
     stale: np.ndarray  # bool[r]
-    advantage: float
+    advantage: float | np.ndarray
+    """One for all tokens, or float32[r]. With a critic it is the score until that has been asked (``ppo``)."""
     reference_logprobs: np.ndarray | None = None  # float32[r]
+    old_values: np.ndarray | None = None  # float32[r]
+    returns: np.ndarray | None = None  # float32[r]
 
     @property
     def length(self) -> int:
@@ -106,7 +109,7 @@ def check_group(group: GroupGrant) -> None:
 
 def cut(samples: Iterable[TrainSample], *, budget_tokens: int, keep_zero: bool) -> list[MicroBatch]:
     """The micro-batches of ``portions``, without samples that have no response, or advantage 0 unless ``keep_zero``."""
-    useful = [s for s in samples if s.tokens.size and (keep_zero or s.advantage != 0.0)]
+    useful = [s for s in samples if s.tokens.size and (keep_zero or np.any(s.advantage))]
     return [pad(part) for part in portions(useful, budget_tokens=budget_tokens)]
 
 
@@ -139,7 +142,7 @@ def portions(samples: Iterable[TrainSample], *, budget_tokens: int) -> list[list
 def pad(samples: Sequence[TrainSample]) -> MicroBatch:
     """One micro-batch of these samples, in this order, as wide as the longest. Every response token weighs 1.
 
-    With the reference model's log-probabilities if all of them have theirs.
+    With the reference model's log-probabilities, values and returns if all of them have theirs.
     """
     lengths = np.array([s.length for s in samples], dtype=np.int32)
     prompt_lengths = np.array([s.prompt_ids.size for s in samples], dtype=np.int32)
@@ -155,7 +158,10 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         advantages[row, p:end] = sample.advantage
         weight[row, p:end] = 1.0
         stale[row, p:end] = sample.stale
-    scores = [sample.reference_logprobs for sample in samples]
+
+    def column(name: str) -> np.ndarray | None:
+        return _padded([getattr(sample, name) for sample in samples], prompt_lengths, shape)
+
     return MicroBatch(
         input_ids=input_ids,
         lengths=lengths,
@@ -164,7 +170,9 @@ def pad(samples: Sequence[TrainSample]) -> MicroBatch:
         advantages=advantages,
         loss_weight=weight,
         stale=stale,
-        reference_logprobs=_padded(scores, prompt_lengths, shape),
+        reference_logprobs=column("reference_logprobs"),
+        old_values=column("old_values"),
+        returns=column("returns"),
     )
 
 
@@ -263,10 +271,14 @@ class Inbox:
 
     def ready(self) -> list[list[GroupGrant]]:
         """The windows that can be trained now and were not handed out before."""
+        if self._plan.is_whole and not self.complete:
+            return []
         windows = self._ranges() if self._plan.in_order else self._lump()
         if self.complete:
             extra = sorted(prompt for prompt in self.groups if prompt not in self._expected)
             windows.append([self.groups[prompt] for prompt in extra if prompt not in self._handed_out])
+        if self._plan.is_whole:
+            windows = [[group for window in windows for group in window]]
         windows = [window for window in windows if window]
         self._handed_out.update(group.prompt for window in windows for group in window)
         return windows

@@ -43,6 +43,10 @@ class BoundedBackend:
         async with asyncio.timeout(self._limits.train_step_timeout_s):
             return await self._backend.score(batch, temperature=temperature, reference=reference)
 
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        async with asyncio.timeout(self._limits.train_step_timeout_s):
+            return await self._backend.values(batch)
+
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         async with asyncio.timeout(self._limits.train_step_timeout_s):
             return await self._backend.accumulate(batch, loss)

@@ -26,13 +26,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actors.trainer.backend import LossSpec
+from actors.trainer.backend import NUMERICS, LossSpec
 
 LOG_RATIO_MAX = 20.0
 """exp(20) is 4.9e8: beyond any ratio that means something, and far from overflow."""
-
-NUMERICS = 1e-4
-"""Log-probabilities this close are the same: float32 engines are within about 1e-6, bfloat16 ones beyond 1e-3."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,6 +101,20 @@ def token_losses(
         if spec.kl_coefficient > 0:
             loss = loss + spec.kl_coefficient * penalty
     return TokenLosses(loss=loss, clipped=clipped, kl=kl, mismatch=(new.detach() - behaviour).abs())
+
+
+def value_losses(values: Tensor, old: Tensor, returns: Tensor, clip: float) -> tuple[Tensor, Tensor]:
+    """(loss, clipped indicator) of each token: half the larger of (V - R)² and (clip(V, old ± clip) - R)²; 0: no clip.
+
+    Source: the value clip of OpenAI's PPO (``baselines/ppo2/model.py``), as in TRL's ``PPOTrainer``; described in Huang
+    et al. 2022 (The 37 implementation details of proximal policy optimization), detail 9.
+    """
+    plain = (values - returns).square()
+    if clip <= 0:
+        return 0.5 * plain, torch.zeros_like(plain)
+    limited = (old + (values - old).clamp(-clip, clip) - returns).square()
+    clipped = (limited > plain).detach()
+    return 0.5 * torch.where(clipped, limited, plain), clipped.to(plain.dtype)
 
 
 class TokenLogprobs(torch.autograd.Function):

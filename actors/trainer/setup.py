@@ -9,7 +9,7 @@ from typing import Final
 from actors.host.host_memory import keep_freed_memory
 from actors.host.thread_pool import let_waiting_threads_rest
 from actors.roles import RoleArgs
-from actors.trainer.backend import BackendSpec, LossSpec, TrainBackend
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, TrainBackend
 from actors.trainer.backends.service_backend import Client, ServiceBackend
 from actors.weights.segments import run_id
 from configs.schema import JobConfig
@@ -49,7 +49,7 @@ def backend_of(args: RoleArgs, job: JobConfig) -> TrainBackend:
 
 def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
     """What the backend is told at its start. A training service chooses what the job leaves to it: device, threads."""
-    trainer, shares = job.trainer, args.service is not None
+    trainer, updates, shares = job.trainer, job.algorithm.epochs, args.service is not None
     threads = trainer.threads if shares else resolve_threads(job, Path(args.model_path))
     return BackendSpec(
         model_path=Path(args.model_path),
@@ -58,15 +58,27 @@ def backend_spec(args: RoleArgs, job: JobConfig) -> BackendSpec:
         threads=threads,
         replicas=1 if shares else resolve_replicas(threads, Path(args.model_path)),
         learning_rate=trainer.lr,
-        warmup_steps=trainer.warmup_steps,
+        warmup_steps=trainer.warmup_steps * updates,
         lr_schedule=trainer.lr_schedule,
-        total_steps=job.steps,
+        total_steps=job.steps * updates,
         weight_decay=trainer.weight_decay,
         adam_betas=trainer.betas,
         max_grad_norm=trainer.max_grad_norm,
         seed=job.seed,
         needs_reference=job.algorithm.kl_coefficient > 0,
         gradient_checkpointing=trainer.gradient_checkpointing,
+        critic=critic_spec(args, job),
+    )
+
+
+def critic_spec(args: RoleArgs, job: JobConfig) -> CriticSpec | None:
+    """The critic of a job that has one."""
+    if job.algorithm.name != "ppo":
+        return None
+    return CriticSpec(
+        model_path=Path(job.critic.path or args.model_path).expanduser(),
+        learning_rate=job.critic.lr,
+        warmup_steps=job.critic.warmup_steps * job.algorithm.epochs,
     )
 
 
@@ -112,7 +124,8 @@ def loss_spec(job: JobConfig) -> LossSpec:
     return LossSpec(
         clip_low=algorithm.clip_low,
         clip_high=algorithm.clip_high,
-        kl_coefficient=algorithm.kl_coefficient,
+        kl_coefficient=0.0 if algorithm.name == "ppo" else algorithm.kl_coefficient,  # there it is in the rewards
         importance_cap=algorithm.importance_cap,
         temperature=job.rollout.temperature,
+        value_clip=job.critic.value_clip,
     )

@@ -28,6 +28,7 @@ never change under an export. Replayed steps are trained like any other: the sam
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -57,6 +58,7 @@ from actors.trainer.bounded import BoundedBackend
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
+from actors.trainer.ppo import PpoEstimates
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
@@ -85,12 +87,21 @@ class Trainer(RegisteredActor):
         self._inbox: Inbox | None = None
         self._news = asyncio.Event()
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
+        self._ppo: PpoEstimates | None = None
+        """None: the job has no critic."""
+        if self._job.algorithm.name == "ppo":
+            budget_tokens = self._job.trainer.micro_batch_tokens
+            self._ppo = PpoEstimates(
+                self._job.algorithm, self._ask_critic, self._score_policy, budget_tokens=budget_tokens
+            )
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
         self._tokens_before = 0
         self.step = self._resumed_step = 0
         self.ignored_grants = 0
+        self._passed: list[MicroBatch] = []
+        """Micro-batches of this step, for a next pass over them."""
 
     async def on_start(self) -> None:
         ctx, args = self.ctx, self._args
@@ -206,7 +217,7 @@ class Trainer(RegisteredActor):
             return True
         shape = batch_shape(inbox.groups.values(), max_response_tokens=self._job.rollout.max_tokens)
         weight = self._algorithm.normaliser(shape)
-        result = await self._backend.step(weight=weight)
+        result = await self._update(weight, accounts)
         self._check_finite(result)
         self.step += 1
         self._tokens_before = tokens_of(inbox.groups.values())
@@ -299,15 +310,33 @@ class Trainer(RegisteredActor):
     async def _accumulate(self, window: list[GroupGrant], accounts: StepAccounts) -> None:
         bound = self._job.staleness
         samples = [s for group in window for s in group_samples(group, self._algorithm, max_staleness=bound)]
-        with_kl = self._loss.kl_coefficient > 0
+        with_kl = self._job.algorithm.kl_coefficient > 0
         budget = self._job.trainer.micro_batch_tokens
         with self._spans.span("train", step=self.step, version=self.step, samples=len(samples)):
             if with_kl:
                 samples = await self._reference.scored(samples)
-            for batch in cut(samples, budget_tokens=budget, keep_zero=with_kl):
+            if self._ppo is not None:
+                samples = await self._ppo.estimated(samples)
+            batches = cut(samples, budget_tokens=budget, keep_zero=with_kl or self._ppo is not None)
+            if self._job.algorithm.epochs > 1:
+                self._passed = [dataclasses.replace(batch, stale=None) for batch in batches]
+            for batch in batches:
                 stats = await self._backend.accumulate(batch, self._loss)
                 self._agreement.look(batch, stats, step=self.step)
                 accounts.add(stats)
+
+    async def _update(self, weight: float, accounts: StepAccounts) -> StepResult:
+        """Step; with more epochs, pass over the same micro-batches again and step. By then all tokens are stale."""
+        result = await self._backend.step(weight=weight)
+        for _ in range(1, self._job.algorithm.epochs):
+            rows = sum(len(batch.lengths) for batch in self._passed)
+            with self._spans.span("train", step=self.step, version=self.step, samples=rows):
+                for batch in self._passed:
+                    accounts.add(await self._backend.accumulate(batch, self._loss), again=True)
+            last = await self._backend.step(weight=weight)
+            result = dataclasses.replace(last, skipped=result.skipped or last.skipped)
+        self._passed = []
+        return result
 
     async def _score_early(self, inbox: Inbox) -> bool:
         """One micro-batch's reference log-probabilities, rather than wait. False: there is nothing to score."""
@@ -319,6 +348,12 @@ class Trainer(RegisteredActor):
 
     async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
         return await self._backend.score(batch, temperature=self._loss.temperature, reference=True)
+
+    async def _score_policy(self, batch: MicroBatch) -> np.ndarray:
+        return await self._backend.score(batch, temperature=self._loss.temperature, reference=False)
+
+    async def _ask_critic(self, batch: MicroBatch) -> np.ndarray:
+        return await self._backend.values(batch)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
@@ -337,6 +372,8 @@ class Trainer(RegisteredActor):
         metrics = accounts.metrics(groups, result, step=inbox.step, weight=weight, seconds=seconds)
         metrics["grants_ignored"] = float(self.ignored_grants)
         metrics["tokens_scored_early"] = float(self._reference.scored_early_tokens)
+        if self._ppo is not None:
+            metrics |= accounts.critic_metrics(result) | self._ppo.taken_metrics()
         if self._service is not None:
             metrics |= self._service.taken_times().metrics()
         commit = CommitStep(

@@ -136,7 +136,7 @@ def _check_reward_model(where: str, reward: Reward) -> list[Found]:
     if not any((path / name).is_file() for name in _TOKENIZERS):
         wrong = f"{reward.path!r} has no tokenizer, and responses are read with the reward model's own"
         return [(f"{where}.path", wrong, "Save its tokenizer there (tokenizer.save_pretrained)")]
-    if (labels := _labels(config)) != 1:
+    if (labels := labels_of(config)) != 1:
         wrong = f"{reward.path!r} has {labels} labels, and a reward model has one"
         return [(f"{where}.path", wrong, "Name a model that was trained with num_labels=1")]
     return revision
@@ -174,7 +174,7 @@ def _check_training(where: str, train: RewardTraining) -> list[Found]:
     return found
 
 
-def _labels(config: object) -> int:
+def labels_of(config: object) -> int:
     """How many labels transformers finds in a config.json: 2 where it names none, which is a language model's case."""
     named = cast("dict[str, object]", config) if isinstance(config, dict) else {}
     labels = named.get("id2label")

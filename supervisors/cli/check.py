@@ -71,11 +71,14 @@ def what_would_run(job: JobConfig) -> dict[str, str]:
         "trainer": f"{trainer.backend}, learning rate {trainer.lr:g}, {schedule}",
         "service": f"{trainer.service}, priority {trainer.priority}, share {trainer.share:g}, {trainer.project}",
         "sync": job.sync.mode + (f", at most {job.staleness} versions behind" if job.staleness else ""),
+        "critic": f"{job.critic.path or 'the policy with a new head'}, learning rate {job.critic.lr:g}",
         "saved": f"every {job.checkpoint.every} steps" if job.checkpoint.every else "at the end",
         "directory": f"{RUN_ROOT / job.name}, or the next number if that is there",
     }
     if trainer.service is None:
         del lines["service"]
+    if algorithm.name != "ppo":
+        del lines["critic"]
     if job.metrics.wandb_project:
         owner = f"{job.metrics.wandb_entity}/" if job.metrics.wandb_entity else ""
         lines["W&B"] = f"{owner}{job.metrics.wandb_project}, run {job.metrics.wandb_name or job.name}"

@@ -334,7 +334,8 @@ def trained_bytes(job: JobConfig, model_path: Path, services: list[ServiceConfig
         replicas_of(model_path, backend=service.backend, device=_without_torch(service.device), threads=service.threads)
         for service in services
     ]
-    return state_bytes(model_path, dtype=job.model.dtype, replicas=max(replicas, default=1))
+    models = [model_path, *([Path(job.critic.path or model_path)] if job.algorithm.name == "ppo" else [])]
+    return sum(state_bytes(path, dtype=job.model.dtype, replicas=max(replicas, default=1)) for path in models)
 
 
 def _without_torch(device: str) -> str:

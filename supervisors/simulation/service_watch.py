@@ -26,6 +26,7 @@ from actors.protocol.training import (
     Step,
     TrainBody,
     TrainCall,
+    Values,
 )
 from actors.roles import ServiceArgs
 from actors.train_service.parked_files import Tier as StoredTier
@@ -97,7 +98,7 @@ def what_of(body: TrainBody) -> str:
     """What tells a call apart from others."""
     kind = str(type(body).__struct_config__.tag)
     match body:
-        case Accumulate() | Score():
+        case Accumulate() | Score() | Values():
             digest = xxhash.xxh3_64()
             for array in (body.batch.input_ids, body.batch.loss_weight, body.batch.advantages):
                 digest.update(np.ascontiguousarray(array).tobytes())

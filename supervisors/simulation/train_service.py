@@ -25,6 +25,7 @@ from actors.protocol.training import (
     Step,
     TrainAnswer,
     TrainCall,
+    Values,
 )
 from actors.protocol.weights import Manifest
 from actors.roles import ServiceArgs
@@ -74,6 +75,10 @@ class ServedBackend(PacedBackend):
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         with self._computing(what_of(Score(batch, temperature, reference))):
             return await super().score(batch, temperature=temperature, reference=reference)
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        with self._computing(what_of(Values(batch))):
+            return await super().values(batch)
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         with self._computing(what_of(Accumulate(batch, loss))):

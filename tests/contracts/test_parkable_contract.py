@@ -17,12 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.trainer.backend import BackendSpec, LossSpec
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.errors import ParkedStateDamaged, StateParked
 from actors.trainer.parking import SUMS, TRAINED, Parkable, StoredPart
-from tests.contracts.test_train_backend_contract import samples, whole
+from tests.contracts.test_train_backend_contract import judged, samples, whole
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
 LOSS = LossSpec()
@@ -34,6 +34,8 @@ WORLDS = [
     ("torch", {"dtype": "bfloat16"}),
     ("torch", {"replicas": 2, "threads": 2}),
     ("torch", {"replicas": 2, "threads": 2, "dtype": "bfloat16"}),
+    ("simulated", {"critic_warmup": 1}),
+    ("torch", {"critic_warmup": 1, "replicas": 2, "threads": 2, "dtype": "bfloat16"}),
     pytest.param(("torch", {"device": "cuda"}), marks=pytest.mark.gpu),
     pytest.param(("torch", {"device": "cuda", "dtype": "bfloat16"}), marks=pytest.mark.gpu),
 ]
@@ -51,6 +53,8 @@ async def started(world: World, model_path: Path) -> AsyncIterator[Backend]:
     kind, changes = world
     backend = KINDS[kind]()
     spec = {"learning_rate": 0.01, "parkable": True, **changes}
+    if (warmup := spec.pop("critic_warmup", None)) is not None:
+        spec["critic"] = CriticSpec(model_path=model_path, learning_rate=0.01, warmup_steps=warmup)  # type: ignore[arg-type]
     await backend.start(BackendSpec(model_path=model_path, **spec))  # type: ignore[arg-type]
     try:
         yield backend
@@ -86,7 +90,7 @@ async def parked_and_resumed(backend: Parkable) -> None:
 
 
 async def act(backend: Backend, action: str, number: int, directory: Path) -> None:
-    batch = whole(samples(seed=number))[0]
+    batch = whole(judged(samples(seed=number)))[0]
     if action == "accumulate":
         await backend.accumulate(batch, LOSS)
     elif action == "score":
@@ -131,7 +135,7 @@ async def backend(request: pytest.FixtureRequest, model_path: Path) -> AsyncIter
 
 async def some_steps(backend: Backend) -> None:
     for seed in range(2):
-        await backend.accumulate(whole(samples(seed=seed))[0], LOSS)
+        await backend.accumulate(whole(judged(samples(seed=seed)))[0], LOSS)
         await backend.step(weight=10.0)
 
 
@@ -140,7 +144,7 @@ async def test_another_life_goes_on_from_stored_state_and_the_half_step_is_dropp
 ) -> None:
     await some_steps(backend)
     before = await bits(backend)
-    await backend.accumulate(whole(samples(seed=7))[0], LOSS)
+    await backend.accumulate(whole(judged(samples(seed=7)))[0], LOSS)
     copy = await stored(backend)
     assert set(copy) == {TRAINED, SUMS}
     async with started(request.node.callspec.params["backend"], model_path) as other:
@@ -150,7 +154,7 @@ async def test_another_life_goes_on_from_stored_state_and_the_half_step_is_dropp
         assert other.steps == 2
         for each in (backend, other):
             await each.restore({TRAINED: copy[TRAINED]})
-            await each.accumulate(whole(samples(seed=8))[0], LOSS)
+            await each.accumulate(whole(judged(samples(seed=8)))[0], LOSS)
             await each.step(weight=10.0)
         assert await bits(other) == await bits(backend)
 
@@ -206,7 +210,7 @@ async def test_weights_are_exported_from_the_stored_copy_as_from_the_backend(bac
 
 async def test_state_that_was_altered_is_refused_and_the_right_one_is_taken_afterwards(backend: Backend) -> None:
     await some_steps(backend)
-    await backend.accumulate(whole(samples(seed=7))[0], LOSS)
+    await backend.accumulate(whole(judged(samples(seed=7)))[0], LOSS)
     before = await bits(backend)
     copy = await stored(backend)
     await backend.release()
@@ -237,7 +241,7 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
         assert isinstance(made, TorchBackend) and made._core is not None
         await some_steps(made)
         tensors = made._core.bundle.tensors()
-        states = [id(state) for state in made._core._adam._adam.state.values()]
+        states = [id(state) for state in made._core._policy.adam._adam.state.values()]
         addresses = {name: tensor.data_ptr() for name, tensor in tensors.items()}
         copy = await stored(made)
         before = resident_kib()
@@ -248,8 +252,8 @@ async def test_a_released_bundle_gives_its_memory_back_and_has_it_again_at_the_s
         assert kept < 2 * mmap.PAGESIZE * len(tensors) + 100
         await made.restore(copy)
         assert {name: tensor.data_ptr() for name, tensor in made._core.bundle.tensors().items()} == addresses
-        assert [id(state) for state in made._core._adam._adam.state.values()] == states
-        views = [p.data_ptr() for p in made._core._replicas.model.parameters()]
+        assert [id(state) for state in made._core._policy.adam._adam.state.values()] == states
+        views = [p.data_ptr() for p in made._core._policy.replicas.model.parameters()]
         weights = tensors["weights"]
         assert all(weights.data_ptr() <= view < weights.data_ptr() + weights.nbytes for view in views)
 
@@ -260,10 +264,10 @@ async def test_sizes_are_those_of_the_tensors(backend: Backend) -> None:
     assert backend._core is not None
     await some_steps(backend)
     tensors = backend._core.bundle.tensors()
-    counts = 8 * (1 + backend._core._adam.groups)
-    taken = backend._core.bundle.flat.memory.taken_bytes
+    counts = 8 * (1 + len(backend._core.bundle.counts()))
+    taken = backend._core._policy.parameters.memory.taken_bytes
     assert backend.resident_bytes() == sum(taken(tensor.nbytes) for tensor in tensors.values()) + counts
     assert len({tensor.data_ptr() for tensor in tensors.values()}) == len(tensors)
-    of_trained = (tensor.nbytes for name, tensor in tensors.items() if not name.startswith(("sums", "low")))
+    of_trained = (tensor.nbytes for name, tensor in tensors.items() if "sums" not in name and "low" not in name)
     assert backend.parts()[0].size_bytes >= sum(of_trained)
     assert np.all([block.offset_bytes % 64 == 0 for part in backend.parts() for block in part.blocks])

@@ -6,6 +6,7 @@ A training service is a kind of its own, over each of the others: jobs that shar
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 
 from actors.protocol.weights import Manifest
 from actors.train_service.residency import remove_parked
-from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, TrainBackend
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, TrainBackend
 from actors.trainer.backends.simulated_backend import SimulatedBackend
 from actors.trainer.backends.torch.torch_backend import TorchBackend
 from actors.trainer.batching import TrainSample, cut
@@ -48,8 +49,10 @@ async def start(
     if shared:
         await world.start()
 
-    async def begin(**changes: object) -> TrainBackend:
+    async def begin(*, critic_warmup: int | None = None, **changes: object) -> TrainBackend:
         backend = (await world.trainer(f"j{len(started)}")).backend if shared else KINDS[kind]()
+        critic = CriticSpec(model_path=model_path, learning_rate=0.02, warmup_steps=critic_warmup or 0)
+        changes["critic"] = None if critic_warmup is None else critic
         spec = BackendSpec(model_path=model_path, device=device or "cpu", learning_rate=0.01, **changes)  # type: ignore[arg-type]
         await backend.start(spec)
         started.append(backend)
@@ -80,6 +83,16 @@ def samples(count: int = 8, seed: int = 0) -> list[TrainSample]:
             )
         )
     return made
+
+
+def judged(plain: list[TrainSample], seed: int = 0) -> list[TrainSample]:
+    """The same samples as a job with a critic has them."""
+    rng = np.random.default_rng(seed)
+    drawn = [[rng.normal(size=sample.tokens.size).astype(np.float32) for _ in range(3)] for sample in plain]
+    return [
+        dataclasses.replace(sample, advantage=advantage, old_values=old, returns=returns)
+        for sample, (advantage, old, returns) in zip(plain, drawn, strict=True)
+    ]
 
 
 def whole(batch_of: list[TrainSample]) -> list[MicroBatch]:
@@ -218,6 +231,95 @@ async def test_without_a_reference_model_its_scores_are_refused(start: Start) ->
     backend = await start()
     with pytest.raises(BackendClosed, match="needs_reference"):
         await backend.score(whole(samples())[0], temperature=1.0, reference=True)
+
+
+async def test_values_are_of_response_tokens_and_only_step_changes_them(start: Start) -> None:
+    backend = await start(critic_warmup=0)
+    (batch,) = whole(judged(samples()))
+    before = await backend.values(batch)
+    assert before.shape == batch.input_ids.shape
+    assert before.dtype == np.float32
+    await backend.accumulate(batch, LOSS)
+    np.testing.assert_array_equal(await backend.values(batch), before)
+    await backend.step(weight=10.0)
+    after = await backend.values(batch)
+    where = batch.loss_weight != 0
+    assert (after != before)[where].any()
+    assert (after[~where] == 0).all()
+
+
+async def test_the_critic_learns_what_it_is_to_expect(start: Start) -> None:
+    backend = await start(critic_warmup=0)
+    (batch,) = whole(
+        [dataclasses.replace(s, returns=np.full(s.tokens.size, 0.5, np.float32)) for s in judged(samples())]
+    )
+    losses: list[float] = []
+    for _ in range(40):
+        stats = await backend.accumulate(batch, LOSS)
+        losses.append(stats.value_loss_sum / stats.weight)
+        norm = (await backend.step(weight=stats.weight)).critic_grad_norm
+        assert norm is not None and norm > 0
+    assert losses[0] == pytest.approx(0.5 * 0.5**2)  # a head of zeros expects nothing
+    assert losses[-1] < 0.7 * losses[0]
+
+
+async def test_while_the_critic_warms_up_the_policy_stays_as_it_is_and_then_begins_as_if_it_were_new(
+    start: Start, tmp_path: Path
+) -> None:
+    warming, at_once = await start(critic_warmup=2), await start()
+    before = await weights_of(warming, tmp_path)
+    batches = whole(judged(samples(seed=1)))
+    for _ in range(2):
+        values = await warming.values(batches[0])
+        stats = await warming.accumulate(batches[0], LOSS)
+        result = await warming.step(weight=10.0)
+        assert (result.grad_norm, result.learning_rate) == (0.0, 0.0)
+        assert stats.entropy_sum > 0
+        np.testing.assert_array_equal(await weights_of(warming, tmp_path), before)
+        assert (await warming.values(batches[0]) != values).any()
+    await train(warming, batches)
+    await train(at_once, batches)
+    np.testing.assert_array_equal(await weights_of(warming, tmp_path), await weights_of(at_once, tmp_path))
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+async def test_save_and_load_hold_the_critic_too_within_its_warm_up_and_after_it(
+    start: Start, tmp_path: Path, taken: int
+) -> None:
+    one = await start(critic_warmup=2)
+    for seed in range(taken):
+        await train(one, whole(judged(samples(seed=seed))))
+    await one.save(tmp_path / "saved")
+    two = await start(critic_warmup=2)
+    await two.load(tmp_path / "saved")
+    (batch,) = whole(judged(samples(seed=9)))
+    for _ in range(3):
+        np.testing.assert_array_equal(await one.values(batch), await two.values(batch))
+        np.testing.assert_array_equal(await weights_of(one, tmp_path), await weights_of(two, tmp_path))
+        await train(one, [batch])
+        await train(two, [batch])
+
+
+async def test_a_critic_that_was_not_asked_for_is_refused_and_so_is_a_checkpoint_without_one(
+    start: Start, tmp_path: Path
+) -> None:
+    backend = await start()
+    with pytest.raises(BackendClosed, match="start the backend with critic"):
+        await backend.values(whole(samples())[0])
+    assert (await backend.step(weight=1.0)).critic_grad_norm is None
+    await backend.save(tmp_path / "saved")
+    with pytest.raises(CheckpointCorrupt, match="critic"):
+        await (await start(critic_warmup=0)).load(tmp_path / "saved")
+
+
+async def test_with_a_critic_the_result_does_not_depend_on_the_cut_either(start: Start, tmp_path: Path) -> None:
+    one, two = await start(critic_warmup=0), await start(critic_warmup=0)
+    for _ in range(2):
+        await train(one, whole(judged(samples())))
+        await train(two, cut(judged(samples()), budget_tokens=12, keep_zero=True))
+    np.testing.assert_allclose(await weights_of(one, tmp_path), await weights_of(two, tmp_path), atol=2e-5)
+    (batch,) = whole(judged(samples()))
+    np.testing.assert_allclose(await one.values(batch), await two.values(batch), atol=2e-4)
 
 
 async def test_the_event_loop_stays_free_while_the_backend_computes(start: Start) -> None:

@@ -23,6 +23,7 @@ from actors.protocol.work import SamplingParams
 from actors.scheduler.meter import StepMeter
 from actors.trainer.accounts import StepAccounts
 from actors.trainer.backend import StepResult
+from actors.trainer.ppo import columns
 from configs.loader import schema_keys
 from supervisors.nemesis.fault_schedule import STARTED
 
@@ -66,6 +67,8 @@ def test_the_page_of_metrics_names_every_column() -> None:
         "grants_ignored": 0.0,
         "tokens_scored_early": 0.0,
         **CallTimes().metrics(),
+        **StepAccounts().critic_metrics(StepResult(grad_norm=0.0, learning_rate=0.0, skipped=False)),
+        **columns(np.zeros((1, 1)), None, 0.0, 1),
     }
     ledger = Ledger()
     one = np.ones(1, np.int32)

@@ -144,7 +144,8 @@ async def trained_bits(backend: SimulatedBackend) -> bytes:
 
 
 async def copy_trained(source: SimulatedBackend, target: SimulatedBackend) -> None:
-    target._weights, target._momentum = source._weights.copy(), source._momentum.copy()
+    target._policy.weights = source._policy.weights.copy()
+    target._policy.momentum = source._policy.momentum.copy()
     target._steps = source._steps
 
 

@@ -6,10 +6,10 @@ BatchShape ──normaliser──▶ float                   one step: what the 
 
 from __future__ import annotations
 
-from actors.trainer.algorithms import dr_grpo, grpo, rloo
+from actors.trainer.algorithms import dr_grpo, grpo, ppo, rloo
 from actors.trainer.algorithms.rule import Algorithm, BatchShape
 
-ALGORITHMS: dict[str, Algorithm] = {rule.name: rule for rule in (grpo.GRPO, dr_grpo.DR_GRPO, rloo.RLOO)}
+ALGORITHMS: dict[str, Algorithm] = {rule.name: rule for rule in (grpo.GRPO, dr_grpo.DR_GRPO, rloo.RLOO, ppo.PPO)}
 
 __all__ = ["ALGORITHMS", "Algorithm", "BatchShape", "algorithm_named"]
 

@@ -22,6 +22,7 @@ class BatchShape:
 class Algorithm:
     name: str
     advantages: Callable[[np.ndarray], np.ndarray]
-    """float64[g] rewards of one group to float64[g] advantages, one for all tokens of a response."""
+    """float64[g] rewards of one group to float64[g] advantages, one for all tokens of a response; with a critic, its
+    score, from which those of its tokens follow."""
     normaliser: Callable[[BatchShape], float]
     """The divisor of the summed token losses; at least 1."""

@@ -50,6 +50,8 @@ from actors.protocol.training import (
     TrainBody,
     TrainCall,
     TrainOutcome,
+    Valued,
+    Values,
 )
 from actors.protocol.weights import Manifest
 from actors.trainer import errors
@@ -158,6 +160,9 @@ class ServiceBackend:
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         limit_s = self._context.limits.train_step_timeout_s
         return (await self._call(Score(batch, temperature, reference), Scored, limit_s)).logprobs
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        return (await self._call(Values(batch), Valued, self._context.limits.train_step_timeout_s)).values
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         limit_s = self._context.limits.train_step_timeout_s

@@ -348,6 +348,18 @@ def test_a_group_with_a_single_reward_is_dropped_whole(in_world: InWorld) -> Non
     in_world(scenario, steps=1)
 
 
+def test_a_critic_learns_from_a_single_reward_too(in_world: InWorld) -> None:
+    async def scenario(world: Any) -> None:
+        await world.start()
+        good = world.rewards.verdict
+        world.rewards.verdict = lambda p, s: good(p, s) if p or not s else Verdict(p, s, None, "bug", "x")
+        await finish(world)
+        assert {(s[0], s[1]) for s in world.trained[0]} >= {(0, 0), (1, 0), (1, 1)}
+        assert (0, 1) not in {(s[0], s[1]) for s in world.trained[0]}
+
+    in_world(scenario, steps=1, algorithm={"name": "ppo", "group_size": 4, "prompts_per_step": 4})
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_head_that_dies_goes_on_with_the_same_samples(in_world: InWorld, lost: bool) -> None:
     async def scenario(world: Any) -> None:

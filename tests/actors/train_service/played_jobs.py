@@ -14,21 +14,34 @@ from pathlib import Path
 
 import numpy as np
 
-from actors.trainer.backend import LossSpec, MicroBatch, TrainBackend
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, TrainBackend
 from actors.trainer.backends.service_backend import ServiceBackend
 from actors.trainer.errors import BundleLost
 from tests.actors.train_service.service_world import ServiceWorld, Trainer, spec_of
 
 Pause = Callable[[], Awaitable[None]]
 """Awaited between calls, as a trainer waits for its samples."""
-LOSS = LossSpec()
+LOSS = LossSpec(value_clip=0.5)
 STEPS = 4
+JUDGED = "judged"
+"""A job of this name has a critic, which is alone in the first step."""
 
 
 def batches(job: str, step: int) -> list[MicroBatch]:
     """What ``job`` trains with in ``step``: two or three micro-batches of its own."""
     rng = np.random.default_rng([*job.encode(), step])
-    return [_batch(rng) for _ in range(int(rng.integers(2, 4)))]
+    made = [_batch(rng) for _ in range(int(rng.integers(2, 4)))]
+    return [_judged(batch, rng) for batch in made] if job == JUDGED else made
+
+
+def _judged(batch: MicroBatch, rng: np.random.Generator) -> MicroBatch:
+    old, returns = (rng.normal(size=batch.input_ids.shape).astype(np.float32) for _ in range(2))
+    return dataclasses.replace(batch, old_values=old, returns=returns)
+
+
+def _spec(job: str, model: Path, **changes: object) -> BackendSpec:
+    critic = CriticSpec(model_path=model, learning_rate=0.02, warmup_steps=1) if job == JUDGED else None
+    return spec_of(model, critic=critic, **changes)
 
 
 def _batch(rng: np.random.Generator) -> MicroBatch:
@@ -77,7 +90,9 @@ async def train(backend: TrainBackend, job: str, record: Record, first: int, pau
         losses: list[float] = []
         for batch in batches(job, step):
             await pause()
-            losses.append((await backend.accumulate(batch, LOSS)).loss_sum)
+            stats = await backend.accumulate(batch, LOSS)
+            values = float((await backend.values(batch)).sum()) if job == JUDGED else 0.0
+            losses += [stats.loss_sum, stats.value_loss_sum, values]
         result = await backend.step(weight=10.0)
         path = record.directory / f"v{step + 1}"
         manifest = await backend.export_segment(path, job=job, policy_version=step + 1, chunk_bytes=1 << 20)
@@ -101,7 +116,7 @@ async def alone(make: Callable[[], TrainBackend], job: str, directory: Path, mod
 
     directory.mkdir(parents=True)
     backend, record = make(), Record(directory)
-    await backend.start(spec_of(model, device="cpu", threads=1))
+    await backend.start(_spec(job, model, device="cpu", threads=1))
     await train(backend, job, record, 0, at_once)
     await backend.close()
     return record
@@ -141,7 +156,7 @@ class SharedJob:
 
     async def _one_life(self, backend: ServiceBackend) -> None:
         record = self.record
-        await backend.start(spec_of(self._model))
+        await backend.start(_spec(self._job, self._model))
         first = record.checkpoint
         if backend.resumed_step is not None:
             assert record.checkpoint < backend.resumed_step <= record.committed, "state that nobody may go on from"

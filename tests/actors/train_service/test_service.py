@@ -439,7 +439,7 @@ def test_state_that_a_failed_call_may_have_half_changed_is_not_kept(tmp_path: Pa
         async def step(self, *, weight: float) -> Any:
             if self.steps == 1 and not torn:
                 torn.append(self)
-                self._weights += 1.0
+                self._policy.weights += 1.0
                 self._changed("trained")
                 raise RuntimeError("torn")
             return await super().step(weight=weight)

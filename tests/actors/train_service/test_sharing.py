@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from actors.train_service.parked_files import remove_parked
 from actors.trainer.backend import MicroBatch
 from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
-from tests.actors.train_service.played_jobs import STEPS, SharedJob, alone
+from tests.actors.train_service.played_jobs import JUDGED, STEPS, SharedJob, alone
 from tests.actors.train_service.service_world import ServiceWorld
 from tests.simulated import run_simulated
 from tests.tiny_checkpoint import make_tiny_checkpoint
@@ -130,6 +130,14 @@ def test_a_service_killed_in_mid_burst_gives_each_job_its_last_parked_state(tmp_
     assert any(job.record.resumed for job in shared)
 
 
+def test_a_job_with_a_critic_shares_a_service_and_goes_on_from_its_parked_state(tmp_path: Path) -> None:
+    """There is room for its two models, or for one of another job, never for both jobs."""
+    faults = [(14.0, "service"), (3.0, JUDGED), (9.0, "service")]
+    shared, _ = play(tmp_path, ["a", JUDGED], faults=faults, memory_bytes=2 * STATE_BYTES)
+    assert all(job.record.lives >= 2 for job in shared)
+    assert any(job.record.resumed for job in shared)
+
+
 def test_a_trainer_killed_in_mid_burst_disturbs_nobody_else(tmp_path: Path) -> None:
     shared, _ = play(tmp_path, JOBS, faults=[(6.0, "a"), (5.0, "a"), (3.0, "a")])
     assert [job.record.lives for job in shared] == [4, 1, 1]
@@ -162,10 +170,11 @@ async def test_torch_jobs_that_share_a_service_come_to_what_they_do_alone(tmp_pa
 
     world = ServiceWorld(tmp_path / "service", make=make, backend="torch", memory_bytes=1_000_000)
     await world.start()
-    shared = [SharedJob(world, job, tmp_path / job, pauses(i, 0.02), model) for i, job in enumerate(JOBS)]
+    jobs = [*JOBS[:2], JUDGED]
+    shared = [SharedJob(world, job, tmp_path / job, pauses(i, 0.02), model) for i, job in enumerate(jobs)]
     await asyncio.gather(*(job.play() for job in shared))
     await world.stop()
-    for job, name in zip(shared, JOBS, strict=True):
+    for job, name in zip(shared, jobs, strict=True):
         expected = await alone(TorchBackend, name, tmp_path / f"{name}-alone", model)
         assert job.record.result == expected.result, name
     remove_parked(tmp_path / "service")

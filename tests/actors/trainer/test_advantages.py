@@ -71,4 +71,4 @@ def test_a_step_of_which_everything_was_dropped_still_has_a_divisor(name: str) -
 
 def test_an_unknown_rule_is_named_together_with_the_known_ones() -> None:
     with pytest.raises(KeyError, match="dr_grpo"):
-        algorithm_named("ppo")
+        algorithm_named("reinforce")

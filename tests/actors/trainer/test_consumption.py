@@ -33,6 +33,21 @@ def test_the_plan_follows_from_the_mode(mode: str, configured: int, plan: Consum
     assert consumption(job(mode, window_prompts=configured), 0) == plan
 
 
+@pytest.mark.parametrize("mode", ["sync", "one_step_barrier", "async"])
+def test_the_window_of_ppo_is_the_step_and_waits_for_prompts_that_nobody_expected(mode: str) -> None:
+    algorithm = {"name": "ppo", "prompts_per_step": 2}
+    plan = consumption(smallest_job(algorithm=algorithm, sync={"mode": mode}), 0)
+    inbox = Inbox(step=0, expected=range(2), plan=plan)
+    assert inbox.add(grant(0, 1))
+    assert inbox.add(grant(0, 0))
+    assert inbox.ready() == []
+    assert inbox.add(grant(0, 7))
+    inbox.close(3)
+    assert [[group.prompt for group in window] for window in inbox.ready()] == [[0, 1, 7]]
+    assert inbox.exhausted
+    assert inbox.ready() == []
+
+
 def test_dynamic_begins_with_a_full_device_or_a_quarter_of_the_step_before() -> None:
     assert consumption(job("dynamic", saturation_tokens=700), 99).saturation_tokens == 700
     assert consumption(job("dynamic"), 0).saturation_tokens == 16_384

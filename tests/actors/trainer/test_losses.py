@@ -16,6 +16,7 @@ from actors.trainer.losses import (
     token_logprobs,
     token_losses,
     truncated_ratio,
+    value_losses,
 )
 
 SPEC = LossSpec(clip_low=0.2, clip_high=0.3, importance_cap=2.0)
@@ -133,6 +134,33 @@ def test_mismatch_is_the_distance_between_trainer_and_engine() -> None:
         column(-1.0, -2.0), column(-1.5, -1.0), column(1.0, 1.0), torch.tensor([False, True]), None, SPEC
     )
     torch.testing.assert_close(losses.mismatch, column(0.5, 1.0))
+
+
+def test_value_losses_by_hand() -> None:
+    """Clip 0.2. Old 1.0, R 2.0: V 1.1 → 0.81 / 2; V 1.5 clipped to 1.2 → max(0.25, 0.64) / 2, no gradient.
+
+    V 0.5 clipped to 0.8 → max(2.25, 1.44) / 2, on its way back. V 2.5 clipped to 1.2 → max(0.25, 0.64) / 2.
+    """
+    values = column(1.1, 1.5, 0.5, 2.5).requires_grad_(True)
+    losses, clipped = value_losses(values, column(1.0, 1.0, 1.0, 1.0), torch.full((4,), 2.0).double(), 0.2)
+    torch.testing.assert_close(losses.detach(), column(0.405, 0.32, 1.125, 0.32))
+    assert clipped.tolist() == [0.0, 1.0, 0.0, 1.0]
+    (gradient,) = torch.autograd.grad(losses.sum(), values)
+    torch.testing.assert_close(gradient, column(-0.9, 0.0, -1.5, 0.0))
+    plain, never = value_losses(values, values.detach(), torch.full((4,), 2.0).double(), 0.0)
+    torch.testing.assert_close(plain.detach(), column(0.405, 0.125, 1.125, 0.125))
+    assert not never.any()
+
+
+def test_value_losses_are_those_of_trl() -> None:
+    """``vpredclipped``, ``vf_losses1`` and ``vf_losses2`` of trl/trainer/ppo_trainer.py, a token at a time."""
+    draw = torch.Generator().manual_seed(0)
+    values, old, returns = (torch.randn(50, generator=draw, dtype=torch.float64) for _ in range(3))
+    losses, clipped = value_losses(values, old, returns, 0.3)
+    for v, o, r, loss, was in zip(*(x.tolist() for x in (values, old, returns, losses, clipped)), strict=True):
+        vpredclipped = min(max(v, o - 0.3), o + 0.3)
+        assert loss == pytest.approx(0.5 * max((v - r) ** 2, (vpredclipped - r) ** 2))
+        assert bool(was) == ((vpredclipped - r) ** 2 > (v - r) ** 2)
 
 
 @pytest.mark.parametrize("stale", [True, False])

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from actors.roles import RoleArgs
+from actors.trainer.backend import CriticSpec
 from actors.trainer.setup import (
     SHARED_OUT_BYTES,
     backend_spec,
@@ -49,6 +50,19 @@ def test_a_kl_term_needs_a_reference() -> None:
     assert spec_of(job).needs_reference
     loss = loss_spec(job)
     assert (loss.kl_coefficient, loss.clip_low, loss.clip_high, loss.importance_cap) == (0.01, 0.2, 0.3, 4.0)
+
+
+def test_a_critic_begins_with_the_policy_or_another_model_and_counts_updates_as_the_optimizer_does() -> None:
+    assert spec_of(job_config()).critic is None
+    algorithm = {"name": "ppo", "kl_coefficient": 0.1, "epochs": 3}
+    critic, trainer = {"lr": 0.2, "warmup_steps": 2, "value_clip": 0.3}, {"backend": "simulated", "warmup_steps": 5}
+    job = job_config(algorithm=algorithm, critic=critic, trainer=trainer, steps=7)
+    spec = spec_of(job)
+    assert spec.critic == CriticSpec(model_path=Path("/model"), learning_rate=0.2, warmup_steps=6)
+    assert (spec.total_steps, spec.warmup_steps, spec.needs_reference) == (21, 15, True)
+    assert (loss_spec(job).kl_coefficient, loss_spec(job).value_clip) == (0.0, 0.3), "the KL is in the rewards"
+    other = spec_of(job_config(algorithm=algorithm, critic={"path": "/judge"})).critic
+    assert other is not None and other.model_path == Path("/judge")
 
 
 def test_with_a_small_model_the_trainer_leaves_a_core_to_the_head_and_off_policy_half_of_them(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ async def main(arguments: argparse.Namespace) -> None:
         await backend.start(BackendSpec(model_path=model, threads=arguments.threads, learning_rate=3e-4))
         assert backend._core is not None
         if arguments.padded:
-            backend._core._replicas.members[0].logits.may_pack = False
+            backend._core._policy.replicas.members[0].logits.may_pack = False
         samples, rows = batch(arguments.degenerate), []
         for _ in range(WARM_UP + STEPS):
             wall_s, cpu_s = time.perf_counter(), time.process_time()

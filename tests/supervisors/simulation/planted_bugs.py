@@ -340,7 +340,7 @@ def a_restarted_trainer_forgets_the_momentum_of_its_optimizer(replace: Replace) 
 
     async def load(self: SimulatedBackend, directory: Any) -> None:
         await right(self, directory)
-        self._momentum = np.zeros_like(self._momentum)
+        self._policy.momentum = np.zeros_like(self._policy.momentum)
 
     replace(SimulatedBackend, "load", load)
 

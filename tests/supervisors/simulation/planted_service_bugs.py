@@ -142,7 +142,7 @@ def the_momentum_of_a_parked_job_is_lost(replace: Replace) -> None:
 
     async def restore(self: SimulatedBackend, stored: Any) -> None:
         await right(self, stored)
-        self._momentum = np.zeros_like(self._momentum)
+        self._policy.momentum = np.zeros_like(self._policy.momentum)
 
     replace(SimulatedBackend, "restore", restore)
 

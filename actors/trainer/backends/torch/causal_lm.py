@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +26,12 @@ from actors.trainer.backends.torch.recompute import recompute_layers
 from actors.trainer.backends.torch.rms_norm import replace_rms_norms
 from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 from actors.trainer.losses import token_logprobs
+
+_COLUMNS: Final = (
+    *("behaviour_logprobs", "advantages", "loss_weight", "reference_logprobs", "stale"),
+    *("old_values", "returns"),
+)
+"""Fields of a micro-batch with a number for each position, or None."""
 
 
 def load_model(path: Path, spec: BackendSpec) -> nn.Module:
@@ -47,7 +53,12 @@ def load_model(path: Path, spec: BackendSpec) -> nn.Module:
         raise ModelNotLoadable(
             f"model.path: {path} holds no causal LM that transformers can load: {brief(error)}"
         ) from error
-    model.to(device=spec.device, dtype=dtype)  # type: ignore[call-arg]
+    return prepared(model, spec)
+
+
+def prepared(model: nn.Module, spec: BackendSpec) -> nn.Module:
+    """A model that was loaded, as it is computed with: on its device, in eval mode, with our faster parts."""
+    model.to(device=spec.device, dtype=getattr(torch, spec.dtype))  # type: ignore[call-arg]
     replace_rms_norms(model)
     replace_linears(model)
     model.eval()  # and so it stays: whatever training mode adds would make it another policy than the engine's
@@ -167,7 +178,7 @@ def response_positions(batch: MicroBatch) -> np.ndarray:
 def check_batch(batch: MicroBatch, predicted: np.ndarray) -> None:
     """Raise BadMicroBatch, naming the field, when shapes differ or a position cannot be predicted."""
     shape = batch.input_ids.shape
-    for name in ("behaviour_logprobs", "advantages", "loss_weight", "reference_logprobs", "stale"):
+    for name in _COLUMNS:
         column = getattr(batch, name)
         if column is not None and column.shape != shape:
             raise BadMicroBatch(f"{name}: shape {column.shape}, expected {shape} as input_ids")

@@ -18,8 +18,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from itertools import pairwise
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -48,18 +49,21 @@ class Replica:
     def score(self, batch: MicroBatch, temperature: float) -> np.ndarray:
         return scored(self.logits, batch, temperature)
 
-    def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+    def accumulate(self, batch: MicroBatch, loss: LossSpec, *, learn: bool = True) -> MicroBatchStats:
+        """Add to the gradient sums, if it is to ``learn``."""
         where = batch.loss_weight != 0
-        predicted = self.logits(batch, where)
-        new, entropy = predicted.logprobs(loss.temperature)
+        with torch.set_grad_enabled(learn):
+            predicted = self.logits(batch, where)
+            new, entropy = predicted.logprobs(loss.temperature)
         stale = torch.ones_like(new, dtype=torch.bool) if batch.stale is None else self._at(batch.stale, where)
         reference = None if batch.reference_logprobs is None else self._at(batch.reference_logprobs, where)
         behaviour, advantages = self._at(batch.behaviour_logprobs, where), self._at(batch.advantages, where)
         losses = token_losses(new, behaviour, advantages, stale, reference, loss)
         weight = self._at(batch.loss_weight, where)
         total = torch.dot(losses.loss, weight)
-        total.backward()  # type: ignore[no-untyped-call]
-        self._sums.collect()
+        if learn:
+            total.backward()  # type: ignore[no-untyped-call]
+            self._sums.collect()
         sums = torch.stack(
             [weight.sum(), total.detach(), losses.clipped.sum(), losses.kl.sum(), entropy.sum(), losses.mismatch.sum()]
         ).tolist()
@@ -77,21 +81,35 @@ class Replica:
         return torch.from_numpy(column[where]).to(self._device)
 
 
+class Member(Protocol):
+    """One thread's model, be it the policy's or a critic's."""
+
+    def score(self, batch: MicroBatch, temperature: float) -> np.ndarray: ...
+
+    def accumulate(self, batch: MicroBatch, loss: LossSpec, *, learn: bool = True) -> MicroBatchStats: ...
+
+
 class Replicas:
     """Holds the model of a spec, once for each thread that computes a share. Calls come from one thread.
 
-    ``model``: the first one; the others have its weights.
+    ``model``: the first one; the others have its weights. ``load`` and ``member`` make another model than the policy's.
     """
 
-    def __init__(self, spec: BackendSpec) -> None:
+    def __init__(
+        self,
+        spec: BackendSpec,
+        load: Callable[[], nn.Module] | None = None,
+        member: Callable[[nn.Module, str, GradientSums], Member] = Replica,
+    ) -> None:
         count = max(1, min(spec.replicas, spec.threads)) if spec.device == "cpu" else 1
-        self.model = load_model(spec.model_path, spec)
+        load = load or partial(load_model, spec.model_path, spec)
+        self.model = load()
         device = next(self.model.parameters()).device
         self.parameters = FlatParameters(self.model, flat_memory(device, parkable=spec.parkable))
-        self.members = [Replica(self.model, spec.device, self.parameters.sums[0])]
+        self.members = [member(self.model, spec.device, self.parameters.sums[0])]
         for _ in range(count - 1):
-            model = load_model(spec.model_path, spec)
-            self.members.append(Replica(model, spec.device, self.parameters.attach(model)))
+            model = load()
+            self.members.append(member(model, spec.device, self.parameters.attach(model)))
         least, more = divmod(spec.threads, count)
         self._threads = [
             ThreadPoolExecutor(1, f"replica-{index}", torch.set_num_threads, (least + (index < more),))
@@ -107,12 +125,12 @@ class Replicas:
             result[part, : scores.shape[1]] = scores
         return result
 
-    def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
-        """Forward, backward, add to the gradient sums."""
+    def accumulate(self, batch: MicroBatch, loss: LossSpec, *, learn: bool = True) -> MicroBatchStats:
+        """Forward, and if it is to ``learn`` backward: add to the gradient sums."""
         rows = shares(batch, len(self.members))
-        return _total(self._on_each(lambda replica, part: replica.accumulate(part, loss), batch, rows))
+        return summed(self._on_each(lambda replica, part: replica.accumulate(part, loss, learn=learn), batch, rows))
 
-    def _on_each(self, work: Callable[[Replica, MicroBatch], R], batch: MicroBatch, rows: list[slice]) -> list[R]:
+    def _on_each(self, work: Callable[[Member, MicroBatch], R], batch: MicroBatch, rows: list[slice]) -> list[R]:
         if len(rows) == 1:
             return [work(self.members[0], batch)]
         futures = [
@@ -178,6 +196,9 @@ def _part(batch: MicroBatch, rows: slice) -> MicroBatch:
     def part(column: np.ndarray) -> np.ndarray:
         return column[rows, :width]
 
+    def part_of(column: np.ndarray | None) -> np.ndarray | None:
+        return None if column is None else part(column)
+
     return MicroBatch(
         input_ids=part(batch.input_ids),
         lengths=batch.lengths[rows],
@@ -185,11 +206,14 @@ def _part(batch: MicroBatch, rows: slice) -> MicroBatch:
         behaviour_logprobs=part(batch.behaviour_logprobs),
         advantages=part(batch.advantages),
         loss_weight=part(batch.loss_weight),
-        reference_logprobs=None if batch.reference_logprobs is None else part(batch.reference_logprobs),
-        stale=None if batch.stale is None else part(batch.stale),
+        reference_logprobs=part_of(batch.reference_logprobs),
+        stale=part_of(batch.stale),
+        old_values=part_of(batch.old_values),
+        returns=part_of(batch.returns),
     )
 
 
-def _total(parts: list[MicroBatchStats]) -> MicroBatchStats:
+def summed(parts: list[MicroBatchStats]) -> MicroBatchStats:
+    """Sums of sums."""
     names = [field.name for field in dataclasses.fields(MicroBatchStats)]
     return MicroBatchStats(**{name: sum(getattr(part, name) for part in parts) for name in names})

@@ -3,36 +3,38 @@
     accumulate   forward ─ token losses ─ backward ─▶ gradient sums (flat, float32), shared out (``replicas``)
     step         sums / weight ─ clip ─ AdamW (float32 master) ─▶ weights in the model's dtype
 
+With a critic both happen to two models (``trained_model``), policy first; while the critic warms up, the policy's
+gradients are not computed, and neither its weights nor its optimizer change.
+
 All of it runs on one thread of the backend's own: the event loop stays free, and calls happen in the order given.
-On disk: ``weights.safetensors`` (float32 master and Adam's moments, flat) and ``backend.json``.
+On disk: ``weights.safetensors`` (float32 master and Adam's moments, flat), ``critic.safetensors`` and ``backend.json``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from actors.host.host_memory import give_back_freed_memory
 from actors.protocol.weights import Manifest
 from actors.trainer.backend import BackendSpec, LossSpec, MicroBatch, MicroBatchStats, StepResult, StoredBytes
 from actors.trainer.backends.segment_file import write_segment
 from actors.trainer.backends.tokenizer_files import copy_tokenizer
-from actors.trainer.backends.torch.adam import Adam
 from actors.trainer.backends.torch.bundle import Bundle
+from actors.trainer.backends.torch.critic import CriticReplica, load_critic
 from actors.trainer.backends.torch.frozen import frozen_reference
 from actors.trainer.backends.torch.generation_defaults import as_it_was
-from actors.trainer.backends.torch.replicas import Replicas
+from actors.trainer.backends.torch.replicas import Replicas, summed
+from actors.trainer.backends.torch.trained_model import TrainedModel, is_finite
 from actors.trainer.errors import BackendClosed, CheckpointCorrupt, StateParked
 from actors.trainer.parking import SUMS, TRAINED, StatePart, StoredPart
 from actors.weights.memory import SegmentWriter
@@ -41,6 +43,7 @@ R = TypeVar("R")
 
 STATE_FILE = "backend.json"
 TENSOR_FILE = "weights.safetensors"
+CRITIC_FILE = "critic.safetensors"
 _GIVE_BACK_EVERY_STEPS = 50
 """Freed memory stays for the next step (``host_memory``); that of a step larger than most need not stay for ever."""
 
@@ -67,6 +70,9 @@ class TorchBackend:
 
     async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
         return await self._run(self._open.score, batch, temperature, reference)
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        return await self._run(self._open.values, batch)
 
     async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self._make_room()
@@ -110,7 +116,7 @@ class TorchBackend:
 
     @property
     def keeps_addresses(self) -> bool:
-        return self._state.bundle.flat.memory.keeps_addresses
+        return self._state.bundle.keeps_addresses
 
     def fingerprint(self) -> str:
         return self._state.bundle.fingerprint()
@@ -185,13 +191,25 @@ class _Core:
         torch.set_num_threads(spec.threads if spec.threads > 0 else len(os.sched_getaffinity(0)))
         torch.manual_seed(spec.seed)
         self._spec = spec
-        self._replicas = Replicas(spec)
-        self._parameters = self._replicas.parameters
+        self._policy = TrainedModel(Replicas(spec), spec)
+        self._critic: TrainedModel | None = None
+        if spec.critic is not None:
+            load = partial(load_critic, spec, spec.critic)
+            self._critic = TrainedModel(Replicas(spec, load, CriticReplica), spec)
         self._reference = frozen_reference(spec) if spec.needs_reference else None
-        self._adam = Adam(self._parameters, spec)
-        self.bundle = Bundle(self._parameters, self._adam)
+        self.bundle = Bundle({name: (model.parameters, model.adam) for name, model in self._models.items()})
         self.steps = 0
         self._warm_up()
+
+    @property
+    def _models(self) -> dict[str, TrainedModel]:
+        """What is trained, by the beginnings of its blocks' names."""
+        return {"": self._policy} | ({} if self._critic is None else {"critic.": self._critic})
+
+    @property
+    def _critic_alone(self) -> bool:
+        """Whether the next step leaves the policy as it is."""
+        return self._spec.critic is not None and self.steps < self._spec.critic.warmup_steps
 
     def _warm_up(self) -> None:
         """One small forward and backward: thread pools and kernels are set up before the first step is timed."""
@@ -206,44 +224,56 @@ class _Core:
             behaviour_logprobs=-ones,
             advantages=ones,
             loss_weight=ones * where,
+            old_values=ones,
+            returns=ones,
         )
         self.accumulate(batch, LossSpec())
-        self._parameters.zero_gradients()
+        for model in self._models.values():
+            model.leave()
         self.bundle.changed(SUMS, sums_are_zero=True)
 
     # ------------------------------------------------------------ forward and backward
 
     def score(self, batch: MicroBatch, temperature: float, reference: bool) -> np.ndarray:
         if not reference:
-            return self._replicas.score(batch, temperature)
+            return self._policy.replicas.score(batch, temperature)
         if self._reference is None:
             raise BackendClosed("no reference model was loaded; start the backend with needs_reference")
         return self._reference.score(batch, temperature)
 
+    def values(self, batch: MicroBatch) -> np.ndarray:
+        if self._critic is None:
+            raise BackendClosed("no critic was loaded; start the backend with critic")
+        return self._critic.replicas.score(batch, 1.0)
+
     def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
         self.bundle.changed(SUMS)
-        return self._replicas.accumulate(batch, loss)
+        stats = self._policy.replicas.accumulate(batch, loss, learn=not self._critic_alone)
+        return stats if self._critic is None else summed([stats, self._critic.replicas.accumulate(batch, loss)])
 
     # ------------------------------------------------------------ step
 
     def step(self, weight: float) -> StepResult:
-        flat, spec = self._parameters, self._spec
-        flat.gather_gradients()
-        norm = float(torch.linalg.vector_norm(flat.grad)) / weight
-        rate = spec.learning_rate_of(self.steps)
-        skipped = not math.isfinite(norm)
+        spec, policy, critic = self._spec, self._policy, self._critic
+        norm = policy.gathered_norm(weight)
+        critic_norm = None if critic is None else critic.gathered_norm(weight)
+        rate = 0.0 if self._critic_alone else spec.learning_rate_of(self.steps)
+        skipped = not is_finite(norm, 0.0 if critic_norm is None else critic_norm)
         if not skipped:
-            flat.grad.mul_(min(1.0, spec.max_grad_norm / (norm + 1e-6)) / weight)
-            self._adam.step(rate)
-            flat.publish_master()
-        flat.zero_gradients()
+            if not self._critic_alone:
+                policy.take(rate, norm, weight)
+            if critic is not None and critic_norm is not None and spec.critic is not None:
+                critic.take(spec.learning_rate_of(self.steps, spec.critic.learning_rate), critic_norm, weight)
+        for model in self._models.values():
+            model.leave()
         self.steps += 1
         self.bundle.changed(TRAINED)
         self.bundle.changed(SUMS, sums_are_zero=True)
-        return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped)
+        return StepResult(grad_norm=norm, learning_rate=rate, skipped=skipped, critic_grad_norm=critic_norm)
 
     def close(self) -> None:
-        self._replicas.close()
+        for model in self._models.values():
+            model.replicas.close()
 
     @property
     def pins_memory(self) -> bool:
@@ -252,7 +282,8 @@ class _Core:
     def let_go(self) -> None:
         """Unpin, and give memory back that torch does not know of; on the backend's thread, after its last call."""
         self.bundle.close()
-        self._parameters.close()
+        for model in self._models.values():
+            model.parameters.close()
 
     # ------------------------------------------------------------ parking
 
@@ -267,7 +298,7 @@ class _Core:
     def export_segment(
         self, path: Path, job: str, policy_version: int, chunk_bytes: int, writer: SegmentWriter
     ) -> Manifest:
-        data = self._parameters.bytes_on_host()
+        data = self._policy.parameters.bytes_on_host()
         return self.write_segment(path, data, job, policy_version, chunk_bytes, writer)
 
     def write_segment(
@@ -279,47 +310,38 @@ class _Core:
             job=job,
             policy_version=policy_version,
             chunk_bytes=chunk_bytes,
-            tensors=self._parameters.entries,
+            tensors=self._policy.parameters.entries,
             writer=writer,
         )
 
     def stored_bytes(self) -> StoredBytes:
-        flat = self._parameters
-        state = 3 * flat.master.numel() * flat.master.element_size()  # master weights and Adam's two moments
-        return StoredBytes(segment=flat.total_bytes, checkpoint=state + flat.total_bytes)
+        segment = self._policy.parameters.total_bytes
+        state = sum(model.state_bytes for model in self._models.values())
+        return StoredBytes(segment=segment, checkpoint=state + segment)
 
     def save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        tensors = {"master": self._parameters.master}
-        for index, state in enumerate(self._adam.states()):
-            tensors |= {f"{key}.{index}": value for key, value in state.items()}
-        contiguous = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-        save_file(contiguous, directory / TENSOR_FILE, metadata={"layout": self._parameters.fingerprint()})
+        self._policy.save(directory / TENSOR_FILE)
+        if self._critic is not None:
+            self._critic.save(directory / CRITIC_FILE)
         state = {"format": 1, "kind": TorchBackend.kind, "steps": self.steps}
         (directory / STATE_FILE).write_text(json.dumps(state, indent=2) + "\n")
 
     def load(self, directory: Path) -> None:
-        path = directory / TENSOR_FILE
         try:
             state = json.loads((directory / STATE_FILE).read_text())
-            with safe_open(path, framework="pt") as file:
-                layout = (file.metadata() or {}).get("layout")
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 safe_open is no mapping
-        except (OSError, ValueError, SafetensorError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointCorrupt(f"{directory}: {error}; resume from another checkpoint") from error
-        if layout != self._parameters.fingerprint():
-            raise CheckpointCorrupt(f"{path}: holds another model or dtype than {self._spec.model_path}")
-        self._parameters.load_master(tensors["master"])
-        self._parameters.zero_gradients()
-        for index, own in enumerate(self._adam.states()):
-            for key, value in own.items():
-                value.copy_(tensors[f"{key}.{index}"])
+        self._policy.load(directory / TENSOR_FILE, self._spec.model_path)
+        if self._critic is not None and self._spec.critic is not None:
+            self._critic.load(directory / CRITIC_FILE, self._spec.critic.model_path)
         self.steps = int(state["steps"])
         self.bundle.changed(TRAINED)
         self.bundle.changed(SUMS, sums_are_zero=True)
 
     def export_checkpoint(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        with as_it_was(self._replicas.model):
-            self._replicas.model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
+        model = self._policy.replicas.model
+        with as_it_was(model):
+            model.save_pretrained(directory, safe_serialization=True)  # type: ignore[operator]
         copy_tokenizer(self._spec.model_path, directory)

@@ -215,9 +215,9 @@ async def test_both_layouts_give_the_same_gradients(tmp_path: Path) -> None:
         backend = TorchBackend()
         await backend.start(BackendSpec(model_path=path, threads=1))
         assert backend._core is not None
-        backend._core._replicas.members[0].logits.may_pack = may_pack
+        backend._core._policy.replicas.members[0].logits.may_pack = may_pack
         await backend.accumulate(batch, LossSpec())
-        gradients.append(backend._core._parameters.grad.clone())
+        gradients.append(backend._core._policy.parameters.grad.clone())
         await backend.close()
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-3, atol=2e-5)
 

@@ -77,10 +77,12 @@ def test_the_same_micro_batch_gives_the_same_bits_whichever_replica_is_late(
         learner = made(model_path, 2)
         gone_ahead = threading.Event()
 
-        def accumulate(self: Replica, *args: object, learner=learner, late=late, done=gone_ahead) -> object:  # type: ignore[no-untyped-def]
+        def accumulate(
+            self: Replica, *args: object, learn: bool, learner=learner, late=late, done=gone_ahead
+        ) -> object:  # type: ignore[no-untyped-def]
             if self is learner.members[late]:
                 assert done.wait(20)
-            result = honest(self, *args)  # type: ignore[arg-type]
+            result = honest(self, *args, learn=learn)  # type: ignore[arg-type]
             done.set()
             return result
 
@@ -96,12 +98,12 @@ def test_a_share_that_fails_is_raised_when_the_others_rest(model_path: Path, mon
     learner, honest, ended = made(model_path, 2), Replica.accumulate, threading.Event()
     failed = threading.Event()
 
-    def accumulate(self: Replica, *args: object) -> object:
+    def accumulate(self: Replica, *args: object, learn: bool) -> object:
         if self is learner.members[0]:
             failed.set()
             raise RuntimeError("out of memory")
         assert failed.wait(20)
-        result = honest(self, *args)  # type: ignore[arg-type]
+        result = honest(self, *args, learn=learn)  # type: ignore[arg-type]
         ended.set()
         return result
 

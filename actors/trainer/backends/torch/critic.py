@@ -1,0 +1,152 @@
+"""The critic: the backbone of a language model with a value head, one number a token.
+
+    causal LM        backbone, and a head of zeros: it expects nothing yet
+    reward model     backbone, and the head of its one label
+
+    MicroBatch ─ layout ─▶ backbone ─▶ hidden[R, L, H] ─ rows that predict ─▶ [U, H] ─ value head ─▶ values[U]
+
+The value of a token is read where the policy predicts it: what is expected before it is drawn. Layouts, packing and
+replicas are the policy's (``causal_lm``, ``replicas``).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from actors.host.import_guard import hide_broken_optionals
+from actors.host.model_errors import brief, passes
+from actors.trainer.backend import BackendSpec, CriticSpec, LossSpec, MicroBatch, MicroBatchStats
+from actors.trainer.backends.torch.causal_lm import ResponseLogits, prepared, response_positions
+from actors.trainer.backends.torch.flat import GradientSums
+from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
+from actors.trainer.losses import value_losses
+from configs.checks.critic_checks import is_classifier, why_no_critic
+from configs.model_files import read_model_file
+
+
+class ValueHead(nn.Module):
+    """Turns hidden states into values, in float32. Until it is ``open`` it passes hidden states on, to be probed."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)  # [1, H]
+        self.open = False
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return nn.functional.linear(hidden.float(), self.weight.float()) if self.open else hidden
+
+
+class ValueModel(nn.Module):
+    """Looks like a causal LM to ``ResponseLogits``, whose vocabulary is one value."""
+
+    def __init__(self, backbone: nn.Module, head: Tensor) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = ValueHead(head)
+        self.config: Any = backbone.config
+
+    def forward(self, **inputs: Any) -> SimpleNamespace:
+        return SimpleNamespace(logits=self.head(self.backbone(**inputs).last_hidden_state))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.backbone.get_input_embeddings()  # type: ignore[operator]
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def load_critic(spec: BackendSpec, critic: CriticSpec) -> nn.Module:
+    """The critic of ``critic.model_path`` in the spec's dtype, on its device, in eval mode.
+
+    Raises:
+        ModelNotLoadable: there is no such model, it has not one value, or it does not read the policy's tokens.
+    """
+    path = critic.model_path
+    if path != spec.model_path and (problem := why_no_critic(path, spec.model_path)):
+        raise ModelNotLoadable(f"critic.path: {'. '.join(problem)}")
+    hide_broken_optionals()
+    try:
+        model = _scorer(path, spec) if is_classifier(read_model_file(path, "config.json")) else _writer(path, spec)
+    except ModelNotLoadable:
+        raise
+    except Exception as error:
+        if passes(error):
+            raise
+        raise ModelNotLoadable(
+            f"critic.path: {path} holds no model that transformers can load: {brief(error)}"
+        ) from error
+    return prepared(model, spec)
+
+
+def _writer(path: Path, spec: BackendSpec) -> ValueModel:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True)
+    if model.base_model is model:
+        raise ModelNotLoadable(f"critic.path: {type(model).__name__} has no backbone apart from its head")
+    width = model.get_output_embeddings().weight.shape[1]
+    return ValueModel(model.base_model, torch.zeros(1, width))
+
+
+def _scorer(path: Path, spec: BackendSpec) -> ValueModel:
+    from transformers import AutoModelForSequenceClassification
+
+    model: Any = AutoModelForSequenceClassification.from_pretrained(
+        path, dtype=getattr(torch, spec.dtype), local_files_only=True
+    )
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear) or head.bias is not None:
+        raise ModelNotLoadable(
+            f"critic.path: {type(model).__name__} has no head named score that reads the last token, so it is "
+            "no critic of single tokens; name a reward model that was made from a causal language model"
+        )
+    return ValueModel(model.base_model, head.weight.detach().clone())
+
+
+class CriticReplica:
+    """Holds one thread's critic."""
+
+    def __init__(self, model: nn.Module, device: str, sums: GradientSums) -> None:
+        self._device = device
+        self._logits = ResponseLogits(model, device)
+        model.head.open = True  # type: ignore[union-attr]
+        self._sums = sums
+
+    def score(self, batch: MicroBatch, temperature: float) -> np.ndarray:
+        """Values; ``temperature`` is the policy's business."""
+        where = response_positions(batch)
+        result = np.zeros(batch.input_ids.shape, dtype=np.float32)
+        with torch.no_grad():
+            result[where] = self._values(batch, where).cpu().numpy()
+        return result
+
+    def accumulate(self, batch: MicroBatch, loss: LossSpec, *, learn: bool = True) -> MicroBatchStats:
+        """Sums of the value loss alone."""
+        if batch.old_values is None or batch.returns is None:
+            raise BadMicroBatch("old_values, returns: missing, expected float32[B, T] of a job with a critic")
+        where = batch.loss_weight != 0
+        values = self._values(batch, where)
+        weight, old, returns = (self._at(c, where) for c in (batch.loss_weight, batch.old_values, batch.returns))
+        losses, clipped = value_losses(values, old, returns, loss.value_clip)
+        total = torch.dot(losses, weight)
+        if learn:
+            total.backward()  # type: ignore[no-untyped-call]
+            self._sums.collect()
+        nothing = dict.fromkeys(("weight", "loss_sum", "clipped_sum", "kl_sum", "entropy_sum", "mismatch_sum"), 0.0)
+        return MicroBatchStats(
+            tokens=0, **nothing, value_loss_sum=float(total.detach()), value_clipped_sum=float(clipped.sum())
+        )
+
+    def _values(self, batch: MicroBatch, where: np.ndarray) -> Tensor:
+        """float32[N] of the tokens at ``where``. Chosen by ``index_select``, whose gradient adds up in one order."""
+        predicted = self._logits(batch, where)
+        return predicted.logits[:, 0].index_select(0, predicted.rows)
+
+    def _at(self, column: np.ndarray, where: np.ndarray) -> Tensor:
+        return torch.from_numpy(column[where]).to(self._device)

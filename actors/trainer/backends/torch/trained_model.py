@@ -1,0 +1,81 @@
+"""One model and its optimizer: what a backend trains one of, or with a critic two.
+
+gradient sums ─ gathered ─▶ norm ─▶ taken: sums / weight ─ clip ─ AdamW ─▶ weights in the model's dtype
+                                 └▶ or left: the weights and the optimizer stay as they are
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from actors.trainer.backend import BackendSpec
+from actors.trainer.backends.torch.adam import Adam
+from actors.trainer.backends.torch.replicas import Replicas
+from actors.trainer.errors import CheckpointCorrupt
+
+
+class TrainedModel:
+    """Holds the replicas of one model, its weights and its optimizer."""
+
+    def __init__(self, replicas: Replicas, spec: BackendSpec) -> None:
+        self._max_norm = spec.max_grad_norm
+        self.replicas = replicas
+        self.parameters = replicas.parameters
+        self.adam = Adam(self.parameters, spec)
+
+    def gathered_norm(self, weight: float) -> float:
+        """Norm of the gradient, from the sums of all replicas. Once, before ``take`` or ``leave``."""
+        self.parameters.gather_gradients()
+        return float(torch.linalg.vector_norm(self.parameters.grad)) / weight
+
+    def take(self, rate: float, norm: float, weight: float) -> None:
+        """Update the weights."""
+        self.parameters.grad.mul_(min(1.0, self._max_norm / (norm + 1e-6)) / weight)
+        self.adam.step(rate)
+        self.parameters.publish_master()
+
+    def leave(self) -> None:
+        """Forget the sums."""
+        self.parameters.zero_gradients()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that ``save`` writes: master weights and Adam's two moments."""
+        return 3 * self.parameters.master.numel() * self.parameters.master.element_size()
+
+    def save(self, path: Path) -> None:
+        tensors = {"master": self.parameters.master}
+        for index, state in enumerate(self.adam.states()):
+            tensors |= {f"{key}.{index}": value for key, value in state.items()}
+        contiguous = {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        save_file(contiguous, path, metadata={"layout": self.parameters.fingerprint()})
+
+    def load(self, path: Path, model_path: Path) -> None:
+        """Take over what ``save`` wrote; sums are forgotten.
+
+        Raises:
+            CheckpointCorrupt: it cannot be read, or is of another model than ``model_path``.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                layout = (file.metadata() or {}).get("layout")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 safe_open is no mapping
+        except (OSError, ValueError, SafetensorError) as error:
+            raise CheckpointCorrupt(f"{path}: {error}; resume from another checkpoint") from error
+        if layout != self.parameters.fingerprint():
+            raise CheckpointCorrupt(f"{path}: holds another model or dtype than {model_path}")
+        self.parameters.load_master(tensors["master"])
+        self.parameters.zero_gradients()
+        for index, own in enumerate(self.adam.states()):
+            for key, value in own.items():
+                value.copy_(tensors[f"{key}.{index}"])
+
+
+def is_finite(*norms: float) -> bool:
+    """Whether a step may be taken: of all models, or of none."""
+    return all(map(math.isfinite, norms))

@@ -1,0 +1,122 @@
+"""What the schema cannot see of PPO: keys without a critic, modes that stream, and models that are no critic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, cast
+
+from configs.checks.model_files import problem_of
+from configs.checks.reward_checks import labels_of
+from configs.model_files import ModelFileBroken, read_model_file, text_config
+from configs.schema import JobConfig
+
+_OF_PPO: Final = ("gamma", "gae_lambda", "epochs")
+_STREAMING: Final = ("minibatch", "dynamic")
+
+Found = tuple[str, str, str]
+"""(field, what is wrong, what to do)."""
+
+
+def check_critic(job: JobConfig) -> list[Found]:
+    """Problems of ``critic``, and of what only PPO allows or forbids."""
+    return _check_ppo(job) if job.algorithm.name == "ppo" else _check_without(job)
+
+
+def _check_without(job: JobConfig) -> list[Found]:
+    name = job.algorithm.name
+    given = [f"algorithm.{key}" for key in _OF_PPO if _is_set(job.algorithm, key)]
+    given += [f"critic.{key}" for key in type(job.critic).model_fields if _is_set(job.critic, key)]
+    fix = "Set algorithm.name to ppo, or remove it"
+    found = [(key, f"is set, but algorithm.name is {name}, which has no critic", fix) for key in given]
+    if job.algorithm.group_size < job.algorithm.siblings_min:
+        wrong = f"1, but {name} compares the samples of a prompt with each other"
+        found.append(("algorithm.group_size", wrong, "Set it to 2 or more, or algorithm.name to ppo"))
+    return found
+
+
+def _is_set(section: Any, key: str) -> bool:
+    return getattr(section, key) != type(section).model_fields[key].default
+
+
+def _check_ppo(job: JobConfig) -> list[Found]:
+    found: list[Found] = []
+    if job.sync.mode in _STREAMING:
+        wrong = f"{job.sync.mode} trains a part of a step before the rest is there, and ppo whitens advantages over all"
+        found.append(("sync.mode", wrong, "Set it to sync, one_step_barrier or async"))
+    if job.trainer.window_prompts:
+        wrong = "is set, but the window of ppo is the whole step: advantages are whitened over it"
+        found.append(("trainer.window_prompts", wrong, "Remove it"))
+    if job.trainer.service is not None and job.algorithm.epochs > 1:
+        wrong = f"{job.algorithm.epochs} with trainer.service is not built: a burst of a service holds one update"
+        found.append(("algorithm.epochs", wrong, "Set it to 1, or remove trainer.service"))
+    if job.critic.warmup_steps >= job.steps:
+        wrong = f"{job.critic.warmup_steps} leaves none of the {job.steps} steps to the policy"
+        found.append(("critic.warmup_steps", wrong, "Lower it"))
+    if job.rollout.length_ranking == "siblings" and job.algorithm.group_size == 1:
+        wrong = "siblings, but algorithm.group_size is 1, so no sample has any"
+        found.append(("rollout.length_ranking", wrong, "Set it to history or learned"))
+    return [*found, *_check_path(job)]
+
+
+def _check_path(job: JobConfig) -> list[Found]:
+    given, policy = job.critic.path, Path(job.model.path or "").expanduser()
+    if given is None:
+        return []
+    path = Path(given).expanduser()
+    if not (path / "config.json").is_file():
+        wrong = f"{given!r} is no Hugging Face model directory: it has no config.json"
+        return [("critic.path", wrong, "Name the directory that from_pretrained would load")]
+    if problem := problem_of(path, given, weights=job.trainer.backend != "simulated"):
+        return [("critic.path", *problem)]
+    known = bool(job.model.path) and (policy / "config.json").is_file()  # a tiny or a hub model: once it is there
+    problem = why_no_critic(path, policy if known else None)
+    return [("critic.path", *problem)] if problem else []
+
+
+def why_no_critic(critic: Path, policy: Path | None) -> tuple[str, str] | None:
+    """Why the model in ``critic`` cannot judge the tokens of the one in ``policy``: (what is wrong, what to do).
+
+    ``policy``: None where it is not there yet; only the critic itself is looked at then.
+    """
+    try:
+        config = read_model_file(critic, "config.json")
+        if is_classifier(config) and (labels := labels_of(config)) != 1:
+            wrong = f"{str(critic)!r} has {labels} labels, and a critic has one value"
+            return wrong, "Name a reward model that was trained with num_labels=1, or a causal language model"
+        if policy is None:
+            return None
+        ours, theirs = (int(text_config(path).get("vocab_size") or 0) for path in (critic, policy))
+        if ours < theirs:
+            wrong = f"{str(critic)!r} knows {ours} tokens, and the policy in {str(policy)!r} has {theirs}"
+            return wrong, "Name a model with the policy's tokenizer"
+        known = _tokens(critic)
+        if token := next((token for token, id_ in _tokens(policy).items() if known and known.get(token) != id_), None):
+            wrong = (
+                f"{str(critic)!r} has another tokenizer than the policy in {str(policy)!r}: {token!r} is not its token"
+            )
+            return wrong, "Name a model with the policy's tokenizer; the critic reads the policy's tokens"
+    except ModelFileBroken as error:
+        return str(error), "Or name another directory"
+    return None
+
+
+def is_classifier(config: dict[str, Any]) -> bool:
+    """Whether a config.json is of a model that was saved with a classification head."""
+    architectures: object = config.get("architectures")
+    names = cast("list[object]", architectures) if isinstance(architectures, list) else []
+    return any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def _tokens(directory: Path) -> dict[str, int]:
+    """Token → id as tokenizer.json has them; empty where that says nothing, as of a slow tokenizer."""
+    content = read_model_file(directory, "tokenizer.json")
+    model: object = content.get("model")
+    vocabulary: object = cast("dict[str, Any]", model).get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocabulary, list):  # unigram: [token, score] each
+        pairs = enumerate(cast("list[Any]", vocabulary))
+        return {str(entry[0]): index for index, entry in pairs}
+    if not isinstance(vocabulary, dict):
+        return {}
+    added: object = content.get("added_tokens")
+    entries = cast("list[dict[str, Any]]", added) if isinstance(added, list) else []
+    return cast("dict[str, int]", vocabulary) | {str(entry["content"]): int(entry["id"]) for entry in entries}

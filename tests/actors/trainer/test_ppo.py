@@ -1,0 +1,235 @@
+"""PPO in the trainer: what it asks before a step, what becomes of the answers, and its passes over a step."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.protocol.steps import OpenStep
+from actors.trainer import checkpoint
+from actors.trainer.backend import NUMERICS, LossSpec, MicroBatch, MicroBatchStats
+from actors.trainer.backends.simulated_backend import TrainCost
+from actors.trainer.batching import TrainSample
+from actors.trainer.ppo import PpoEstimates
+from configs.learning_schema import AlgorithmConfig
+from tests.actors.trainer.random_samples import random_samples
+from tests.actors.trainer.test_gae import as_trl
+from tests.actors.trainer.trainer_world import (
+    GROUP,
+    PROMPTS,
+    NotingBackend,
+    ScriptedScheduler,
+    World,
+    grant,
+    grants,
+    job_config,
+)
+from tests.simulated import run_simulated
+
+
+def scored_samples() -> list[TrainSample]:
+    rng = np.random.default_rng(3)
+    plain = random_samples([(3, [4, 1]), (5, [7, 2])])
+    return [
+        dataclasses.replace(s, reference_logprobs=rng.normal(-4.6, 0.3, s.tokens.size).astype(np.float32))
+        for s in plain
+    ]
+
+
+def numbers_of(samples: list[TrainSample], seed: int) -> dict[tuple[int, ...], np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {tuple(s.tokens.tolist()): rng.normal(size=s.tokens.size).astype(np.float32) for s in samples}
+
+
+def answers(numbers: dict[tuple[int, ...], np.ndarray]):
+    """A backend's answer with these numbers for each response, and none elsewhere."""
+
+    async def answer(batch: MicroBatch) -> np.ndarray:
+        result = np.zeros(batch.input_ids.shape, np.float32)
+        for row, (p, end) in enumerate(zip(batch.prompt_lengths, batch.lengths, strict=True)):
+            result[row, p:end] = numbers[tuple(batch.input_ids[row, p:end].tolist())]
+        return result
+
+    return answer
+
+
+@pytest.mark.parametrize("budget_tokens", [8, 1000])
+def test_advantages_and_returns_of_a_step_are_trls_whitened_however_it_is_cut(budget_tokens: int) -> None:
+    samples, algorithm = scored_samples(), AlgorithmConfig(name="ppo", kl_coefficient=0.2, gamma=0.97, gae_lambda=0.9)
+    values, policy = numbers_of(samples, 1), numbers_of(samples, 2)
+    estimates = PpoEstimates(algorithm, answers(values), answers(policy), budget_tokens=budget_tokens)
+    found = asyncio.run(estimates.estimated(samples))
+    advantages: list[float] = []
+    kl = shaped = 0.0
+    for sample, got in zip(samples, found, strict=True):
+        key, reference = tuple(sample.tokens.tolist()), sample.reference_logprobs
+        assert reference is not None and got.returns is not None
+        columns = policy[key].tolist(), reference.tolist(), values[key].tolist()
+        own, returns = as_trl(float(sample.advantage), *columns, 0.2, 0.97, 0.9)
+        np.testing.assert_allclose(got.returns, returns, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(got.old_values, values[key])
+        advantages += own
+        kl += float((policy[key] - reference).sum())
+        shaped += float(sample.advantage) - 0.2 * float((policy[key] - reference).sum())
+    whole = np.array(advantages)
+    whole = (whole - whole.mean()) / np.sqrt(whole.var(ddof=1) + 1e-8)
+    np.testing.assert_allclose(np.concatenate([got.advantage for got in found]), whole, rtol=1e-4, atol=1e-5)
+    metrics = estimates.taken_metrics()
+    assert metrics["kl_per_response"] == pytest.approx(kl / 4, rel=1e-4)
+    assert metrics["kl_per_token"] == pytest.approx(kl / 14, rel=1e-4)
+    assert metrics["shaped_reward_mean"] == pytest.approx(shaped / 4, rel=1e-4)
+    assert estimates.taken_metrics() == {}
+
+
+def test_an_engines_last_bits_are_in_nothing_that_is_learned_from() -> None:
+    """Where it differs by more than numerics, or the token is stale, its word counts."""
+    samples = scored_samples()
+    policy = {tuple(s.tokens.tolist()): s.logprobs + np.float32(NUMERICS / 2) for s in samples}
+    samples[1] = dataclasses.replace(samples[1], logprobs=samples[1].logprobs - 1, stale=np.zeros(1, np.bool_))
+    estimates = PpoEstimates(
+        AlgorithmConfig(name="ppo", epochs=2), answers(numbers_of(samples, 1)), answers(policy), budget_tokens=100
+    )
+    for before, after in zip(samples, asyncio.run(estimates.estimated(samples)), strict=True):
+        own = policy[tuple(before.tokens.tolist())]
+        keeps = before.stale | (np.abs(own - before.logprobs) > NUMERICS)
+        np.testing.assert_array_equal(after.logprobs, np.where(keeps, before.logprobs, own))
+    assert samples[1].logprobs[0] < policy[tuple(samples[1].tokens.tolist())][0] - 0.5
+
+
+class NotingCritic(NotingBackend):
+    """Notes its critic's calls too, and what each micro-batch holds for it."""
+
+    def __init__(self) -> None:
+        super().__init__(TrainCost(step_s=1.0))
+        self.taken: list[MicroBatch] = []
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        self.calls.append("values")
+        return await super().values(batch)
+
+    async def accumulate(self, batch: MicroBatch, loss: LossSpec) -> MicroBatchStats:
+        self.taken.append(batch)
+        return await super().accumulate(batch, loss)
+
+
+def ppo_world(tmp_path: Path, **changes: object) -> World:
+    algorithm = {"name": "ppo", "group_size": GROUP, "prompts_per_step": PROMPTS, "kl_coefficient": 0.1, "epochs": 1}
+    trainer = {"backend": "simulated", "lr": 0.1, "micro_batch_tokens": 1000}
+    sections: dict[str, object] = {"sync": {"mode": "sync"}, "critic": {"lr": 0.1}, "trainer": trainer}
+    algorithm |= changes.pop("algorithm", {})  # type: ignore[arg-type]
+    job = job_config(algorithm=algorithm, **sections | changes)
+    return World(tmp_path, job=job, backend=NotingCritic())
+
+
+def run_to_end(world: World) -> None:
+    async def main() -> None:
+        await world.start()
+        await world.finish()
+
+    run_simulated(main())
+
+
+def test_values_and_scores_are_asked_before_the_step_and_one_pass_follows(tmp_path: Path) -> None:
+    world = ppo_world(tmp_path)
+    run_to_end(world)
+    tokens = sum(int(grant(0, prompt).lengths.sum()) for prompt in range(PROMPTS))
+    assert world.backend.calls[1:6] == ["score", "values", "score", "accumulate", f"step {tokens}"]
+    row = world.scheduler.commits[0].metrics
+    assert {"value_loss", "explained_variance", "critic_grad_norm", "kl_per_token", "kl_per_response"} <= set(row)
+    assert row["shaped_reward_mean"] == pytest.approx(row["reward_mean"] - 0.1 * row["kl_per_response"], rel=1e-4)
+    assert row["degenerate_fraction"] == 0.0
+    assert row["tokens_trained"] == tokens
+
+
+def test_samples_of_one_a_prompt_and_of_equal_rewards_teach_too(tmp_path: Path) -> None:
+    world = ppo_world(tmp_path)
+    world.scheduler.equal = set(range(3 * PROMPTS))
+    run_to_end(world)
+    assert all(commit.metrics["tokens_trained"] > 0 for commit in world.scheduler.commits.values())
+
+
+def test_nothing_is_trained_before_all_of_the_step_is_there_in_async_mode_too(tmp_path: Path) -> None:
+    world = ppo_world(tmp_path, sync={"mode": "async"})
+    held = asyncio.Event()
+
+    def some_of_it(message: OpenStep) -> bool:
+        if message.step == 0 and not held.is_set():
+            held.set()
+            ref = world.scheduler.ctx.ref(message.trainer)
+            for prompt in range(PROMPTS):  # each that is expected, but others may follow
+                ref.tell(grants(grant(0, prompt)))
+            return False
+        return True
+
+    async def main() -> None:
+        world.scheduler.on_open = some_of_it
+        await world.start()
+        await held.wait()
+        await asyncio.sleep(1.0)
+        assert "accumulate" not in world.backend.calls
+        await world.finish()
+
+    run_simulated(main())
+    assert sorted(world.scheduler.commits) == [0, 1, 2]
+
+
+def test_further_passes_take_the_same_micro_batches_as_stale_and_count_once(tmp_path: Path) -> None:
+    once, twice = ppo_world(tmp_path / "once"), ppo_world(tmp_path / "twice", algorithm={"epochs": 2})
+    run_to_end(once)
+    run_to_end(twice)
+    assert isinstance(twice.backend, NotingCritic)
+    first, second = twice.backend.taken[:2]
+    np.testing.assert_array_equal(first.input_ids, second.input_ids)
+    np.testing.assert_array_equal(first.advantages, second.advantages)
+    assert first.stale is not None and second.stale is None
+    assert twice.backend.steps == 2 * once.backend.steps
+    rows = [world.scheduler.commits[0].metrics for world in (once, twice)]
+    assert rows[0]["tokens_trained"] == rows[1]["tokens_trained"]
+    assert rows[0]["loss"] == pytest.approx(rows[1]["loss"])
+    assert twice.weights.published == [0, 1, 2, 3]
+
+
+def test_while_the_critic_warms_up_each_version_has_the_bytes_of_the_first(tmp_path: Path) -> None:
+    world = ppo_world(tmp_path, steps=4, critic={"lr": 0.1, "warmup_steps": 2})
+    world.scheduler = ScriptedScheduler(4)
+    run_to_end(world)
+    hashes = [world.weights.manifests[version].chunk_hashes for version in range(5)]
+    assert hashes[0] == hashes[1] == hashes[2] != hashes[3] != hashes[4]
+    rates = [world.scheduler.commits[step].metrics["learning_rate"] for step in range(4)]
+    assert rates == [0.0, 0.0, 0.1, 0.1]
+
+
+@pytest.mark.parametrize("killed_after", [1, 3])
+def test_a_trainer_that_is_killed_comes_to_the_same_policy_and_the_same_critic(
+    tmp_path: Path, killed_after: int
+) -> None:
+    """Within the warm-up and after it, with passes and a reference; the next life begins at an older checkpoint."""
+
+    def world_in(directory: Path) -> World:
+        changes = {"steps": 6, "critic": {"lr": 0.1, "warmup_steps": 2}, "algorithm": {"epochs": 2}}
+        world = ppo_world(directory, **changes)
+        world.scheduler = ScriptedScheduler(6, seed=len(directory.name))
+        world.scheduler.checkpoint_after = {killed_after - 1}
+        return world
+
+    whole, broken = world_in(tmp_path / "whole"), world_in(tmp_path / "broken")
+    run_to_end(whole)
+
+    async def main() -> None:
+        await broken.start()
+        while len(broken.scheduler.commits) <= killed_after or not broken.scheduler.checkpoints:
+            await asyncio.sleep(0.1)
+        await broken.kill_trainer()
+        broken.backend = NotingCritic()
+        await broken.start_trainer()
+        await broken.finish()
+
+    run_simulated(main())
+    (one, other) = (checkpoint.newest(world.run_dir) for world in (whole, broken))
+    assert one is not None and other is not None and one.name == other.name == "step_000006"
+    files = (Path("trainer") / "backend.json", Path("config.json"))
+    assert [(one / file).read_bytes() for file in files] == [(other / file).read_bytes() for file in files]

@@ -1,0 +1,84 @@
+"""``headrace bench ppo`` on a job of three steps, and that the loop it is held against is PPO."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import ppo
+from benchmarks._processes import ROOT
+from benchmarks.bare_loop import BareLoop
+from benchmarks.bare_ppo import PpoLearner
+from configs.loader import load_job
+from supervisors.jobs.model_preparation import prepare_model
+
+SMALL = [
+    "model.hidden=32",
+    "model.layers=1",
+    "model.warm_start_steps=30",
+    "algorithm.prompts_per_step=8",
+    "rollout.workers=1",
+    "rollout.threads=1",
+    "trainer.threads=1",
+    "critic.warmup_steps=1",
+    "metrics.tensorboard=false",
+]
+JOB = ROOT / "benchmarks" / "ppo.yaml"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return asyncio.run(prepare_model(load_job(JOB, SMALL), tmp_path_factory.mktemp("bench_model")))
+
+
+def test_the_bare_loop_trains_the_critic_first_and_then_both(model: Path) -> None:
+    threads = torch.get_num_threads()
+    learner = PpoLearner(load_job(JOB, SMALL), model)
+    loop = BareLoop(load_job(JOB, SMALL), model, threads=(1, 1), learner=learner)
+
+    def sums() -> tuple[float, float]:
+        both = learner._of_policy, learner._of_critic
+        return tuple(sum(float(p.detach().double().abs().sum()) for p in each) for each in both)  # type: ignore[return-value]
+
+    before = sums()
+    loop.step()
+    warm = sums()
+    assert learner.kl_per_response == pytest.approx(0.0, abs=1e-4), "the policy is the reference still"
+    loop.step()
+    torch.set_num_threads(threads)
+    after = sums()
+    assert (before[0] == warm[0], before[1] == warm[1]) == (True, False)
+    assert (warm[0] == after[0], warm[1] == after[1]) == (False, False)
+
+
+def row(reward: float) -> dict[str, float]:
+    return {"reward_mean": reward, "kl_per_response": 0.5, "samples": 10, "seconds": 2.0}
+
+
+def test_curves_are_the_same_if_they_end_no_further_apart_than_seeds_do() -> None:
+    ours = [[row(0.1), row(0.2), row(0.3), row(0.5)], [row(0.1), row(0.2), row(0.3), row(0.6)]]
+    near = [[*run[:3], row(run[3]["reward_mean"] + 0.05)] for run in ours]
+    far = [[*run[:3], row(run[3]["reward_mean"] + 0.2)] for run in ours]
+    found = ppo.compare(ours, near, 1) | {"lost": 0, "twice": 0}
+    assert (found["reward_difference"], found["reward_spread"], found["ratio"]) == (-0.05, 0.1, 1.0)
+    assert ppo.missed(found) == []
+    (why,) = ppo.missed(ppo.compare(ours, far, 1) | {"lost": 0, "twice": 0})
+    assert why == "rewards end -0.2 apart, seeds 0.1"
+    assert len(ppo.missed(found | {"lost": 1, "twice": 2, "ratio": 0.8})) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_bench_ppo_prints_both_curves_and_the_ratio(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sets = [part for override in SMALL for part in ("--set", override)]
+    short = ["--steps", "3", "--seeds", "1", "--skip", "1", "--threads", "1:1", "--cores", "64", "--model", str(model)]
+    assert ppo.main(["--json", *short, *sets]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ratio"] > 0
+    assert [len(found["curves"][name][0]) for name in ("ours", "bare")] == [3, 3]
+    assert found["lost"] == found["twice"] == 0
+    assert found["kl_last_quarter"]["ours"][0] >= -0.1
