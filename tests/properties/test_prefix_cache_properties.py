@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.rollout.engines import prefix_index
-from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
+from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, LEAST_TOKENS, PrefixCache
 
 BLOCK_BYTES = BLOCK_TOKENS * (2 * 3 + 1) * 4
 """Of the two parts below."""
 
 blocks = st.lists(st.integers(0, 1), max_size=5)
 """A prompt by blocks, each of which is one of two: so many begin alike."""
-prompts = st.tuples(blocks, st.integers(1, BLOCK_TOKENS))
-"""And how many tokens follow the last whole block."""
+prompts = st.tuples(blocks, st.integers(0, BLOCK_TOKENS)).filter(any)
+"""And how many tokens, of those that all prompts go on with, follow the last of these blocks."""
 steps = st.lists(st.one_of(prompts, st.sampled_from(["new weights", "sleep"])), min_size=1, max_size=25)
 
 
@@ -47,15 +47,16 @@ def check(cache: PrefixCache, todo: list[tuple[list[int], int] | str], places: i
             (cache.forget if step == "new weights" else cache.release)()
             continue
         tokens = tokens_of(step)
-        if chain := cache.match(tokens):
-            assert len(chain) * BLOCK_TOKENS < len(tokens), "the last token is left to compute"
+        if (chain := cache.match(tokens)).tokens:
+            assert LEAST_TOKENS <= chain.tokens < len(tokens), "the last token is left to compute"
             known = [part[0] for part in cache.read([chain])]
-            for part, want in zip(known, computed(tokens, version, len(chain) * BLOCK_TOKENS), strict=True):
+            for part, want in zip(known, computed(tokens, version, chain.tokens), strict=True):
                 assert torch.equal(part, want)
         cache.keep(tokens, computed(tokens, version, len(tokens)))
         assert cache.nbytes <= places * BLOCK_BYTES
-        longer = np.append(tokens, np.int32(999))
-        assert len(cache.match(longer)) == min(len(tokens) // BLOCK_TOKENS, places), "the newest is there, if it fits"
+        again = cache.match(np.append(tokens, np.int32(999))).tokens
+        most = min(len(tokens), places * BLOCK_TOKENS)
+        assert again == (most if most >= LEAST_TOKENS else 0), "the newest is there, if it fits"
 
 
 @settings(max_examples=150, deadline=None)
@@ -74,14 +75,13 @@ def test_chains_of_many_lengths_are_kept_and_read_together(
     cache, sequences = PrefixCache(places * BLOCK_BYTES), [tokens_of(prompt) for prompt in [first, *others]]
     for tokens in sequences:
         cache.keep(tokens, computed(tokens, 0, len(tokens)))
-    known = [(tokens, chain) for tokens in sequences if (chain := cache.match(tokens))]
+    known = [(tokens, chain) for tokens in sequences if (chain := cache.match(tokens)).tokens]
     if not known:
         return
     parts = cache.read([chain for _, chain in known])
     for row, (tokens, chain) in enumerate(known):
-        length = len(chain) * BLOCK_TOKENS
-        for part, want in zip(parts, computed(tokens, 0, length), strict=True):
-            assert torch.equal(part[row][..., :length, :], want)
+        for part, want in zip(parts, computed(tokens, 0, chain.tokens), strict=True):
+            assert torch.equal(part[row][..., : chain.tokens, :], want)
             assert part.isfinite().all()
 
 
@@ -108,9 +108,12 @@ def blind_to_what_is_before(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pushes_out_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first block of a chain is pushed out before those that follow it, and its place is another one's."""
-    monkeypatch.setattr(
-        prefix_index.PrefixIndex, "_use", lambda self, chain: [self._nodes.move_to_end(place) for place in chain]
-    )
+
+    def use(self: prefix_index.PrefixIndex, chain: list[int]) -> None:
+        for place in chain:
+            self._nodes.move_to_end(place)
+
+    monkeypatch.setattr(prefix_index.PrefixIndex, "_use", use)
 
 
 @pytest.mark.parametrize("fault", [remembers_too_long, blind_to_what_is_before, pushes_out_the_beginning])

@@ -136,7 +136,7 @@ class FusedDecoder:
             heads=first.kv_heads,
             head_dim=self._head_dim,
             max_rows=max(max_rows, self._least_rows),
-            max_tokens=max_tokens,
+            max_tokens=_bucket(max_tokens),
             like=self._embed,
         )
         self._most_rows = max(max_rows, self._least_rows)
@@ -171,6 +171,10 @@ class FusedDecoder:
             self._cache.move(self._index(sources), self._index(targets))
         self._rows = rows
 
+    def _reserve(self, rows: int, longest: int, *, used_rows: int) -> None:
+        """The cache is as wide as whole buckets: attention looks at whole ones, too."""
+        self._cache.reserve(max(rows, self._least_rows), _bucket(longest), used_rows=used_rows)
+
     def _index(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._embed.device)
 
@@ -179,7 +183,7 @@ class FusedDecoder:
     def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
         logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
         longest = max(len(sequence) for sequence in sequences)
-        self._cache.reserve(max(self._rows + len(sequences), self._least_rows), longest + 1, used_rows=self._rows)
+        self._reserve(self._rows + len(sequences), longest + 1, used_rows=self._rows)
         lengths = np.array([len(sequence) for sequence in sequences], np.int64)
         begun = np.array([known.tokens(i) if known else 0 for i in range(len(sequences))], np.int64)
         new = np.flatnonzero(begun == 0)
@@ -260,7 +264,7 @@ class FusedDecoder:
             tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
             lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
         longest = int(lengths.max())
-        self._cache.reserve(len(tokens), longest, used_rows=n)
+        self._reserve(len(tokens), longest, used_rows=n)
         if self._graphs is None:
             return self._decode(self._index(tokens), self._index(lengths - 1), self._span(longest))[:n]
         span = min(-(-longest // CUDA_SPAN) * CUDA_SPAN, self._cache.width)

@@ -1,4 +1,4 @@
-"""Keys and values of prompts' beginnings, kept by blocks of tokens for the prompts that begin alike.
+"""Keys and values of prompts, kept by blocks of tokens for those that begin alike.
 
     rows of the decoder's cache ── keep ─▶ pool: block 0 │ block 1 │ block 2 │ …  ── read ─▶ rows of later prompts
                                               ▲ places, and which of them hold what: ``prefix_index.py``
@@ -7,7 +7,7 @@ Invariants
 - What is read for a sequence was computed for exactly these tokens behind exactly the tokens before them, with the
   weights of now: ``forget`` is called whenever those change, whatever becomes of running sequences.
 - The pool grows by doubling with what is kept, never beyond ``max_bytes``; while it grows, a part of it is there twice.
-- Contents behind what was asked for are undefined but finite: blocks of the same sequence stand in for missing ones.
+- Contents behind what is known are undefined but finite: blocks of the same sequence stand in for missing ones.
 
 What a decoder gives to keep are *parts*, tensors [..., tokens, head_dim]: it alone knows what stands for what.
 """
@@ -23,10 +23,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.rollout.engines.prefix_index import PrefixIndex
+from actors.rollout.engines.prefix_index import Chain, PrefixIndex
 
 BLOCK_TOKENS: Final = 16
-"""Tokens of a block: as many as the fused decoder pads prefills to. Half of one is lost where prompts part."""
+"""Tokens of a block. Smaller ones are more to look up, of larger ones more is there twice where prompts part."""
+LEAST_TOKENS: Final = 8
+"""A shorter beginning is not worth the way through the cache: many tokenizers begin every prompt with one token."""
+_NOTHING: Final = Chain([], 0)
 _FIRST_BLOCKS: Final = 64
 """Blocks that the pool begins with."""
 
@@ -50,17 +53,20 @@ class PrefixCache:
         """Whether it keeps anything."""
         return self._max_bytes > 0
 
-    def match(self, tokens: NDArray[np.int32]) -> list[int]:
-        """The places of the blocks that ``tokens`` begins with; its last token is never in one, for it is computed."""
-        return [] if self._index is None else self._index.match(tokens, (len(tokens) - 1) // BLOCK_TOKENS)
+    def match(self, tokens: NDArray[np.int32]) -> Chain:
+        """What is known of ``tokens``; never its last one, for that is to be computed."""
+        if self._index is None:
+            return _NOTHING
+        chain = self._index.match(tokens[:-1])
+        return chain if chain.tokens >= LEAST_TOKENS else _NOTHING
 
     def keep(self, tokens: NDArray[np.int32], parts: Sequence[Tensor]) -> None:
-        """Keep the whole blocks of ``tokens``, which ``parts`` begin with."""
-        if not self.on or len(tokens) < BLOCK_TOKENS:
+        """Keep ``tokens``, which ``parts`` begin with."""
+        if not self.on:
             return
         if self._index is None:
-            block_bytes = sum(part[..., :BLOCK_TOKENS, :].nbytes for part in parts)
-            self._blocks_max = self._max_bytes // block_bytes
+            token_bytes = sum(part[..., :1, :].nbytes for part in parts)
+            self._blocks_max = self._max_bytes // (BLOCK_TOKENS * token_bytes)
             if not self._blocks_max:  # not even one has room
                 self._max_bytes = 0
                 return
@@ -68,11 +74,16 @@ class PrefixCache:
             self._pool = [part.new_zeros(0, *part.shape[:-2], BLOCK_TOKENS, part.shape[-1]) for part in parts]
         known, places = self._index.extend(tokens)
         self._reserve(len(self._index))
-        for number, place, count in _runs(places, known):
+        whole = len(tokens) // BLOCK_TOKENS - known
+        for number, place, count in _runs(places[:whole], known):
             start, stop = number * BLOCK_TOKENS, (number + count) * BLOCK_TOKENS
             for pool, part in zip(self._pool, parts, strict=True):
                 blocks = part[..., start:stop, :].unflatten(-2, (count, BLOCK_TOKENS)).movedim(-3, 0)
                 pool[place : place + count].copy_(blocks)
+        for place in places[whole:]:
+            for pool, part in zip(self._pool, parts, strict=True):
+                rest = part[..., (known + whole) * BLOCK_TOKENS : len(tokens), :]
+                pool[place][..., : rest.shape[-2], :].copy_(rest)
 
     def _reserve(self, blocks: int) -> None:
         present = len(self._pool[0])
@@ -84,13 +95,15 @@ class PrefixCache:
             grown[:present] = part
             self._pool[number] = grown
 
-    def read(self, chains: Sequence[Sequence[int]]) -> list[Tensor]:
+    def read(self, chains: Sequence[Chain]) -> list[Tensor]:
         """The parts of ``chains``, none of which is empty: [n, ..., tokens of the longest, head_dim] each."""
-        longest = max(len(chain) for chain in chains)
-        places = np.array([[*chain, *[chain[0]] * (longest - len(chain))] for chain in chains], np.int64)
+        longest, most = max(len(chain.places) for chain in chains), max(chain.tokens for chain in chains)
+        stand_ins = ([chain.places[0]] * (longest - len(chain.places)) for chain in chains)
+        places = np.array([[*chain.places, *more] for chain, more in zip(chains, stand_ins, strict=True)], np.int64)
         index = torch.from_numpy(places.ravel()).to(self._pool[0].device)
         blocks = (pool.index_select(0, index).unflatten(0, places.shape) for pool in self._pool)
-        return [part.movedim(1, -3).flatten(-3, -2) for part in blocks]  # [n, blocks, ..., tokens, d] before
+        # [n, blocks, ..., tokens, d] before
+        return [part.movedim(1, -3).flatten(-3, -2)[..., :most, :] for part in blocks]
 
     def forget(self) -> None:
         """The weights have changed: nothing that was kept may be read. The memory stays for what comes."""
@@ -117,11 +130,11 @@ class KnownPrefixes:
     """Says of some sequences what a cache has of their beginnings."""
 
     cache: PrefixCache
-    chains: list[list[int]]
-    """The places of each sequence's blocks; empty: it is to be computed from its first token on."""
+    chains: list[Chain]
+    """What is known of each sequence; nothing: it is to be computed from its first token on."""
 
     def tokens(self, sequence: int) -> int:
-        return len(self.chains[sequence]) * BLOCK_TOKENS
+        return self.chains[sequence].tokens
 
     def read(self, sequences: Sequence[int]) -> list[Tensor]:
         """As ``PrefixCache.read``."""

@@ -8,14 +8,14 @@
     system prompt s, questions a b c, none known:     wave 1: s a      wave 2: (s) b, (s) c
 
 Invariants
-- Each sequence gets one row, each wave computes one at least, and no block is computed by two sequences of a wave if
-  it is worth a wave to compute it once.
+- Each sequence gets one row, each wave computes one at least, and what two sequences of a wave begin with is computed
+  by both only if it is not worth a further wave.
 - ``prefilled_tokens`` counts what decoders have computed; nothing is estimated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,9 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.rollout.engines.prefix_index import next_block
+from actors.rollout.engines.prefix_index import Chain, common_tokens
 from actors.rollout.engines.torch.decoder import Decoder
-from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, KnownPrefixes, PrefixCache
+from actors.rollout.engines.torch.prefix_cache import LEAST_TOKENS, KnownPrefixes, PrefixCache
 
 WAVE_TOKENS: Final = 64
 """Tokens that a further wave must save: a wave has to go through all layers once more."""
@@ -60,7 +60,11 @@ class SharedPrefill:
         while left:
             now, chains, left = self._wave(sequences, prompt_tokens, left) if keeps else (list(left), [], {})
             wave, row = [sequences[i] for i in now], decoder.rows
-            logits.append(decoder.prefill(wave, KnownPrefixes(self._cache, chains) if any(chains) else None))
+            logits.append(
+                decoder.prefill(
+                    wave, KnownPrefixes(self._cache, chains) if any(chain.tokens for chain in chains) else None
+                )
+            )
             order += now
             for number, i in enumerate(now if keeps else (), row):
                 self._cache.keep(sequences[i][: prompt_tokens[i]], decoder.parts(number))
@@ -71,28 +75,20 @@ class SharedPrefill:
 
     def _wave(
         self, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], left: dict[int, int]
-    ) -> tuple[list[int], list[list[int]], dict[int, int]]:
+    ) -> tuple[list[int], list[Chain], dict[int, int]]:
         """Of those that are ``left``: who is computed now, with what is known of each, and who later.
 
-        ``left``: sequences, each with the blocks that were known when it was put off. One that has waited for nothing,
+        ``left``: sequences, each with the tokens that were known when it was put off. One that has waited for nothing,
         as in a cache that is too small, does not wait again.
         """
         chains = {i: self._cache.match(sequences[i]) for i in left}
-        alike: dict[tuple[int, bytes], list[int]] = {}
-        now, later = list[int](), list[int]()
-        for i, before in left.items():
-            known = len(chains[i])
-            if before < known < prompt_tokens[i] // BLOCK_TOKENS:
-                node = (chains[i][-1] if known else -1, next_block(sequences[i], known, BLOCK_TOKENS))
-                alike.setdefault(node, []).append(i)
-            else:
-                now.append(i)
-        for first, *others in alike.values():
+        now = [i for i, before in left.items() if chains[i].tokens <= before]
+        rest = sorted(left.keys() - now, key=lambda i: sequences[i].tobytes())  # what begins alike stands together
+        later = list[int]()
+        for first, others in _alike(sequences, prompt_tokens, chains, rest):
             now.append(first)
-            saved = sum(_alike_tokens(sequences[first][: prompt_tokens[first]], sequences[i]) for i in others)
-            saved -= len(others) * len(chains[first]) * BLOCK_TOKENS
-            (later if saved >= WAVE_TOKENS else now).extend(others)
-        return now, [chains[i] for i in now], {i: len(chains[i]) for i in later}
+            (later if sum(others.values()) >= WAVE_TOKENS else now).extend(others)
+        return now, [chains[i] for i in now], {i: chains[i].tokens for i in later}
 
     def forget(self) -> None:
         """The weights have changed."""
@@ -103,8 +99,21 @@ class SharedPrefill:
         self._cache.release()
 
 
-def _alike_tokens(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
-    """With how many tokens, in whole blocks, both begin."""
-    most = min(len(one), len(other) - 1)
-    differs = np.flatnonzero(one[:most] != other[:most])
-    return (int(differs[0]) if len(differs) else most) // BLOCK_TOKENS * BLOCK_TOKENS
+def _alike(
+    sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], chains: dict[int, Chain], ordered: list[int]
+) -> Iterator[tuple[int, dict[int, int]]]:
+    """Sequences that stand together in ``ordered``, since they go on alike behind what is known of them.
+
+    Each time a first one, and what each of the others would be spared if they came after it.
+    """
+    at = 0
+    while at < len(ordered):
+        first, others = ordered[at], dict[int, int]()
+        prompt, known = sequences[first][: prompt_tokens[first]], chains[first].tokens
+        for other in ordered[at + 1 :]:
+            spared = common_tokens(prompt, sequences[other][:-1]) - known
+            if spared < LEAST_TOKENS:
+                break
+            others[other] = spared
+        yield first, others
+        at += 1 + len(others)
