@@ -144,6 +144,10 @@ class Limits(ProcessLimits):
     early_commands: int = Field(
         default=1024, description="commands that overtake the answer to a worker's offer; a healthy scheduler sends few"
     )
+    prefix_cache_bytes: int = Field(
+        default=256 << 20,
+        description="torch engine: beginnings of prompts kept in a worker; of a 0.5B model 20,000 tokens; 0: none",
+    )
     engine_step_s: float = Field(
         default=900.0, description="one step of an engine; a first compile takes minutes, a device that hangs for ever"
     )

@@ -81,6 +81,8 @@ class Worker:
     lease: LeaseIssuer | None = None
     """Its lease, which runs out by itself; None until it is registered."""
     stats: EngineStats | None = None
+    prefills_from: EngineStats | None = None
+    """Stats up to which its prefills have been counted; None: its next ones, as others have counted it before."""
     full_at: int | None = None
     """Number that its engine ran when others had to wait, though it has slots for them; None: not seen yet."""
     began: bool = False
@@ -171,10 +173,11 @@ class WorkerTable:
         self.loads = Loads()
         self._busy_s = 0.0
         self._idle_s = 0.0
+        self._prefilled = self._prefix_hits = 0
 
     def add(self, message: RegisterWorker, now: float) -> Worker:
-        """Enter a new life of a worker."""
-        name = message.worker.name
+        """Enter a new life of a worker, or one that is back."""
+        name, back = message.worker.name, self.at(message.worker)
         worker = Worker(
             name,
             message.worker,
@@ -183,6 +186,7 @@ class WorkerTable:
             message.slots,
             message.policy_version,
             heard_s=now,
+            prefills_from=back.prefills_from if back else None if message.again else EngineStats(),
             again=message.again,
             beside_trainer=message.beside_trainer,
         )
@@ -200,7 +204,10 @@ class WorkerTable:
         if before is not None:
             self._busy_s += max(0.0, stats.busy_s_total - before.busy_s_total)
             self._idle_s += max(0.0, stats.idle_s_total - before.idle_s_total)
-        worker.stats = stats
+        if (counted := worker.prefills_from) is not None:
+            self._prefilled += max(0, stats.prefilled_tokens_total - counted.prefilled_tokens_total)
+            self._prefix_hits += max(0, stats.prefix_hit_tokens_total - counted.prefix_hit_tokens_total)
+        worker.stats = worker.prefills_from = stats
         worker.heard_s = now
         worker.failures = 0
 
@@ -209,3 +216,9 @@ class WorkerTable:
         busy, idle = self._busy_s, self._idle_s
         self._busy_s = self._idle_s = 0.0
         return idle / (busy + idle) if busy + idle > 0 else 0.0
+
+    def take_prefills(self) -> dict[str, float]:
+        """Columns of metrics.jsonl: what engines have computed in prefills, and were spared, since the last call."""
+        columns: dict[str, float] = {"prefilled_tokens": self._prefilled, "prefix_hit_tokens": self._prefix_hits}
+        self._prefilled = self._prefix_hits = 0
+        return columns

@@ -10,6 +10,7 @@ _GROUPS: Final[tuple[tuple[str, tuple[str, ...]], ...]] = (
         "entropy", "engine_mismatch", "micro_batches", "trainer_reward", "value_", "explained_", "shaped_", "critic_",
     )),
     ("time", ("seconds", "rollout_idle", "trainer_idle", "trainer_seconds", "seed_s", "seeding_")),
+    ("prefill", ("prefilled_", "prefix_", "distinct_prefix_")),
     ("shared_training", ("service_wait", "switch_", "compute_", "slowdown")),
     ("weights", ("publish_", "weights_", "pull_", "load_")),
     ("length_ranking", ("length_",)),

@@ -35,6 +35,10 @@ class EngineStats(msgspec.Struct, frozen=True):
     busy_s_total: float = 0.0
     idle_s_total: float = 0.0
     tokens_total: int = 0
+    prefilled_tokens_total: int = 0
+    """Tokens that were computed as a sequence began, or began again: of its prompt, and of what it had said before."""
+    prefix_hit_tokens_total: int = 0
+    """Further tokens of those sequences that were not computed, since what other ones had computed was at hand."""
 
 
 class SampleWork(msgspec.Struct, frozen=True):

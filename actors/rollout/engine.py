@@ -8,6 +8,8 @@ Invariants (asserted for every kind by ``tests/contracts/test_rollout_engine_con
 - A request with ``generated`` tokens goes on behind them; its first row has ``offset == len(generated)``.
 - ``load_weights`` is all or nothing: on any error the engine still serves the version that it served before.
 - Rows carry the version that computed them; the prefix cache never crosses versions.
+- ``stats`` count what prefill has computed and what it has been spared, together the tokens of every sequence that has
+  begun, or begun again: for a load with ``recompute``, or after a sleep.
 - Blocking work runs off the event loop.
 
     start → [ add* · abort* · load_weights* · step ]* → close
@@ -24,6 +26,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from actors.protocol.work import EngineStats, SamplingParams
+from configs.limits import DEFAULT_LIMITS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +42,8 @@ class EngineSpec:
     """Prompt plus response."""
     threads: int = 1
     seed: int = 0
+    prefix_cache_bytes: int = DEFAULT_LIMITS.prefix_cache_bytes
+    """Memory for beginnings of prompts, of engines that do not measure their own."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Passed through to the engine kind; each documents its own."""
 

@@ -127,6 +127,8 @@ class Generation:
             idle_s_total=self._idle_s,
             busy_s_total=stats.busy_s_total - before.busy_s_total,
             tokens_total=stats.tokens_total - before.tokens_total,
+            prefilled_tokens_total=stats.prefilled_tokens_total - before.prefilled_tokens_total,
+            prefix_hit_tokens_total=stats.prefix_hit_tokens_total - before.prefix_hit_tokens_total,
         )
 
     def close(self) -> None:

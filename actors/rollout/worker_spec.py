@@ -25,6 +25,7 @@ def engine_spec(job: JobConfig, model_path: str) -> EngineSpec:
         max_context_tokens=prompt_tokens_max(job, Path(model_path)) + rollout.max_tokens,
         threads=rollout.threads or _threads(job),
         seed=job.seed,
+        prefix_cache_bytes=job.limits.prefix_cache_bytes,
         options=rollout.engine_options,
     )
 

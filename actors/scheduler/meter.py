@@ -9,6 +9,7 @@ import numpy as np
 from actors.fleet.workers import WorkerTable
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
+from actors.policies.distinct_prefixes import distinct_tokens
 from actors.policies.job_profile import slowdown, step_alone_s
 from actors.protocol.tokens import FinishReason
 from configs.data_mix import Mix
@@ -30,7 +31,7 @@ class StepMeter:
         self._workers = workers
         self._since_s = now
         self._tokens = ledger.counters.tokens
-        self._cut: tuple[int, float] | None = None
+        self._cut: tuple[int, float, dict[str, float]] | None = None
         self._measuring = False
         self._rewards = job.reward.names if job is not None else []
         self._sources = [source.name for source in job.data.mix] if job is not None else []
@@ -49,7 +50,8 @@ class StepMeter:
         """Count what is generated from now on for the next step. Only the first call of a step counts."""
         if self._cut is None:
             tokens = self._ledger.counters.tokens
-            self._cut = (tokens - self._tokens, self._workers.take_idle_fraction())
+            idle_fraction, prefills = self._workers.take_idle_fraction(), self._workers.take_prefills()
+            self._cut = (tokens - self._tokens, idle_fraction, prefills)
             self._tokens = tokens
 
     def take(
@@ -61,7 +63,7 @@ class StepMeter:
         ragged = batch.ragged(rows)
         self.cut()
         assert self._cut is not None
-        (generated, idle_fraction), self._cut = self._cut, None
+        (generated, idle_fraction, prefills), self._cut = self._cut, None
         row: dict[str, float] = {
             "step": batch.step,
             "policy_version": policy_version,
@@ -81,6 +83,7 @@ class StepMeter:
             "prompts_lost": counters.prompts_lost,
             "samples_trained_twice": counters.samples_trained_twice,
         }
+        row |= prefills | {"distinct_prefix_tokens": distinct_tokens(batch.prompt_ids)}
         row |= self._workers.loads.take() | self._parts(batch, rows) | self._of_sources(batch, rows)
         self._since_s, self._measuring = now, True
         extra = {

@@ -223,6 +223,49 @@ async def test_statistics_count_what_runs_what_waits_and_every_token(engine: Rol
     assert (stats.running, stats.queued, stats.tokens_total - before) == (0, 0, 90)
 
 
+SYSTEM = [3 + (7 * i) % 90 for i in range(66)]
+
+
+async def prefilled_by(engine: RolloutEngine, *requests: GenerationRequest) -> tuple[dict[int, Sample], int, int]:
+    """What they say, how many tokens were computed as they began, and how many were at hand."""
+    before = engine.stats()
+    samples, after = await run(engine, *requests), engine.stats()
+    computed = after.prefilled_tokens_total - before.prefilled_tokens_total
+    return samples, computed, after.prefix_hit_tokens_total - before.prefix_hit_tokens_total
+
+
+async def test_prefilled_tokens_and_those_that_were_at_hand_are_together_those_of_all_that_began(
+    engine: RolloutEngine,
+) -> None:
+    siblings = [ask(n, sibling=n, ids=SYSTEM, generated=[9] * (n > 5), max_tokens=4) for n in range(8)]
+    _, computed, spared = await prefilled_by(engine, *siblings)
+    assert computed + spared == 8 * 66 + 2
+    if engine.kind == "simulated":
+        assert spared == 0
+    else:
+        assert computed <= 66 + 7 * 34, "once, and of further ones no more than what is no whole block"
+
+
+async def test_what_begins_with_what_others_began_with_says_what_it_says_alone_and_is_computed_once(
+    engine: RolloutEngine, checkpoint: Path
+) -> None:
+    """Alone: each first with weights that have just been loaded, so that nothing is at hand."""
+    asked = [ask(n, prompt=n, ids=[*SYSTEM, *range(3 + n, 12 + 2 * n)], max_tokens=9) for n in range(4)]
+    asked += [ask(4 + n, prompt=n, ids=asked[n].prompt_ids.tolist(), generated=[7, 8, 9], max_tokens=9) for n in (0, 2)]
+    alone: dict[int, Sample] = {}
+    for request in asked:
+        await engine.load_weights(*weights_of(checkpoint), 0, in_flight="keep")
+        said, computed, spared = await prefilled_by(engine, request)
+        assert (computed, spared) == (len(request.prompt_ids) + len(request.generated), 0)
+        alone |= said
+    await engine.load_weights(*weights_of(checkpoint), 0, in_flight="recompute")
+    together, computed, spared = await prefilled_by(engine, *asked)
+    assert {n: sample.tokens for n, sample in together.items()} == {n: sample.tokens for n, sample in alone.items()}
+    for n, sample in together.items():
+        np.testing.assert_allclose(sample.logprobs, alone[n].logprobs, atol=1e-4)
+    assert spared >= (0 if engine.kind == "simulated" else 5 * 60), f"{computed} were computed"
+
+
 def weights_of(checkpoint: Path, *, shift: float = 0.0) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     from safetensors.numpy import load_file
 

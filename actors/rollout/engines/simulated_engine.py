@@ -1,6 +1,6 @@
 """The simulated engine: the whole protocol, no arithmetic. Costs follow a linear model on the event loop's clock.
 
-A step that decodes ``n`` sequences and prefills ``p`` prompt tokens takes
+A step that decodes ``n`` sequences and prefills ``p`` tokens of those that begin, each by itself, takes
 
     step_s = base_s + decode_s · n + prefill_s · p          (the PTL model: latency affine in batch and prefill tokens)
 
@@ -150,6 +150,7 @@ class SimulatedEngine:
             raise EngineError("step while asleep, or before the load that must follow a wake from level 2")
         costs = self._costs
         prefill = self._admit()
+        prefilled = self._stats.prefilled_tokens_total + prefill
         seconds = costs["base_s"] + costs["decode_s"] * len(self._running) + costs["prefill_s"] * prefill
         if self._running:
             await asyncio.sleep(seconds)
@@ -162,6 +163,7 @@ class SimulatedEngine:
             step_s=seconds,
             busy_s_total=self._stats.busy_s_total + seconds,
             tokens_total=self._stats.tokens_total + len(output.tokens),
+            prefilled_tokens_total=prefilled,
         )
         return output
 

@@ -5,7 +5,7 @@
 
 Invariants
 - Rows are 0 … n - 1, one for each branch (``branches.py``); row i's cache holds all of its tokens but the newest.
-- ``prefill`` appends rows behind the present ones.
+- ``prefill`` appends rows behind the present ones. Behind a known prefix it computes what it would compute without.
 - No method keeps a reference to its arguments.
 """
 
@@ -21,14 +21,24 @@ from torch import Tensor
 
 from actors.rollout.engines.torch.fused_decoder import FusedDecoder, why_not_fused
 from actors.rollout.engines.torch.generic_decoder import GenericDecoder
+from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
 from actors.rollout.errors import ModelUnreadable
 
 
 class Decoder(Protocol):
     """Computes next-token logits for rows that grow by one token a call. Every call runs on the engine's thread."""
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
-        """Append a row for each of n ``sequences``. Returns logits [n, vocab]."""
+    shares_prefixes: bool
+    """Whether a token's keys and values depend on nothing but the tokens before it."""
+    prefilled_tokens: int
+    """Tokens that ``prefill`` has computed so far."""
+
+    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
+        """Append a row for each of n ``sequences``, whose beginnings may be ``known``. Returns logits [n, vocab]."""
+        ...
+
+    def parts(self, row: int) -> list[Tensor]:
+        """What a row holds, keys and values in an order that is the decoder's own: views [..., tokens, head_dim]."""
         ...
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
@@ -49,6 +59,9 @@ class Decoder(Protocol):
     def weights_changed(self) -> None:
         """The model's parameters have new values: renew whatever was derived from them."""
         ...
+
+    @property
+    def rows(self) -> int: ...
 
     @property
     def cache_bytes(self) -> int: ...

@@ -10,7 +10,8 @@ Invariants
 - On the CPU, in float32 and with one thread, a row's logits are the same bits whatever else is in the batch: matmuls
   have at least ``least_rows`` rows (BLAS takes another kernel below that), prefill widths are multiples of
   ``LENGTH_BUCKET`` (so does attention for a ragged last block), decoding looks at ``SHORTEST_SPAN`` tokens at least (so
-  does BLAS for fewer columns), and masked positions contribute exact zeros.
+  does BLAS for fewer columns), and masked positions contribute exact zeros. Nor does it matter
+  how much of a row was known before: that lies at the same columns as if it had been computed.
 - On CUDA a step of decoding is a replayed graph (``step_graphs.py``). For few shapes to come again and again, rows are
   padded to a power of two and spans to multiples of ``CUDA_SPAN``.
 
@@ -31,7 +32,8 @@ from torch import Tensor
 from actors.host.matmul import linear
 from actors.rollout.engines.torch.kv_cache import KvCache
 from actors.rollout.engines.torch.least_rows import least_rows
-from actors.rollout.engines.torch.prefill import prefill_chunks
+from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
+from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
 from actors.rollout.engines.torch.step_graphs import StepGraphs
 
 _MODEL_TYPES: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -112,6 +114,8 @@ def _fuse(*linears: Any) -> tuple[Tensor, Tensor | None]:
 class FusedDecoder:
     """Implements ``Decoder``; see the module's docstring."""
 
+    shares_prefixes = True
+
     def __init__(self, model: Any, *, max_rows: int, max_tokens: int, prefill_tokens: int) -> None:
         body, config = model.model, model.config
         self._head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -132,12 +136,20 @@ class FusedDecoder:
             heads=first.kv_heads,
             head_dim=self._head_dim,
             max_rows=max(max_rows, self._least_rows),
-            max_tokens=max_tokens,
+            max_tokens=_bucket(max_tokens),
             like=self._embed,
         )
         self._most_rows = max(max_rows, self._least_rows)
         self._graphs = StepGraphs(self._embed.device) if self._embed.is_cuda else None
         self._rows = 0
+        self.prefilled_tokens = 0
+
+    @property
+    def rows(self) -> int:
+        return self._rows
+
+    def parts(self, row: int) -> list[Tensor]:
+        return self._cache.parts(row)
 
     @property
     def cache_bytes(self) -> int:
@@ -159,19 +171,34 @@ class FusedDecoder:
             self._cache.move(self._index(sources), self._index(targets))
         self._rows = rows
 
+    def _reserve(self, rows: int, longest: int, *, used_rows: int) -> None:
+        """The cache is as wide as whole buckets: attention looks at whole ones, too."""
+        self._cache.reserve(max(rows, self._least_rows), _bucket(longest), used_rows=used_rows)
+
     def _index(self, values: NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(values).to(self._embed.device)
 
     # ------------------------------------------------------------------ prefill
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
         logits = torch.empty(len(sequences), self._head.shape[0], dtype=self._head.dtype, device=self._head.device)
         longest = max(len(sequence) for sequence in sequences)
-        self._cache.reserve(max(self._rows + len(sequences), self._least_rows), longest + 1, used_rows=self._rows)
-        for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
-            rows = self._index(np.array(chunk, np.int64))
-            logits[rows] = self._prefill_chunk([sequences[i] for i in chunk], rows + self._rows)
+        self._reserve(self._rows + len(sequences), longest + 1, used_rows=self._rows)
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+        begun = np.array([known.tokens(i) if known else 0 for i in range(len(sequences))], np.int64)
+        new = np.flatnonzero(begun == 0)
+        for chunk in prefill_chunks(lengths[new].tolist(), self._prefill_tokens):
+            rows = self._index(new[chunk])
+            logits[rows] = self._prefill_chunk([sequences[i] for i in new[chunk]], rows + self._rows)
+        if known is not None:
+            rest = np.flatnonzero(begun)
+            for chunk in behind_chunks((lengths - begun)[rest].tolist(), lengths[rest].tolist(), self._prefill_tokens):
+                rows = self._index(rest[chunk])
+                self._cache.begin(rows + self._rows, *known.read(rest[chunk].tolist()))
+                chosen = [sequences[i] for i in rest[chunk]]
+                logits[rows] = self._prefill_behind(chosen, begun[rest[chunk]], rows + self._rows)
         self._rows += len(sequences)
+        self.prefilled_tokens += int((lengths - begun).sum())
         return logits
 
     def _prefill_chunk(self, sequences: list[NDArray[np.int32]], targets: Tensor) -> Tensor:
@@ -195,6 +222,39 @@ class FusedDecoder:
             hidden = self._finish_layer(layer, hidden, mixed)
         return self._logits(hidden[self._index(last)])
 
+    def _prefill_behind(self, sequences: list[NDArray[np.int32]], begun: NDArray[np.int64], targets: Tensor) -> Tensor:
+        """As ``_prefill_chunk``; the cache's rows have the first ``begun`` tokens of n ``sequences``, int64[n]."""
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+        n, width, span = len(sequences), _bucket(int((lengths - begun).max())), self._span(int(lengths.max()))
+        behind = np.arange(width)
+        real = behind < (lengths - begun)[:, None]
+        positions = np.minimum(begun[:, None] + behind, lengths[:, None] - 1)  # a pad repeats the last token
+        ids = np.stack([sequence[at] for sequence, at in zip(sequences, positions, strict=True)]).astype(np.int64)
+        at, entries = self._index(positions.ravel()), self._index(np.flatnonzero(real))
+        hidden = F.embedding(self._index(ids).view(-1), self._embed)
+        cos, sin = self._cos[at].unsqueeze(1), self._sin[at].unsqueeze(1)
+        places = self._cache.places(at[entries], targets.repeat_interleave(width)[entries])
+        hidden_from = torch.arange(span, device=at.device) > at.view(n, 1, width, 1)
+        bias = torch.zeros(hidden_from.shape, dtype=hidden.dtype, device=at.device)
+        bias = bias.masked_fill_(hidden_from, -torch.inf)
+        for number, layer in enumerate(self._layers):
+            q, k, v = self._project(layer, hidden, cos, sin)
+            self._cache.store(number, places, k[entries], v[entries])
+            keys, values = self._cache.of_rows(number, targets, span)
+            q, group = q.view(n, width, -1, self._head_dim).transpose(1, 2), layer.heads // layer.kv_heads
+            if q.is_cuda and group > 1:  # of CUDA's kernels those that take a mask want a key for each query's head
+                keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
+            mixed = F.scaled_dot_product_attention(
+                q, keys, values, attn_mask=bias, scale=self._scale, enable_gqa=q.shape[1] != keys.shape[1]
+            )
+            hidden = self._finish_layer(layer, hidden, mixed.transpose(1, 2).reshape(n * width, -1))
+        last = lengths - begun - 1 + np.arange(n) * width
+        return self._logits(hidden[self._index(last)])
+
+    def _span(self, longest: int) -> int:
+        """How many columns of the cache are looked at for rows of up to ``longest`` tokens."""
+        return min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
+
     # ------------------------------------------------------------------ decode
 
     def decode(self, tokens: NDArray[np.int64], lengths: NDArray[np.int64]) -> Tensor:
@@ -204,10 +264,9 @@ class FusedDecoder:
             tokens = np.concatenate([tokens, np.zeros(spare, np.int64)])
             lengths = np.concatenate([lengths, np.ones(spare, np.int64)])
         longest = int(lengths.max())
-        self._cache.reserve(len(tokens), longest, used_rows=n)
+        self._reserve(len(tokens), longest, used_rows=n)
         if self._graphs is None:
-            span = min(max(_bucket(longest), SHORTEST_SPAN), self._cache.width)
-            return self._decode(self._index(tokens), self._index(lengths - 1), span)[:n]
+            return self._decode(self._index(tokens), self._index(lengths - 1), self._span(longest))[:n]
         span = min(-(-longest // CUDA_SPAN) * CUDA_SPAN, self._cache.width)
         return self._graphs.step(self._decode, tokens, lengths - 1, span, place=self._cache.place)[:n]
 

@@ -9,6 +9,7 @@ architecture supports (also those that count distances by column: ALiBi, sliding
 
 Invariants
 - Row i occupies the last ``lengths[i]`` columns; the attention mask says so; positions count within the row.
+- Known prefixes are cut so that all rows of a batch compute equally many tokens, which keeps that picture.
 - The cache is an HF ``DynamicCache`` without sliding layers: the model's own mask narrows the view.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,8 +25,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import DynamicCache
 
-from actors.rollout.engines.torch.prefill import prefill_chunks
+from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
+from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, KnownPrefixes
 from actors.rollout.errors import ModelUnreadable
+
+_BY_LENGTH: Final = ("dynamic", "longrope")
+"""Rotary embeddings that turn a token by how long its sequence is: its keys are no other sequence's."""
 
 
 class GenericDecoder:
@@ -42,6 +47,16 @@ class GenericDecoder:
             )
         self._layers: list[tuple[Tensor, Tensor]] = []
         self._lengths = np.zeros(0, np.int64)
+        self.shares_prefixes = not _turns_by_length(model.config)
+        self.prefilled_tokens = 0
+
+    @property
+    def rows(self) -> int:
+        return len(self._lengths)
+
+    def parts(self, row: int) -> list[Tensor]:
+        first = self._columns - int(self._lengths[row])
+        return [part[row, :, first:] for layer in self._layers for part in layer]
 
     @property
     def cache_bytes(self) -> int:
@@ -68,21 +83,33 @@ class GenericDecoder:
         index = self._tensor(order)
         self._layers = [(keys[:, :, cut:][index], values[:, :, cut:][index]) for keys, values in self._layers]
 
-    def prefill(self, sequences: Sequence[NDArray[np.int32]]) -> Tensor:
+    def prefill(self, sequences: Sequence[NDArray[np.int32]], known: KnownPrefixes | None = None) -> Tensor:
         logits: list[Tensor] = [torch.empty(0)] * len(sequences)
         layers: list[list[tuple[Tensor, Tensor]]] = [[]] * len(sequences)
-        for chunk in prefill_chunks([len(sequence) for sequence in sequences], self._prefill_tokens):
-            width = max(len(sequences[i]) for i in chunk)
-            ids, lengths = np.zeros((len(chunk), width), np.int64), np.array([len(sequences[i]) for i in chunk])
+        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+        begun = np.array([known.tokens(i) if known else 0 for i in range(len(sequences))], np.int64)
+        new, rest = np.flatnonzero(begun == 0), np.flatnonzero(begun)
+        chunks = [new[chunk] for chunk in prefill_chunks(lengths[new].tolist(), self._prefill_tokens)]
+        parts = behind_chunks(
+            (lengths - begun)[rest].tolist(), lengths[rest].tolist(), self._prefill_tokens, spread=BLOCK_TOKENS
+        )
+        for chunk in [*chunks, *(rest[part] for part in parts)]:
+            size = lengths[chunk]
+            width = int((size - begun[chunk]).max())  # of each row the last so many tokens
+            ids = np.zeros((len(chunk), width), np.int64)
             for row, i in enumerate(chunk):
-                ids[row, width - lengths[row] :] = sequences[i]
-            output, computed = self._forward(ids, lengths, [])
+                ids[row, width - min(width, lengths[i]) :] = sequences[i][-width:]
+            past = (
+                _at_the_right(known.read(chunk.tolist()), np.maximum(size - width, 0))
+                if known and begun[chunk[0]]
+                else []
+            )
+            output, computed = self._forward(ids, size, past)
+            self.prefilled_tokens += int(np.minimum(size, width).sum())
             for row, i in enumerate(chunk):
                 logits[i] = output[row]
-                layers[i] = [
-                    (k[row, :, width - lengths[row] :], v[row, :, width - lengths[row] :]) for k, v in computed
-                ]
-        lengths = np.array([len(sequence) for sequence in sequences], np.int64)
+                first = computed[0][0].shape[2] - int(size[row])
+                layers[i] = [(keys[row, :, first:], values[row, :, first:]) for keys, values in computed]
         self._lengths = np.concatenate([self._lengths, lengths])
         self._join(layers)
         return torch.stack(logits)
@@ -143,3 +170,21 @@ class GenericDecoder:
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._model.device)
+
+
+def _at_the_right(parts: list[Tensor], shown: NDArray[np.int64]) -> list[tuple[Tensor, Tensor]]:
+    """The first ``shown`` tokens of each row of ``parts``, [n, heads, tokens, head_dim], at the right; by layer."""
+    width, padded = int(shown.max()), list[Tensor]()
+    if not width:
+        return []
+    for part in parts:
+        moved = part.new_zeros(*part.shape[:2], width, part.shape[3])
+        for row, tokens in enumerate(shown.tolist()):
+            moved[row, :, width - tokens :] = part[row, :, :tokens]
+        padded.append(moved)
+    return list(zip(padded[::2], padded[1::2], strict=True))
+
+
+def _turns_by_length(config: Any) -> bool:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    return any(kind in str(rope) for kind in _BY_LENGTH)

@@ -75,17 +75,37 @@ class KvCache:
         self._keys[layer][:, :, :width].index_copy_(0, targets, keys[:, :, :width])
         self._values[layer][:, :, :width].index_copy_(0, targets, values[:, :, :width])
 
-    def places(self, positions: Tensor) -> Tensor:
-        """Flat indices of (row i, head h, ``positions[i]``) for all heads: int64[n * heads]."""
-        rows = torch.arange(positions.shape[0] * self.heads, device=positions.device) * self.width
-        return rows + positions.repeat_interleave(self.heads)
+    def begin(self, targets: Tensor, keys: Tensor, values: Tensor) -> None:
+        """As ``write_prefix``, of all layers at once: [n, layers, heads, tokens, head_dim]."""
+        self._keys[:, targets, :, : keys.shape[3]] = keys.movedim(0, 1)
+        self._values[:, targets, :, : values.shape[3]] = values.movedim(0, 1)
+
+    def parts(self, row: int) -> list[Tensor]:
+        """Views of the keys and of the values of a row: [layers, heads, width, head_dim]."""
+        return [self._keys[:, row], self._values[:, row]]
+
+    def of_rows(self, layer: int, targets: Tensor, span: int) -> tuple[Tensor, Tensor]:
+        """A copy of the first ``span`` tokens of some rows: [n, heads, span, head_dim]."""
+        return self._keys[layer][targets, :, :span], self._values[layer][targets, :, :span]
+
+    def places(self, positions: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Flat indices of (``rows[i]``, or else row i, head h, ``positions[i]``) for all heads: int64[n * heads]."""
+        if rows is None:
+            firsts = torch.arange(positions.shape[0] * self.heads, device=positions.device)
+        else:
+            firsts = (rows.unsqueeze(1) * self.heads + torch.arange(self.heads, device=rows.device)).view(-1)
+        return firsts * self.width + positions.repeat_interleave(self.heads)
+
+    def store(self, layer: int, places: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store n tokens at ``places``: [n, heads, head_dim]."""
+        flat = (self._keys[layer].view(-1, self._head_dim), self._values[layer].view(-1, self._head_dim))
+        flat[0].index_copy_(0, places, keys.reshape(-1, self._head_dim))
+        flat[1].index_copy_(0, places, values.reshape(-1, self._head_dim))
 
     def append(
         self, layer: int, places: Tensor, keys: Tensor, values: Tensor, rows: int, span: int
     ) -> tuple[Tensor, Tensor]:
         """Store a token a row at ``places``; returns the first ``span`` tokens: [rows * heads, span, head_dim]."""
-        flat = (self._keys[layer].view(-1, self._head_dim), self._values[layer].view(-1, self._head_dim))
-        flat[0].index_copy_(0, places, keys.reshape(-1, self._head_dim))
-        flat[1].index_copy_(0, places, values.reshape(-1, self._head_dim))
+        self.store(layer, places, keys, values)
         count, shape = rows * self.heads, (self.rows * self.heads, self.width, self._head_dim)
         return self._keys[layer].view(shape)[:count, :span], self._values[layer].view(shape)[:count, :span]

@@ -1,7 +1,8 @@
 """The embedded engine: plain torch, any HF causal LM, CPU and CUDA, continuous batching with a KV cache.
 
     add ─▶ waiting ─ admit ─▶ rows (prefilled: 0 … cached - 1 │ to prefill: the rest)
-                                   │ decode: one token each    │ prefill: whole prefix, once per distinct prefix
+                                   │ decode: one token each    │ prefill: what no earlier prompt of this version began
+                                   │                           │ with, once per distinct prefix (shared_prefill.py)
                                    └──────────── logits ───────┘
                                      draw (noise of seed, prompt, sibling, position) ─▶ record ─▶ finished rows leave
                                      ─▶ siblings that still say the same go on in one row of the cache (branches.py)
@@ -40,6 +41,7 @@ from actors.rollout.engines.torch.branches import one_slot_each, rearranged
 from actors.rollout.engines.torch.decoder import Decoder, make_decoder
 from actors.rollout.engines.torch.model_loading import load_model, pick_device
 from actors.rollout.engines.torch.rows import Rows
+from actors.rollout.engines.torch.shared_prefill import SharedPrefill
 from actors.rollout.engines.torch.token_sampler import RowSampling, draw
 from actors.rollout.engines.torch.weight_loading import SleepingWeights, copy_weights, verify_weights
 from actors.rollout.errors import EngineError, ModelUnreadable
@@ -59,11 +61,14 @@ class TorchEngine:
         self._spec: EngineSpec | None = None
         self._model: Any = None
         self._decoder: Decoder | None = None
+        self._prefill = SharedPrefill(0)
         self._rows = Rows(1, 1)
         self._cached = 0
         """Rows 0 … ``_cached`` - 1 have keys and values; the others are prefilled in the next step."""
         self._branches = 0
         """Rows of the decoder's cache."""
+        self._begun_tokens = 0
+        """Tokens of all sequences that have been prefilled, as if each had been by itself."""
         self._waiting: deque[GenerationRequest] = deque()
         self._aborted: set[int] = set()
         """Running requests to end at the start of the next step, on the engine's thread."""
@@ -85,6 +90,7 @@ class TorchEngine:
             raise EngineError(f"max_context_tokens is {spec.max_context_tokens}: expected at least 8")
         self._spec = spec
         self._rows = Rows(spec.max_running, spec.max_context_tokens)
+        self._prefill = SharedPrefill(spec.prefix_cache_bytes)
         self._tokens_per_step = int(spec.options.get("tokens_per_step", 0))
         self._step_s = float(spec.options.get("step_ms", 16.0)) / 1000
         self._hurried = False
@@ -211,6 +217,8 @@ class TorchEngine:
             step_s=seconds,
             busy_s_total=self._stats.busy_s_total + seconds,
             tokens_total=self._stats.tokens_total + len(output.tokens),
+            prefilled_tokens_total=self._prefill.prefilled_tokens,
+            prefix_hit_tokens_total=self._begun_tokens - self._prefill.prefilled_tokens,
         )
         return output
 
@@ -239,20 +247,29 @@ class TorchEngine:
 
     def _logits(self) -> torch.Tensor:
         """Next-token logits of all rows: decoded for those with a cache, prefilled for the others."""
-        rows, decoder, parts = self._rows, self._ready(), list[torch.Tensor]()
+        rows, parts = self._rows, list[torch.Tensor]()
         if self._cached:
             slots = self._one_slot_each()
-            parts.append(decoder.decode(rows.last_tokens()[slots], rows.lengths[slots]))
+            parts.append(self._ready().decode(rows.last_tokens()[slots], rows.lengths[slots]))
         if self._cached < rows.count:
-            sequences: dict[bytes, int] = {}
-            for slot in range(self._cached, rows.count):
-                branch = sequences.setdefault(rows.sequence(slot).tobytes(), len(sequences))
-                rows.branches[slot] = self._branches + branch
-            parts.append(decoder.prefill([np.frombuffer(key, np.int32) for key in sequences]))
-            self._cached = rows.count
-            self._branches += len(sequences)
+            parts.append(self._begin())
         logits = parts[0] if len(parts) == 1 else torch.cat(parts)
         return logits.index_select(0, torch.from_numpy(rows.branches[: rows.count]).to(logits.device))
+
+    def _begin(self) -> torch.Tensor:
+        """Prefill the slots that have no cache, siblings together; returns the logits of their new branches."""
+        rows, slots = self._rows, range(self._cached, self._rows.count)
+        firsts: dict[bytes, int] = {}
+        alike = [firsts.setdefault(rows.sequence(slot).tobytes(), slot) for slot in slots]
+        distinct = list(firsts.values())
+        prompts = (rows.lengths[distinct] - rows.offsets[distinct]).tolist()
+        logits, places = self._prefill.run(self._ready(), [rows.sequence(slot) for slot in distinct], prompts)
+        branch_of = dict(zip(distinct, (self._branches + places).tolist(), strict=True))
+        rows.branches[self._cached : rows.count] = [branch_of[first] for first in alike]
+        self._begun_tokens += int(rows.lengths[self._cached : rows.count].sum())
+        self._cached = rows.count
+        self._branches += len(distinct)
+        return logits
 
     def _one_slot_each(self) -> NDArray[np.int64]:
         return one_slot_each(self._rows.branches[: self._cached], self._branches)
@@ -282,6 +299,7 @@ class TorchEngine:
 
     def _load_weights(self, tensors: WeightTensors, dtypes: Mapping[str, str]) -> None:
         verify_weights(self._model, tensors, dtypes)
+        self._prefill.forget()
         copy_weights(self._model, tensors)
         with torch.no_grad():
             self._ready().weights_changed()
@@ -303,6 +321,7 @@ class TorchEngine:
 
     def _fall_asleep(self, level: int) -> None:
         self._forget_cache()
+        self._prefill.release()
         if level >= 2 or self._model.device.type != "cpu":
             self._asleep = SleepingWeights(self._model, keep=level < 2)
         if self._model.device.type == "cuda":
@@ -325,6 +344,7 @@ class TorchEngine:
 
     def _release(self) -> None:
         self._model = self._decoder = None
+        self._prefill.release()
         self._rows, self._cached, self._branches = Rows(1, 1), 0, 0
         self._waiting.clear()
 

@@ -59,6 +59,10 @@ class CoreRows:
     logprobs: np.ndarray  # float32[all tokens], end to end
     ended: dict[str, str]
     """Core id → vLLM's finish reason ("stop", "length"), of those that have ended."""
+    prefilled_tokens: int = 0
+    """Tokens that were computed of those that have begun."""
+    prefix_hit_tokens: int = 0
+    """Tokens of theirs that the prefix cache had."""
 
 
 class VllmCore:
@@ -259,10 +263,13 @@ def rows_of(outputs: list[Any]) -> CoreRows:
     for core_id, reason in ended.items():
         if reason not in ("stop", "length"):
             raise EngineError(f"vLLM ended request {core_id} with {reason!r}")
+    begun = [output.prefill_stats for output in outputs if output.prefill_stats is not None]
     scores = [output.new_logprobs.logprobs for output in outputs if output.new_logprobs is not None]
     return CoreRows(
         core_ids=[output.request_id for output in outputs],
         tokens=[output.new_token_ids for output in outputs],
         logprobs=np.concatenate(scores)[:, 0].astype(np.float32) if scores else np.zeros(0, np.float32),
         ended=ended,
+        prefilled_tokens=sum(stats.num_computed_tokens for stats in begun),
+        prefix_hit_tokens=sum(stats.num_cached_tokens for stats in begun),
     )

@@ -188,7 +188,7 @@ class VllmEngine:
         ended = loop.time()
         self._take(steps)
         output = self._columns.take(self._version, ended - began)
-        self._count(began, ended, len(output.tokens))
+        self._count(began, ended, len(output.tokens), steps)
         return output
 
     def hurry(self) -> None:
@@ -260,7 +260,7 @@ class VllmEngine:
         self._columns.tokens(requests[of], offsets[of] + behind, tokens, rows.logprobs, finished[of])
         return offsets + counts
 
-    def _count(self, began: float, ended: float, tokens: int) -> None:
+    def _count(self, began: float, ended: float, tokens: int, steps: Sequence[CoreRows]) -> None:
         running, queued, used = self._live_core.gauges()
         old, idle_from = self._stats, self._last_step_end if self._last_step_end is not None else began
         self._stats = EngineStats(
@@ -271,6 +271,8 @@ class VllmEngine:
             busy_s_total=old.busy_s_total + ended - began,
             idle_s_total=old.idle_s_total + max(0.0, began - idle_from),
             tokens_total=old.tokens_total + tokens,
+            prefilled_tokens_total=old.prefilled_tokens_total + sum(rows.prefilled_tokens for rows in steps),
+            prefix_hit_tokens_total=old.prefix_hit_tokens_total + sum(rows.prefix_hit_tokens for rows in steps),
         )
         self._last_step_end = ended
 

@@ -21,10 +21,16 @@ from actors.rollout.engines.vllm.setup import groups_without_threads
 from actors.rollout.errors import EngineError
 
 
-def output(core_id: str, tokens: list[int], logprobs: list[float], reason: str | None = None) -> Any:
+def output(
+    core_id: str, tokens: list[int], logprobs: list[float], reason: str | None = None,
+    begun: tuple[int, int] | None = None,
+) -> Any:  # fmt: skip
     """As vLLM's EngineCoreOutput; beside the drawn token's log-probability stands that of another one."""
     scores = None if not tokens else SimpleNamespace(logprobs=np.array([[p, -9.0] for p in logprobs], np.float32))
-    return SimpleNamespace(request_id=core_id, new_token_ids=tokens, new_logprobs=scores, finish_reason=reason)
+    stats = None if begun is None else SimpleNamespace(num_computed_tokens=begun[0], num_cached_tokens=begun[1])
+    return SimpleNamespace(
+        request_id=core_id, new_token_ids=tokens, new_logprobs=scores, finish_reason=reason, prefill_stats=stats
+    )
 
 
 def test_a_step_is_columns_whatever_number_of_tokens_each_request_has_gained() -> None:
@@ -33,6 +39,13 @@ def test_a_step_is_columns_whatever_number_of_tokens_each_request_has_gained() -
     assert rows.tokens == [[1, 2], [], [3]]
     assert rows.logprobs.tolist() == [-0.5, -1.0, -2.0] and rows.logprobs.dtype == np.float32
     assert rows.ended == {"b": "length", "c": "stop"}
+
+
+def test_a_step_says_what_was_computed_of_those_that_have_begun_and_what_the_prefix_cache_had() -> None:
+    rows = rows_of(
+        [output("a", [1], [-1], begun=(40, 0)), output("b", [2], [-1], begun=(8, 32)), output("c", [3], [-1])]
+    )
+    assert (rows.prefilled_tokens, rows.prefix_hit_tokens) == (48, 32)
 
 
 def test_a_step_without_outputs_has_no_rows() -> None:

@@ -1,0 +1,141 @@
+"""Keys and values of prompts, kept by blocks of tokens for those that begin alike.
+
+    rows of the decoder's cache ── keep ─▶ pool: block 0 │ block 1 │ block 2 │ …  ── read ─▶ rows of later prompts
+                                              ▲ places, and which of them hold what: ``prefix_index.py``
+
+Invariants
+- What is read for a sequence was computed for exactly these tokens behind exactly the tokens before them, with the
+  weights of now: ``forget`` is called whenever those change, whatever becomes of running sequences.
+- The pool grows by doubling with what is kept, never beyond ``max_bytes``; while it grows, a part of it is there twice.
+- Contents behind what is known are undefined but finite: blocks of the same sequence stand in for missing ones.
+
+What a decoder gives to keep are *parts*, tensors [..., tokens, head_dim]: it alone knows what stands for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.rollout.engines.prefix_index import Chain, PrefixIndex
+
+BLOCK_TOKENS: Final = 16
+"""Tokens of a block. Smaller ones are more to look up, of larger ones more is there twice where prompts part."""
+LEAST_TOKENS: Final = 8
+"""A shorter beginning is not worth the way through the cache: many tokenizers begin every prompt with one token."""
+_NOTHING: Final = Chain([], 0)
+_FIRST_BLOCKS: Final = 64
+"""Blocks that the pool begins with."""
+
+
+class PrefixCache:
+    """Keeps the beginnings of prompts within ``max_bytes``; 0: it keeps nothing."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._index: PrefixIndex | None = None
+        """None until it is known how many bytes a block has."""
+        self._blocks_max = 0
+        self._pool: list[Tensor] = []  # each [blocks, ..., BLOCK_TOKENS, head_dim]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._pool)
+
+    @property
+    def on(self) -> bool:
+        """Whether it keeps anything."""
+        return self._max_bytes > 0
+
+    def match(self, tokens: NDArray[np.int32]) -> Chain:
+        """What is known of ``tokens``; never its last one, for that is to be computed."""
+        if self._index is None:
+            return _NOTHING
+        chain = self._index.match(tokens[:-1])
+        return chain if chain.tokens >= LEAST_TOKENS else _NOTHING
+
+    def keep(self, tokens: NDArray[np.int32], parts: Sequence[Tensor]) -> None:
+        """Keep ``tokens``, which ``parts`` begin with."""
+        if not self.on:
+            return
+        if self._index is None:
+            token_bytes = sum(part[..., :1, :].nbytes for part in parts)
+            self._blocks_max = self._max_bytes // (BLOCK_TOKENS * token_bytes)
+            if not self._blocks_max:  # not even one has room
+                self._max_bytes = 0
+                return
+            self._index = PrefixIndex(BLOCK_TOKENS, self._blocks_max)
+            self._pool = [part.new_zeros(0, *part.shape[:-2], BLOCK_TOKENS, part.shape[-1]) for part in parts]
+        known, places = self._index.extend(tokens)
+        self._reserve(len(self._index))
+        whole = len(tokens) // BLOCK_TOKENS - known
+        for number, place, count in _runs(places[:whole], known):
+            start, stop = number * BLOCK_TOKENS, (number + count) * BLOCK_TOKENS
+            for pool, part in zip(self._pool, parts, strict=True):
+                blocks = part[..., start:stop, :].unflatten(-2, (count, BLOCK_TOKENS)).movedim(-3, 0)
+                pool[place : place + count].copy_(blocks)
+        for place in places[whole:]:
+            for pool, part in zip(self._pool, parts, strict=True):
+                rest = part[..., (known + whole) * BLOCK_TOKENS : len(tokens), :]
+                pool[place][..., : rest.shape[-2], :].copy_(rest)
+
+    def _reserve(self, blocks: int) -> None:
+        present = len(self._pool[0])
+        if blocks <= present:
+            return
+        room = min(max(blocks, 2 * present, _FIRST_BLOCKS), self._blocks_max)
+        for number, part in enumerate(self._pool):
+            grown = part.new_zeros(room, *part.shape[1:])
+            grown[:present] = part
+            self._pool[number] = grown
+
+    def read(self, chains: Sequence[Chain]) -> list[Tensor]:
+        """The parts of ``chains``, none of which is empty: [n, ..., tokens of the longest, head_dim] each."""
+        longest, most = max(len(chain.places) for chain in chains), max(chain.tokens for chain in chains)
+        stand_ins = ([chain.places[0]] * (longest - len(chain.places)) for chain in chains)
+        places = np.array([[*chain.places, *more] for chain, more in zip(chains, stand_ins, strict=True)], np.int64)
+        index = torch.from_numpy(places.ravel()).to(self._pool[0].device)
+        blocks = (pool.index_select(0, index).unflatten(0, places.shape) for pool in self._pool)
+        # [n, blocks, ..., tokens, d] before
+        return [part.movedim(1, -3).flatten(-3, -2)[..., :most, :] for part in blocks]
+
+    def forget(self) -> None:
+        """The weights have changed: nothing that was kept may be read. The memory stays for what comes."""
+        if self._index is not None:
+            self._index.clear()
+
+    def release(self) -> None:
+        """Forget all, and give the memory back."""
+        self.forget()
+        self._pool = [part[:0].clone() for part in self._pool]
+
+
+def _runs(places: list[int], first: int) -> Iterator[tuple[int, int, int]]:
+    """Blocks whose places follow each other, which are copied at once: number, place, and count of each run."""
+    at = 0
+    for end in range(1, len(places) + 1):
+        if end == len(places) or places[end] != places[end - 1] + 1:
+            yield first + at, places[at], end - at
+            at = end
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrefixes:
+    """Says of some sequences what a cache has of their beginnings."""
+
+    cache: PrefixCache
+    chains: list[Chain]
+    """What is known of each sequence; nothing: it is to be computed from its first token on."""
+
+    def tokens(self, sequence: int) -> int:
+        return self.chains[sequence].tokens
+
+    def read(self, sequences: Sequence[int]) -> list[Tensor]:
+        """As ``PrefixCache.read``."""
+        return self.cache.read([self.chains[i] for i in sequences])

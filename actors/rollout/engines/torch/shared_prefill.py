@@ -1,0 +1,119 @@
+"""Which sequences are prefilled when, and behind what: beginnings that several have are computed once.
+
+    sequences that join ─▶ match: what is known of each (``prefix_cache.py``)
+                            │
+                            ├─ now: computed behind what is known ─▶ rows of the decoder's cache ─▶ prompts are kept
+                            └─ later: those that go on like one of these ─▶ match again, and so on
+
+    system prompt s, questions a b c, none known:     wave 1: s a      wave 2: (s) b, (s) c
+
+Invariants
+- Each sequence gets one row, each wave computes one at least, and what two sequences of a wave begin with is computed
+  by both only if it is not worth a further wave.
+- ``prefilled_tokens`` counts what decoders have computed; nothing is estimated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.rollout.engines.prefix_index import Chain, common_tokens
+from actors.rollout.engines.torch.decoder import Decoder
+from actors.rollout.engines.torch.prefix_cache import LEAST_TOKENS, KnownPrefixes, PrefixCache
+
+WAVE_TOKENS: Final = 64
+"""Tokens that a further wave must save: a wave has to go through all layers once more."""
+
+
+class SharedPrefill:
+    """Prefills sequences for one decoder, and keeps the beginnings of their prompts in ``max_bytes``."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._cache = PrefixCache(max_bytes)
+        self.prefilled_tokens = 0
+        """Tokens computed so far."""
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.nbytes
+
+    def run(
+        self, decoder: Decoder, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int]
+    ) -> tuple[Tensor, NDArray[np.int64]]:
+        """Append a row for each of n ``sequences``, which are all different.
+
+        Args:
+            prompt_tokens: how many tokens of each sequence are of its prompt. Only these are worth keeping.
+
+        Returns:
+            Logits [n, vocab] in the order of the rows, and each sequence's row behind the present ones.
+        """
+        before, logits, order = decoder.prefilled_tokens, list[Tensor](), list[int]()
+        keeps = self._cache.on and decoder.shares_prefixes
+        left = dict.fromkeys(range(len(sequences)), -1)
+        while left:
+            now, chains, left = self._wave(sequences, prompt_tokens, left) if keeps else (list(left), [], {})
+            wave, row = [sequences[i] for i in now], decoder.rows
+            logits.append(
+                decoder.prefill(
+                    wave, KnownPrefixes(self._cache, chains) if any(chain.tokens for chain in chains) else None
+                )
+            )
+            order += now
+            for number, i in enumerate(now if keeps else (), row):
+                self._cache.keep(sequences[i][: prompt_tokens[i]], decoder.parts(number))
+        self.prefilled_tokens += decoder.prefilled_tokens - before
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return logits[0] if len(logits) == 1 else torch.cat(logits), places
+
+    def _wave(
+        self, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], left: dict[int, int]
+    ) -> tuple[list[int], list[Chain], dict[int, int]]:
+        """Of those that are ``left``: who is computed now, with what is known of each, and who later.
+
+        ``left``: sequences, each with the tokens that were known when it was put off. One that has waited for nothing,
+        as in a cache that is too small, does not wait again.
+        """
+        chains = {i: self._cache.match(sequences[i]) for i in left}
+        now = [i for i, before in left.items() if chains[i].tokens <= before]
+        rest = sorted(left.keys() - now, key=lambda i: sequences[i].tobytes())  # what begins alike stands together
+        later = list[int]()
+        for first, others in _alike(sequences, prompt_tokens, chains, rest):
+            now.append(first)
+            (later if sum(others.values()) >= WAVE_TOKENS else now).extend(others)
+        return now, [chains[i] for i in now], {i: chains[i].tokens for i in later}
+
+    def forget(self) -> None:
+        """The weights have changed."""
+        self._cache.forget()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._cache.release()
+
+
+def _alike(
+    sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], chains: dict[int, Chain], ordered: list[int]
+) -> Iterator[tuple[int, dict[int, int]]]:
+    """Sequences that stand together in ``ordered``, since they go on alike behind what is known of them.
+
+    Each time a first one, and what each of the others would be spared if they came after it.
+    """
+    at = 0
+    while at < len(ordered):
+        first, others = ordered[at], dict[int, int]()
+        prompt, known = sequences[first][: prompt_tokens[first]], chains[first].tokens
+        for other in ordered[at + 1 :]:
+            spared = common_tokens(prompt, sequences[other][:-1]) - known
+            if spared < LEAST_TOKENS:
+                break
+            others[other] = spared
+        yield first, others
+        at += 1 + len(others)
