@@ -137,7 +137,7 @@ class JobTree:
         self._news.say(message="every process is ready", processes="ready")
         if self._pool is not None:
             self._pool.start()
-        if self._job.scheduling.workers_max is not None:
+        if self._job.scheduling.workers_max is not None and self._job.scheduling.policy != "planned":
             rollout = self._supervisors["rollout"]
             self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
             self._news.subscribe(self._balancer.hear)
