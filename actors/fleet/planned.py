@@ -167,10 +167,10 @@ class Planned:
         self._step, self._prewarm = PlannedStep(batch.step, planning, parts, now, took_s, known), None
         plan = planning.plan
         named = [name for name in plan.parts if name in known]
+        table = " ".join(f"{one.workers}:{one.seconds:.3f}/{one.cost:.3f}" for one in plan.forecasts)
         scope.event(
-            "step_planned", step=batch.step, workers=",".join(named), more=len(planning.new), why=plan.why,
-            seconds_and_cost=" ".join(f"{one.workers}:{one.seconds:.3f}/{one.cost:.3f}" for one in plan.forecasts),
-            took_s=round(took_s, 4),
+            "step_planned", step=batch.step, workers=",".join(named), longest=plan.longest or "",
+            more=len(planning.new), why=plan.why, seconds_and_cost=table, took_s=round(took_s, 4),
         )  # fmt: skip
         self._tell_job(StepPlanned(job=scope.name, step=batch.step, workers=named, more=len(planning.new)))
 
@@ -263,7 +263,7 @@ class Planned:
         if not batch.generating:
             self._end(step, now)
             return
-        sources = self._cuts.look(batch, step.parts, step.planning.plan.longest, now)
+        sources = self._cuts.look(batch, step.parts, step.parts.longest, now)
         step.cut_samples += sum(sources.values())
         queued, coming = self._queued(step, batch, now), self._cuts.coming()
         for worker in self._usable():

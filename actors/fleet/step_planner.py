@@ -66,10 +66,17 @@ class StepPlanner:
             workers_max=min(most, len(found) + len(new)),
             max_tokens=batch.sampling.max_tokens,
             rule=PlanRule(rule.choose, rule.time_weight, rule.within, rule.parts),
-            bill=Rule(asleep_price=0.0),
+            bill=self._bill(),
         )
         plan = step_plan.decide(view, now)
         return Planning(plan, prompts, {one.name: self.cold_s for one in new if one.name in plan.parts})
+
+    def _bill(self) -> Rule:
+        """One's own workers cost nothing while they sleep: what they run on is free for others."""
+        provider = self.scope.job.provider
+        return (
+            Rule(provider.bill_rounding_s, provider.asleep_price) if self.starts_functions else Rule(asleep_price=0.0)
+        )
 
     def _function(self, number: int) -> PlanWorker:
         slots = self.scope.job.rollout.max_running
