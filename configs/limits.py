@@ -41,9 +41,22 @@ class Limits(ProcessLimits):
     seeding_look_s: float = Field(
         default=0.2, description="seeding_end estimated: what the trainer would wait for is estimated no more often"
     )
+    plan_patience_s: float = Field(
+        default=5.0, description="planned: a job's first plan waits this long for its own workers to register"
+    )
+    wake_patience_s: float = Field(
+        default=30.0,
+        description="planned: a worker that is waking or starting keeps its part this long, until it was measured",
+    )
     hand_over_s: float = Field(
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",
+    )
+    function_start_s: float = Field(
+        default=60.0, description="functions: a machine that was ordered joins within this time, or is given up"
+    )
+    function_look_s: float = Field(
+        default=0.25, gt=0, description="functions: how often it is looked which are idle or late; starts take longer"
     )
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(

@@ -36,7 +36,18 @@ from actors.jobs.troubles import RunWatch, Warned
 from actors.protocol import jobs as jm
 from actors.protocol.batches import Progress, QueryProgress, RequestCheckpoint, SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted, Trouble
+from actors.protocol.job_news import (
+    CheckpointStored,
+    GenerationEnded,
+    JobEvent,
+    NeedBatch,
+    StepCommitted,
+    StepPlanned,
+    Trouble,
+    WorkerNews,
+    WorkerReleased,
+    WorkerWoken,
+)
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.services import RegisterService
@@ -53,6 +64,7 @@ class NotPossible(ReplyError):
 class Job(RegisteredActor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
     ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
+    ``take_bill``: columns of what its functions have been billed, asked for before the cost; None: it has none.
     ``listener``: who is told of everything, for whoever runs the job.
     """
 
@@ -66,6 +78,7 @@ class Job(RegisteredActor):
         stop_token_ids: tuple[int, ...] = (),
         restarts: Callable[[], int] | None = None,
         take_cost: Callable[[], float] | None = None,
+        take_bill: Callable[[], dict[str, float]] | None = None,
         listener: ActorAddress | None = None,
     ) -> None:
         self._config = config
@@ -75,6 +88,7 @@ class Job(RegisteredActor):
         self._stop_token_ids = stop_token_ids
         self._restarts = restarts
         self._take_cost = take_cost
+        self._take_bill = take_bill
         self._listener = listener
         self._summary = Summary()
         self._watch = RunWatch(config.limits, self._warn)
@@ -194,6 +208,8 @@ class Job(RegisteredActor):
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()
+        if self._take_bill is not None:
+            row |= self._take_bill()
         if self._take_cost is not None:
             row |= cost_of(row, self._take_cost())
         self._summary.add(row)
@@ -220,6 +236,12 @@ class Job(RegisteredActor):
     @handles(Trouble)
     async def trouble(self, news: Trouble) -> None:
         self._watch.trouble(news)
+
+    @handles(StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded)
+    async def worker_news(self, news: WorkerNews) -> None:
+        """It concerns only whoever runs the job."""
+        if self._listener is not None:
+            self.ctx.ref(self._listener).tell(news)
 
     def _warn(self, warned: Warned) -> None:
         """Tell people, and events.jsonl."""

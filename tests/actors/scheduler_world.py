@@ -194,6 +194,8 @@ class FakeRewards(Actor):
         self.delay_s = 0.005
         self.asked: list[tuple[int, int]] = []
         self.shown: list[ShowSamples] = []
+        self.answers: list[int] = []
+        """Lengths of reference answers, if any. With them every step has the prompts of the first."""
 
     async def on_start(self) -> None:
         for role in ("rewards", "prompts"):
@@ -219,8 +221,13 @@ class FakeRewards(Actor):
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
         last = min(question.start + question.count, self.prompts)
-        prompts = [SourcedPrompt(p, np.array([p, 1], np.int32), "", b"") for p in range(question.start, last)]
+        prompts = [self.prompt(p) for p in range(question.start, last)]
         return PromptsRead(prompts=prompts, exhausted=last < question.start + question.count)
+
+    def prompt(self, number: int) -> SourcedPrompt:
+        epoch = len(self.answers)
+        ids = np.array([number % epoch if epoch else number, 1], np.int32)
+        return SourcedPrompt(number, ids, "", b"", self.answers[number % epoch] if epoch else -1)
 
 
 class FakeTrainer(Actor):
@@ -325,6 +332,7 @@ class World:
         self.journal = MemoryJournal("j")
         self.trained: dict[int, list[Any]] = {}
         self.events: list[Any] = []
+        self.worker_news: list[Any] = []
         self._lives = 0
         self.dead: list[ActorSystem] = []
         """Kept to the end: a task that is collected before its loop ends is an error to asyncio."""
@@ -341,7 +349,8 @@ class World:
         system = await self.system("head")
         self.scheduler = Scheduler(self.config, Path(), journal=self.journal, resumed=resumed)
         self.scheduler_at = (await system.spawn("scheduler.j", self.scheduler)).address
-        listener = (await system.spawn("listener", JobListener(self.events.append))).address
+        heard = JobListener(self.events.append, self.worker_news.append)
+        listener = (await system.spawn("listener", heard)).address
         self.job = Job(self.config, self.scheduler_at, stop_token_ids=(STOP,), listener=listener)
         self.job_at = (await system.spawn("job.j", self.job)).address
 
