@@ -36,7 +36,18 @@ from actors.jobs.troubles import RunWatch, Warned
 from actors.protocol import jobs as jm
 from actors.protocol.batches import Progress, QueryProgress, RequestCheckpoint, SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted, Trouble
+from actors.protocol.job_news import (
+    CheckpointStored,
+    GenerationEnded,
+    JobEvent,
+    NeedBatch,
+    StepCommitted,
+    StepPlanned,
+    Trouble,
+    WorkerNews,
+    WorkerReleased,
+    WorkerWoken,
+)
 from actors.protocol.jobs import JobState
 from actors.protocol.metrics import Event, Flush, Flushed, StepRow
 from actors.protocol.services import RegisterService
@@ -220,6 +231,12 @@ class Job(RegisteredActor):
     @handles(Trouble)
     async def trouble(self, news: Trouble) -> None:
         self._watch.trouble(news)
+
+    @handles(StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded)
+    async def worker_news(self, news: WorkerNews) -> None:
+        """It concerns only whoever runs the job."""
+        if self._listener is not None:
+            self.ctx.ref(self._listener).tell(news)
 
     def _warn(self, warned: Warned) -> None:
         """Tell people, and events.jsonl."""

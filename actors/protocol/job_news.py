@@ -2,6 +2,7 @@
 
 scheduler ──NeedBatch, StepCommitted, CheckpointStored──▶ job ──JobEvent──▶ whoever runs the job
 any actor of the job ──Trouble──▶ scheduler ──Trouble──▶ job ──JobEvent──▶ the terminal, ctl watch, events.jsonl
+scheduler ──StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded──▶ job ──▶ whoever starts and ends functions
 """
 
 from __future__ import annotations
@@ -57,6 +58,48 @@ class CheckpointStored(Message):
     """Its operator wanted that."""
     failed: str = ""
     """Reason why there are no further steps, if there should be."""
+
+
+@message("jobs.step_planned")
+class StepPlanned(Message):
+    """The generation of ``step`` has been planned and begins; workers that are not named sleep through it."""
+
+    job: str
+    step: int
+    workers: list[str]
+    """Workers that the plan uses, of those that are there."""
+    more: int = 0
+    """Number of functions that it wants beside them; they join the step when they are ready."""
+
+
+@message("jobs.worker_released")
+class WorkerReleased(Message):
+    """``worker`` has nothing more to do in ``step`` and has been sent to sleep."""
+
+    job: str
+    worker: str
+    step: int
+
+
+@message("jobs.worker_woken")
+class WorkerWoken(Message):
+    """``worker`` has been woken for ``step``."""
+
+    job: str
+    worker: str
+    step: int
+
+
+@message("jobs.generation_ended")
+class GenerationEnded(Message):
+    """Every sample of ``step`` is generated."""
+
+    job: str
+    step: int
+
+
+WorkerNews = StepPlanned | WorkerReleased | WorkerWoken | GenerationEnded
+"""News of planned generation. Some may be lost as the job's actor dies: the next plan says all of it again."""
 
 
 @message("jobs.event")

@@ -1,5 +1,6 @@
 """What is told of a job's run: progress maps to whoever listens, and events into events.jsonl.
 
+job ──WorkerNews─▶ JobListener ─▶ whoever starts and ends functions
 job ──JobEvent──▶ JobListener ─▶ JobRun ─┐
                                  JobTree ┴─ say ────▶ listeners: the terminal, ctl watch, fault plans
                                          └─ record ─▶ the job's metrics actor ─▶ events.jsonl
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from actors.core.actor import Actor, handles
-from actors.protocol.job_news import JobEvent
+from actors.protocol.job_news import GenerationEnded, JobEvent, StepPlanned, WorkerNews, WorkerReleased, WorkerWoken
 from actors.protocol.metrics import Event
 from transport.transport import SendOutcome
 
@@ -28,8 +29,11 @@ log = structlog.get_logger("headrace.job")
 class JobListener(Actor):
     """Hears the actor of a job, in each of its lives, for the code that runs the job."""
 
-    def __init__(self, hear: Callable[[JobEvent], None]) -> None:
+    def __init__(
+        self, hear: Callable[[JobEvent], None], hear_workers: Callable[[WorkerNews], None] = lambda news: None
+    ) -> None:
         self._hear = hear
+        self._hear_workers = hear_workers
 
     @handles(JobEvent)
     async def event(self, event: JobEvent) -> None:
@@ -37,6 +41,10 @@ class JobListener(Actor):
             self._hear(event)
         except Exception:  # whoever reads of the job may fail; the next event is told all the same
             log.exception("an event of a job was not told to the end", job=event.job, kind=event.kind)
+
+    @handles(StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded)
+    async def worker_news(self, news: WorkerNews) -> None:
+        self._hear_workers(news)
 
 
 class JobNews:

@@ -20,7 +20,17 @@ from actors.metrics.recorder import Metrics
 from actors.protocol import jobs as jm
 from actors.protocol.batches import BatchIssued, IssueBatch, Progress, QueryProgress, RequestCheckpoint, SetPaused
 from actors.protocol.failures import Acknowledged
-from actors.protocol.job_news import CheckpointStored, JobEvent, NeedBatch, StepCommitted
+from actors.protocol.job_news import (
+    CheckpointStored,
+    GenerationEnded,
+    JobEvent,
+    NeedBatch,
+    StepCommitted,
+    StepPlanned,
+    WorkerNews,
+    WorkerReleased,
+    WorkerWoken,
+)
 from actors.protocol.metrics import Flush, Flushed
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
@@ -168,6 +178,24 @@ async def test_reading_prompts_may_take_as_long_as_the_limits_say(tmp_path: Path
     await system.stop()
     batch = stage.scheduler.heard[0]
     assert isinstance(batch, IssueBatch) and [p.prompt for p in batch.prompts] == [0, 1, 2]
+
+
+async def test_what_the_scheduler_says_of_workers_reaches_whoever_runs_the_job_in_order(stage: Stage) -> None:
+    heard: list[WorkerNews] = []
+    await stage.system.spawn("listener", JobListener(lambda event: None, heard.append))
+    await stage.start()
+    told: list[WorkerNews] = [
+        StepPlanned(job="j", step=1, workers=["rollout-0"], more=2),
+        WorkerReleased(job="j", worker="rollout-0", step=1),
+        GenerationEnded(job="j", step=1),
+        WorkerWoken(job="j", worker="rollout-0", step=2),
+    ]
+    for news in told:
+        stage.ref.tell(news)
+    async with asyncio.timeout(10):
+        while len(heard) < len(told):
+            await asyncio.sleep(0)
+    assert heard == told
 
 
 async def test_each_step_is_one_row_and_a_replay_none(stage: Stage) -> None:
