@@ -45,6 +45,12 @@ class Limits(ProcessLimits):
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",
     )
+    function_start_s: float = Field(
+        default=60.0, description="functions: a machine that was ordered joins within this time, or is given up"
+    )
+    function_look_s: float = Field(
+        default=0.25, gt=0, description="functions: how often it is looked which are idle or late; starts take longer"
+    )
     data_retries: int = Field(default=2, description="a prompt that fails this often is set aside")
     end_news_s: float = Field(
         default=0.25, description="a machine says of a process of its own at once how it ended; this is for the way"

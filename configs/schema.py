@@ -256,10 +256,23 @@ class SpotConfig(Section):
 class ProviderConfig(SpotConfig):
     """Who brings machines up and takes them away while the job runs. Needs ``cluster.place_rollout: elastic``."""
 
-    kind: Literal["none", "local"] = "none"
-    """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine."""
+    kind: Literal["none", "local", "functions"] = "none"
+    """``none``: nodes join by themselves, or not at all. ``local``: node processes on this machine, as ``trace`` says.
+    ``functions``: machines of one worker each that are started as a step's plan wants them, sleep once they have
+    nothing more to do, and are given back. Needs ``scheduling.policy: planned``."""
     slots: PositiveInt = 1
     """Rollout workers on each of its machines."""
+    machines: Literal["local", "slurm"] = "local"
+    """``functions``: whose machines they are. ``local``: node processes on this machine. ``slurm`` is not built yet."""
+    idle_s: Annotated[float, Field(ge=0)] = 5.0
+    """``functions``: one that has slept for this long is given back, unless it would be started again at once."""
+    bill_rounding_s: Annotated[float, Field(ge=0)] = 1.0
+    """``functions``: each is billed from its start order to its end, rounded up to a whole number of these."""
+    asleep_price: Annotated[float, Field(ge=0, le=1)] = 0.1
+    """``functions``: price of an asleep second, as a part of that of one awake. One that sleeps holds host memory and
+    no device, which costs about a tenth."""
+    prewarm_buffer_s: Annotated[float, Field(ge=0)] = 0.5
+    """``functions``: they are started so much earlier than they would just be ready for the next step."""
 
 
 class MetricsConfig(Section):

@@ -64,6 +64,7 @@ class NotPossible(ReplyError):
 class Job(RegisteredActor):
     """``stop_token_ids``: see ``stop_tokens.py``. ``restarts``: the supervisors' count, instead of the scheduler's.
     ``take_cost``: what the job's machines have cost since any life of it last asked; None: they have no prices.
+    ``take_bill``: columns of what its functions have been billed, asked for before the cost; None: it has none.
     ``listener``: who is told of everything, for whoever runs the job.
     """
 
@@ -77,6 +78,7 @@ class Job(RegisteredActor):
         stop_token_ids: tuple[int, ...] = (),
         restarts: Callable[[], int] | None = None,
         take_cost: Callable[[], float] | None = None,
+        take_bill: Callable[[], dict[str, float]] | None = None,
         listener: ActorAddress | None = None,
     ) -> None:
         self._config = config
@@ -86,6 +88,7 @@ class Job(RegisteredActor):
         self._stop_token_ids = stop_token_ids
         self._restarts = restarts
         self._take_cost = take_cost
+        self._take_bill = take_bill
         self._listener = listener
         self._summary = Summary()
         self._watch = RunWatch(config.limits, self._warn)
@@ -205,6 +208,8 @@ class Job(RegisteredActor):
         row = row_of(news.metrics)
         if self._restarts is not None:
             row["restarts"] = self._restarts()
+        if self._take_bill is not None:
+            row |= self._take_bill()
         if self._take_cost is not None:
             row |= cost_of(row, self._take_cost())
         self._summary.add(row)

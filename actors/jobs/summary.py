@@ -8,6 +8,8 @@ from pathlib import Path
 
 Row = dict[str, float | int | str | None]
 
+BILL = ("billed_worker_s", "compute_worker_s", "functions_started", "functions_cold_s")
+"""Columns of a job with functions; the summary has their sums."""
 _ENDS = 5
 _COUNTS = frozenset(
     [
@@ -75,6 +77,7 @@ class Summary:
         self.samples_dropped = 0
         self.tokens = 0
         self.spent = 0.0
+        self.bill: dict[str, float] = {}
         self.newest: Row = {}
 
     def cost(self) -> dict[str, float | None]:
@@ -96,6 +99,9 @@ class Summary:
         self.samples_dropped += int(number(row, "samples_dropped"))
         self.tokens += int(number(row, "tokens_generated"))
         self.spent += number(row, "cost")
+        for name in BILL:
+            if name in row:
+                self.bill[name] = self.bill.get(name, 0.0) + number(row, name)
         self.newest = row
 
     def result(self) -> dict[str, float | int | str | None]:
@@ -112,6 +118,7 @@ class Summary:
             "prompts_lost": newest.get("prompts_lost", 0),
             "samples_trained_twice": newest.get("samples_trained_twice", 0),
             "policy_version": newest.get("policy_version", 0),
+            **{name: round(value, 3) for name, value in self.bill.items()},
         }
 
     @property

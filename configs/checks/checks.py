@@ -13,10 +13,11 @@ from pathlib import Path
 
 from configs.checks.data_checks import check_data
 from configs.checks.model_checks import check_model, check_ranker_model
+from configs.checks.provider_checks import check_provider
 from configs.checks.reward_checks import check_reward
 from configs.checks.scheduling_checks import check_scheduling
 from configs.hub_names import is_hub_data
-from configs.schema import JobConfig, ProviderConfig
+from configs.schema import JobConfig
 from configs.task_schema import DataConfig
 
 OWN_TEMPLATE_ARGUMENTS = (
@@ -120,27 +121,7 @@ def _check_cluster(job: JobConfig) -> list[Found]:
     if job.cluster.prices and "reserved" not in job.cluster.prices:
         fix = "Add reserved: what the head's machine costs an hour, 0 if nothing"
         return [("cluster.prices", f"has {', '.join(sorted(job.cluster.prices))}, and no reserved", fix)]
-    return _check_provider(job)
-
-
-def _check_provider(job: JobConfig) -> list[Found]:
-    """The trace itself is read when the run begins."""
-    provider, cluster = job.provider, job.cluster
-    if provider.kind == "none":
-        default = ProviderConfig()
-        given = [name for name in ProviderConfig.model_fields if getattr(provider, name) != getattr(default, name)]
-        fix = "Set provider.kind to local, or leave the section out"
-        return [(f"provider.{given[0]}", "is set, but provider.kind is none", fix)] if given else []
-    found: list[Found] = []
-    if cluster.place_rollout != "elastic":
-        wrong = f"{cluster.place_rollout}, but provider.kind is {provider.kind}: its machines would get no workers"
-        found.append(("cluster.place_rollout", wrong, "Set it to elastic"))
-    if provider.trace is None:
-        found.append(("provider.trace", "is missing, and provider.kind is local", "Name a file; see configs/traces"))
-    elif not Path(provider.trace).is_file():
-        fix = "Check the path; some lie in configs/traces"
-        found.append(("provider.trace", f"{provider.trace}: there is no such file", fix))
-    return found
+    return check_provider(job)
 
 
 def _check_packages(job: JobConfig) -> list[Found]:

@@ -23,6 +23,8 @@ class Former(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
     restarts: int
     workers: int
+    functions: str = ""
+    """Book of the one job's functions (``providers/function_book.py``); empty: it has none."""
     begun: bool = False
     """True if one of them has said that the core of the one job stands."""
     begun_jobs: tuple[str, ...] = ()

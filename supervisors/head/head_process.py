@@ -155,7 +155,7 @@ def former_life(order: HeadOrder, run_dir: Path, job: str = "") -> FormerLife | 
         return None
     if order.resume and not (job in former.begun_jobs if job else former.begun):
         return None
-    return FormerLife(former.ended, former.restarts, former.workers)
+    return FormerLife(former.ended, former.restarts, former.workers, former.functions)
 
 
 def _launch_again(head: Head, order: HeadOrder) -> None:

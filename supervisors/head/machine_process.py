@@ -81,6 +81,8 @@ class HeadKeeper(Actor):
         self.summary: dict[str, Any] | None = None
         """Summary that the head has sent at its end."""
         self.step = self.restarts = self.workers = 0
+        self.functions = ""
+        """Book of its job's functions, as said last."""
         self.begun = False
         """True once some life has said that the core of its job stands."""
         self.begun_jobs: set[str] = set()
@@ -120,6 +122,8 @@ class HeadKeeper(Actor):
                 value = news.fields.get(name)
                 if isinstance(value, int):
                     setattr(self, name, value)
+            if isinstance(book := news.fields.get("functions"), str):
+                self.functions = book
             self.begun = self.begun or news.fields.get("core") == "ready"
         elif news.fields.get("core") == "ready":
             self.begun_jobs.add(str(news.fields["of_job"]))
@@ -304,7 +308,7 @@ class MachineProcess:
         keeper = self.keeper
         keeper.restarts += 1
         former = Former(ended=str(end), restarts=keeper.restarts, workers=keeper.workers, begun=keeper.begun,
-                        begun_jobs=tuple(sorted(keeper.begun_jobs)))  # fmt: skip
+                        functions=keeper.functions, begun_jobs=tuple(sorted(keeper.begun_jobs)))  # fmt: skip
         return msgspec.structs.replace(order, life=order.life + 1, former=former)
 
     # ------------------------------------------------------------ the end

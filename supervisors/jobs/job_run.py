@@ -21,12 +21,12 @@ from actors.core.errors import AskError
 from actors.core.patience import Patience
 from actors.core.system import ActorSystem
 from actors.jobs.job import Job
-from actors.protocol.job_news import JobEvent
+from actors.protocol.job_news import JobEvent, WorkerNews
 from actors.protocol.jobs import CancelJob, CheckpointJob, CheckpointReport, JobReport, JobState
 from actors.weights.segments import remove_segments
 from configs.schema import JobConfig
 from supervisors.jobs.abandonable import Abandonable
-from supervisors.jobs.cost_meter import CostMeter
+from supervisors.jobs.cost_meter import HOUR_S, CostMeter
 from supervisors.jobs.data_preparation import prepare_data
 from supervisors.jobs.job_news import JobListener, JobNews, OnProgress
 from supervisors.jobs.job_tree import JobTree
@@ -38,6 +38,7 @@ from supervisors.jobs.service_places import ServicePlaces
 from supervisors.jobs.worker_room import Room
 from supervisors.machine.machine import LOCAL, Machine
 from supervisors.machine.nodes import Nodes
+from supervisors.providers.function_book import KIND
 from supervisors.tree.errors import NeverServed, NoNode
 from transport.address import ActorAddress
 
@@ -54,6 +55,8 @@ class FormerLife:
     """Number of restarts up to then, its own among them."""
     workers: int = 0
     """Number of rollout workers that was wanted last; 0: as the job file says."""
+    functions: str = ""
+    """Book of the job's functions."""
 
 
 class JobRun:
@@ -83,6 +86,7 @@ class JobRun:
         self.tree = JobTree(
             system, nodes, machine, job, run_dir, self._news, workers=workers, adopting=former is not None,
             service=self._service_address if self._places is not None else None, share=share,
+            functions=former.functions if former is not None else "",
         )  # fmt: skip
         self._orphans = OrphanedProcesses(system, nodes, job.name, self.tree.children)
         self._before = Abandonable()
@@ -131,7 +135,7 @@ class JobRun:
             await self._wait_for_nodes()
         if job.cluster.prices:
             self._count_cost()
-        await self._system.spawn(f"news.{job.name}", JobListener(self._hear))
+        await self._system.spawn(f"news.{job.name}", JobListener(self._hear, self._hear_workers))
         ends, said = await look_at_text(job, model_path, run_dir)
         await self.tree.start_core(self._job_maker(tuple(token.id for token in ends)))
         self._news.say(core="ready")  # and the journal is this run's: what its operator wants now outlives this head
@@ -194,13 +198,23 @@ class JobRun:
     def _count_cost(self) -> None:
         """From now on, what the machines that are there cost."""
         self._cost = cost = CostMeter(self.job.cluster.prices, asyncio.get_running_loop().time)
+        by_bill = {KIND} if self.tree.functions is not None else set[str]()
 
         def look() -> None:
-            for kind in cost.see([node.kind for node in self._nodes.present]):
+            for kind in cost.see([node.kind for node in self._nodes.present if node.kind not in by_bill]):
                 self._news.record("kind_without_price", kind=kind)
+
+        for kind in by_bill - self.job.cluster.prices.keys():
+            self._news.record("kind_without_price", kind=kind)
 
         self._stop_counting = self._nodes.subscribe(look)
         look()
+
+    def _take_cost(self) -> float:
+        """What was spent since the last time: of functions, what the row has just been billed."""
+        assert self._cost is not None, "without prices nobody asks"
+        functions, price = self.tree.functions, self.job.cluster.prices.get(KIND, 0.0)
+        return self._cost.take() + (functions.newly_billed_s * price / HOUR_S if functions is not None else 0.0)
 
     def _job_maker(self, stop_tokens: tuple[int, ...]) -> Callable[[], Job]:
         def make_job() -> Job:
@@ -211,11 +225,17 @@ class JobRun:
                 run_dir=self.run_dir,
                 stop_token_ids=stop_tokens,
                 restarts=self.restarts,
-                take_cost=self._cost.take if self._cost is not None else None,
+                take_cost=self._take_cost if self._cost is not None else None,
+                take_bill=self.tree.functions.take_bill if self.tree.functions is not None else None,
                 listener=self.address("news"),
             )
 
         return make_job
+
+    def _hear_workers(self, news: WorkerNews) -> None:
+        """What the job's scheduler says of its workers: nobody but functions is started or ended by it."""
+        if self.tree.functions is not None:
+            self.tree.functions.hear(news)
 
     def _hear(self, event: JobEvent) -> None:
         """What the job's actor says."""

@@ -28,6 +28,7 @@ from configs.schema import JobConfig
 from supervisors.jobs.adoption import adopt
 from supervisors.jobs.capacity_target import CapacityTarget, Prices, prices_of
 from supervisors.jobs.elastic_pool import ElasticPool
+from supervisors.jobs.functions import Functions
 from supervisors.jobs.job_news import JobNews
 from supervisors.jobs.pool_share import WHOLE, PoolShare
 from supervisors.jobs.stage_balancer import StageBalancer
@@ -64,8 +65,11 @@ class JobTree:
         adopting: bool,
         share: PoolShare = WHOLE,
         service: Callable[[], Awaitable[ActorAddress]] | None = None,
+        functions: str = "",
     ) -> None:
-        """``service``: finds the training service as it runs now; None: the trainer computes itself."""
+        """``service``: finds the training service as it runs now; None: the trainer computes itself. ``functions``: the
+        book of those that a former life of the head has begun with.
+        """
         self._system, self._nodes, self._machine = system, nodes, machine
         self._job, self._run_dir, self._news = job, run_dir, news
         self._adopting = adopting
@@ -82,6 +86,10 @@ class JobTree:
         self._supervisors: dict[str, Supervisor] = {}
         self._pool: ElasticPool | None = None
         self._balancer: StageBalancer | None = None
+        self._functions: Functions | None = None
+        if job.provider.kind == "functions":
+            now = asyncio.get_running_loop().time
+            self._functions = Functions(job, nodes, news.say, news.record, now=now, former=functions)
         self.workers_wanted = workers
 
     # ------------------------------------------------------------ what there is
@@ -137,13 +145,20 @@ class JobTree:
         self._news.say(message="every process is ready", processes="ready")
         if self._pool is not None:
             self._pool.start()
-        if self._job.scheduling.workers_max is not None:
+        if self._functions is not None:
+            self._functions.start()
+        if self._job.scheduling.workers_max is not None and self._job.scheduling.policy != "planned":
             rollout = self._supervisors["rollout"]
             self._balancer = StageBalancer(self._job, rollout, self._size_pool, self._price_share, self._news.record)
             self._news.subscribe(self._balancer.hear)
         if self._job.scheduling.seeding and self._pool is not None:
             target = CapacityTarget(self._aim_at, self._news.record, self.workers_wanted, self._prices)
             self._news.subscribe(target.hear)
+
+    @property
+    def functions(self) -> Functions | None:
+        """Workers that are paid for only while they work, if the job has such."""
+        return self._functions
 
     async def _size_pool(self, workers: int) -> None:
         """Stage balancing wants this many: on the machines that come and go, where there are such."""
@@ -260,6 +275,8 @@ class JobTree:
         names = [info.name for info in self.children()]
         if self._balancer is not None:
             self._balancer.stop()
+        if self._functions is not None:
+            self._functions.stop()
         if self._pool is not None:
             self._pool.stop()
         for part in ("rollout", "services", "core"):
@@ -352,6 +369,8 @@ class JobTree:
             self._tell_end(event)
         if event.kind == "started" and self._pool is not None:
             self._pool.worker_started(event.child)
+        if self._functions is not None and event.supervisor == f"rollout.{self._job.name}":
+            self._functions.worker_changed(event.child, event.kind)
         if event.kind == "ended" and self._pool is not None and event.cause is not None:
             self._pool.worker_ended(event.child, event.cause)
         if event.kind == "restarting" or (

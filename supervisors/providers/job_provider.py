@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import JobConfig
+from supervisors.providers.function_machines import FunctionMachines
 from supervisors.providers.local import LocalProvider
 from supervisors.providers.replay import Replay, planned
 from supervisors.providers.traces import TraceEvent
@@ -29,6 +30,7 @@ class JobProvider:
         self._keys = keys
         self._running = asyncio.Event()
         self._replay: Replay | None = None
+        self._functions: FunctionMachines | None = None
 
     def hear(self, progress: Mapping[str, Any]) -> None:
         """The trace's time begins when the job's own processes are up, not while its model is made."""
@@ -36,6 +38,8 @@ class JobProvider:
             self._running.set()
         if (workers := progress.get("remote_workers")) is not None:
             self._aim(workers, str(progress.get("remote_nodes", "")).split(","))
+        if self._functions is not None and (book := progress.get("functions")) is not None:
+            self._functions.follow(str(book))
         self._say(progress)
 
     @contextlib.asynccontextmanager
@@ -48,6 +52,10 @@ class JobProvider:
         spot = self._job.provider
         if spot.kind == "none":
             yield
+            return
+        if spot.kind == "functions":
+            async with self._functions_at(join):
+                yield
             return
         limits, trace = self._job.limits, planned(spot)
         provider = LocalProvider(
@@ -62,6 +70,19 @@ class JobProvider:
         finally:
             task.cancel()
             self._replay = None  # a head that still runs may go on to say what it wants
+            await provider.close()
+
+    @contextlib.asynccontextmanager
+    async def _functions_at(self, join: str) -> AsyncIterator[None]:
+        limits = self._job.limits
+        provider = LocalProvider(join=join, slots=1, logs=self._logs, limits=limits, keys=self._keys)
+        self._functions = FunctionMachines(
+            provider, limits.stop_timeout_s, lambda said: self._say({"message": f"provider: {said}"})
+        )
+        try:
+            yield
+        finally:
+            self._functions = None
             await provider.close()
 
     def _most(self) -> int | None:

@@ -1,0 +1,55 @@
+"""What contradicts itself about functions is said in one sentence each, with the field, before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from configs.checks.provider_checks import check_provider
+from configs.checks.scheduling_checks import check_scheduling
+from tests.smallest_job import smallest_job
+
+PLANNED: dict[str, Any] = {"policy": "planned", "workers_max": 4}
+FUNCTIONS: dict[str, Any] = {
+    "rollout": {"max_tokens": 8, "workers": 1, "length_ranking": "history"},
+    "scheduling": PLANNED,
+    "cluster": {"place_rollout": "elastic"},
+    "provider": {"kind": "functions"},
+}
+ASSIGNED = {"scheduling": {"policy": "assign", "workers_max": 4}}
+
+
+def found(**sections: Any) -> dict[str, str]:
+    return {field: wrong for field, wrong, _ in check_provider(smallest_job(**{**FUNCTIONS, **sections}))}
+
+
+def test_a_job_with_functions_is_let_through() -> None:
+    assert found() == {}
+    assert found(provider={"kind": "functions", "idle_s": 0.0, "asleep_price": 1.0, "bill_rounding_s": 60.0}) == {}
+
+
+@pytest.mark.parametrize(
+    ("sections", "field", "says"),
+    [
+        ({"cluster": {"place_rollout": "local"}}, "cluster.place_rollout", "local, but provider.kind is functions"),
+        ({"provider": {"kind": "functions", "machines": "slurm"}}, "provider.machines", "slurm is not built yet"),
+        ({"provider": {"kind": "functions", "slots": 2}}, "provider.slots", "2, but"),
+        ({"provider": {"kind": "functions", "trace": "a.csv"}}, "provider.trace", "is set, but provider.kind is func"),
+        ({"provider": {"kind": "local", "trace": __file__, "idle_s": 1.0}}, "provider.idle_s", "kind is local"),
+        ({"provider": {"asleep_price": 0.5}}, "provider.asleep_price", "is set, but provider.kind is none"),
+        ({"provider": {"slots": 2}}, "provider.slots", "is set, but provider.kind is none"),
+        (ASSIGNED, "scheduling.policy", "assign, but provider.kind is functions"),
+        (ASSIGNED | {"sync": {"mode": "async"}}, "sync.mode", "async, but provider.kind is functions"),
+        (ASSIGNED | {"sync": {"mode": "one_step_barrier"}}, "sync.mode", "one_step_barrier, but provider.kind is func"),
+        ({"scheduling": {"seeding": True}}, "scheduling.seeding", "is set, but provider.kind is functions"),
+        ({"rollout": {"max_tokens": 8, "workers": 4}}, "rollout.workers", "4 leaves no function"),
+    ],
+)
+def test_what_functions_cannot_be_is_refused_by_name(sections: dict[str, Any], field: str, says: str) -> None:
+    assert says in found(**sections)[field]
+
+
+def test_fewer_workers_at_most_than_at_least_are_refused() -> None:
+    job = smallest_job(**{**FUNCTIONS, "scheduling": PLANNED | {"workers_min": 5}})
+    assert "scheduling.workers_max" in {field for field, _, _ in check_scheduling(job)}
