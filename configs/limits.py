@@ -41,6 +41,13 @@ class Limits(ProcessLimits):
     seeding_look_s: float = Field(
         default=0.2, description="seeding_end estimated: what the trainer would wait for is estimated no more often"
     )
+    plan_patience_s: float = Field(
+        default=5.0, description="planned: a job's first plan waits this long for its own workers to register"
+    )
+    wake_patience_s: float = Field(
+        default=30.0,
+        description="planned: a worker that is waking or starting keeps its part this long, until it was measured",
+    )
     hand_over_s: float = Field(
         default=2.0,
         description="before its notice ends a worker hands back what runs: a step, and the last tokens' way",

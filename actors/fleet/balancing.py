@@ -2,16 +2,12 @@
 
     worker table, latency tables ─▶ QueueView ─▶ policies.balance.decide ─▶ Move(source, target, count)
     nothing to move, somebody idle: scheduling.relief ─▶ policies.relieve.decide ─▶ Move of the oldest step's samples
-    Move ─▶ which samples ─Revoke─▶ source: ends them between two steps ─▶ ABORTED rows, behind their last tokens
-                                            ledger: queued, with their tokens ─▶ policies.assign: the shortest queue
+    Move ─▶ which samples ─▶ moves.order ─▶ queued again, with their tokens ─▶ policies.assign: the shortest queue
 
-Invariants
-- Nothing is generated twice: a sample is taken back in the ledger when its worker has said its last token of it, and
-  goes on elsewhere behind that token, after one prefill. One that ends meanwhile has ended.
-- Nothing is ordered twice: what is on its way counts at the target and no longer at the source, and is not picked.
+Invariants, besides those of ``moves.py``
 - Nothing is moved for ever: a sample that has been handed out ``balance_moves_max`` times stays where it is.
-- Only between workers that serve the newest version and load no other. Suspects stay where they are, and so do the
-  samples of steps for which workers are dedicated: there the lanes say who generates what.
+- Suspects stay where they are, and so do the samples of steps for which workers are dedicated: there the lanes say who
+  generates what.
 - Where a sample goes in the end is the assignment policy's choice, so all of its rules hold for what is moved too.
 """
 
@@ -25,25 +21,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from actors.fleet.long_lanes import LongLanes
+from actors.fleet.moves import Moves
 from actors.fleet.scope import JobScope
 from actors.fleet.workers import Worker
 from actors.ledger.batch import SampleState, StepBatch
 from actors.policies import balance, relieve
 from actors.policies.balance import Move, QueueView
 from actors.policies.relieve import Running
-from actors.protocol.work import Revoke
-from transport.transport import SendOutcome
 
 _NOTHING = np.empty(0, np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _OnItsWay:
-    """One has the source end samples so that the target can go on with them."""
-
-    source: str
-    target: str
-    numbers: np.ndarray  # int64[n] assignments at the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ class Balancing:
         self._scope = scope
         self._relief = relief
         self._lanes = lanes
-        self._moves: list[_OnItsWay] = []
+        self._moves = Moves(scope)
         self._looked_at_s = float("-inf")
 
     def look(self, now: float) -> None:
@@ -74,13 +60,10 @@ class Balancing:
         if now - self._looked_at_s < self._scope.limits.balance_interval_s:
             return
         self._looked_at_s = now
-        self._forget_what_has_left()
-        workers = self._serving(now)
+        self._moves.forget_what_has_left()
+        workers = self._moves.serving(now)
         if len(workers) > 1:
-            held = self._held()
-            told: dict[str, list[np.ndarray]] = {}
-            for on_its_way in self._moves:
-                told.setdefault(on_its_way.source, []).append(on_its_way.numbers)
+            held, told = self._moves.held(), self._moves.told()
             moves = balance.decide(self._queues(workers, held))
             held_by = {running: self._by_source(moves, running=running) for running in {move.running for move in moves}}
             for move in moves:
@@ -90,32 +73,6 @@ class Balancing:
                     self._order(move, numbers)
             if self._relief and not moves:
                 self._relieve(workers, held, told)
-
-    def _serving(self, now: float) -> list[Worker]:
-        suspects = self._scope.ledger.workers_with_suspects()
-        there = self._scope.workers.by_name.values()
-        newest = max((worker.policy_version for worker in there), default=-1)
-        return [
-            worker
-            for worker in there
-            if worker.policy_version == newest >= 0
-            and worker.pulling_version < 0
-            and worker.may_get_work(now)
-            and worker.name not in suspects
-        ]
-
-    def _forget_what_has_left(self) -> None:
-        ledger = self._scope.ledger
-        there = ((move, ledger.live(move.source, move.numbers)) for move in self._moves)
-        self._moves = [_OnItsWay(move.source, move.target, left) for move, left in there if len(left)]
-
-    def _held(self) -> dict[str, int]:
-        """Worker → samples that it has, as if what is on its way had arrived."""
-        held = {worker.name: worker.in_flight for worker in self._scope.workers.by_name.values()}
-        for move in self._moves:
-            held[move.source] = held.get(move.source, 0) - len(move.numbers)
-            held[move.target] = held.get(move.target, 0) + len(move.numbers)
-        return held
 
     def _queues(self, workers: list[Worker], held: dict[str, int]) -> list[QueueView]:
         some_idle = not all(held[worker.name] for worker in workers)
@@ -182,12 +139,9 @@ class Balancing:
     # ------------------------------------------------------------ acts
 
     def _order(self, move: Move, numbers: np.ndarray, *, relief: bool = False) -> None:
-        scope, worker = self._scope, self._scope.workers.by_name[move.source]
-        order = Revoke(job=scope.name, term=scope.ledger.term, assignments=numbers)
-        if scope.tell(worker.address, order) is SendOutcome.QUEUED:
-            self._moves.append(_OnItsWay(move.source, move.target, numbers))
+        if self._moves.order(move.source, move.target, numbers):
             fields = {"samples": len(numbers), "running": int(move.running), "relief": int(relief)}
-            scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
+            self._scope.record("samples_balanced", worker=move.source, target=move.target, **fields)
 
     def _may_move(self, batch: StepBatch, rows: np.ndarray) -> np.ndarray:
         """Keep the rows that have not been moved too often, of a step for which nobody is dedicated."""

@@ -67,6 +67,8 @@ class Dispatcher:
         self._pending_max = pending_max
         self.kept_back: Callable[[int], np.ndarray] = lambda _: _NOTHING
         """Rows of a step that are queued and not to be handed out yet."""
+        self.in_parts: Callable[[int, list[GroupView]], list[GroupView]] | None = None
+        """Groups of a step with whom they are kept for, where steps are planned; groups that it leaves out wait."""
 
     def assign(self, now: float) -> int:
         """Returns how many samples were handed out."""
@@ -86,7 +88,10 @@ class Dispatcher:
         if self._ranking.probes and sum(len(g.rows) for g in groups) > room:
             groups = self._with_probes(groups, room)
         limits = self._limits
-        view = AssignView(workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples)
+        view = AssignView(
+            workers, groups, self._max_staleness, limits.pull_patience_s, limits.assign_max_samples,
+            keeps_parts=self.in_parts is not None,
+        )  # fmt: skip
         decisions = assign.decide(view, now)
         return sum(self._hand_out(step, list(of_step), now) for step, of_step in itertools.groupby(decisions, _step))
 
@@ -114,6 +119,8 @@ class Dispatcher:
     def _in_lanes(self, step: int, workers: list[WorkerView]) -> list[GroupView]:
         """What is queued of ``step``, with whom it is kept for."""
         groups = self._queued(step)
+        if self.in_parts is not None:
+            return self.in_parts(step, groups)
         if not groups or not self._ranking.active:
             return groups
         batch = self._journaled.ledger.batches[step]

@@ -10,6 +10,7 @@ trainer has and what is committed, and is told by two callbacks what has ended.
 
     enrolment     who is a worker, and its lease           dispatch      who generates what
     versions      what workers are told to load            balancing     samples that are better off elsewhere
+    planned       who generates a step, and who sleeps     cuts          parts of it that are nearly done
     inflow        tokens from workers                      departures    workers that were given notice
     returns       samples that come back from workers      seeding       when the trainer's machine generates
     reattachment, unexplained, recovery: what is known of lives that have ended        scope: what they share
@@ -29,6 +30,7 @@ from actors.fleet.enrolment import Enrolment
 from actors.fleet.inflow import Inflow
 from actors.fleet.length_ranking import LengthRanking, make_predictor
 from actors.fleet.long_lanes import LongLanes
+from actors.fleet.planned import Planned
 from actors.fleet.reattachment import EndOfGrace, Reattachment
 from actors.fleet.recovery import Recoveries
 from actors.fleet.returns import NoWord, Returns, Rows
@@ -49,7 +51,9 @@ class Fleet:
         self._scope = scope
         self.recoveries = Recoveries(scope.ledger)
         self.versions = Versions(scope)
-        self.ranking = LengthRanking(job.name, make_predictor(job.rollout.length_ranking, limits))
+        planned = scheduling.policy == "planned"
+        predictor = make_predictor(job.rollout.length_ranking, limits, newest_epoch_only=planned)
+        self.ranking = LengthRanking(job.name, predictor)
         self.ranking.restore(scope.ledger)
         lanes = LongLanes(dedicates=job.rollout.dedicated_workers != "none")
         balanced = scheduling.policy == "rlboost"
@@ -60,6 +64,9 @@ class Fleet:
             pending_max=limits.pending_samples_max if balanced else None,
         )  # fmt: skip
         self._dispatcher.kept_back = self._kept_back
+        self._planned = Planned(scope, self.versions, self.ranking) if planned else None
+        if self._planned is not None:
+            self._dispatcher.in_parts = self._planned.mark
         self._balancing = Balancing(scope, lanes, relief=scheduling.relief) if balanced else None
         self._seeding = Seeding(scope, self.versions, self._estimate()) if scheduling.seeding else None
         self.departures = Departures(scope)
@@ -84,6 +91,8 @@ class Fleet:
         scope, now = self._scope, self._scope.ctx.now()
         if self._seeding is not None:
             self._seeding.look(now)
+        if self._planned is not None:
+            self._planned.look(now)
         if scope.ledger.paused:
             return
         if self._dispatcher.assign(now):
@@ -91,6 +100,8 @@ class Fleet:
                 scope.event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)
         if self._balancing is not None:
             self._balancing.look(now)
+        if self._planned is not None:
+            self._planned.after(now)
 
     def _kept_back(self, step: int) -> np.ndarray:
         return np.concatenate([self.returns.kept_back(step), self._reattachment.kept_back(step)])
@@ -112,18 +123,21 @@ class Fleet:
             return False
         worker.serves(news.policy_version)
         worker.heard_s = self._scope.ctx.now()
+        worker.transfer_s = news.pull_s + news.load_s
         self._scope.workers.loads.note(news)
+        if self._planned is not None:
+            self._planned.serves(worker)
         took = {"pull_s": round(news.pull_s, 4), "load_s": round(news.load_s, 4)}
         self._scope.record("worker_version", worker=worker.name, version=news.policy_version, **took)
         self.assign()
         return True
 
     def asleep(self, news: WorkerAsleep) -> bool:
-        """A worker beside the trainer sleeps, or is awake, as it was told; False if it is none of ours."""
-        worker = self._scope.speaker(news.worker)
-        if worker is None or self._seeding is None:
+        """A worker sleeps, or is awake, as it was told; False if it is none of ours."""
+        worker, listens = self._scope.speaker(news.worker), self._seeding or self._planned
+        if worker is None or listens is None:
             return False
-        self._seeding.heard(worker, news)
+        listens.heard(worker, news)
         return True
 
     def ended(self, news: WorkerEnded) -> None:
@@ -177,6 +191,9 @@ class Fleet:
         metrics |= self.recoveries.metrics()
         if self._seeding is not None:
             metrics |= self._seeding.committed(batch.step, trainer)
+        if self._planned is not None:
+            metrics |= self._planned.committed(batch)
+            self.assign()  # the next step may be planned now
         return metrics
 
     def ask_ranker(self, batches: Iterable[StepBatch]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from actors.ledger.batch import SampleState, StepBatch
 from actors.ledger.ledger import Ledger
 from actors.policies.dispatch_long import Past
-from actors.policies.length_history import LengthHistory
+from actors.policies.length_history import ALPHA, LengthHistory
 from actors.policies.length_learned import LearnedLengths
 from actors.policies.length_predictor import LengthPredictor, PromptsView, mean_lengths, prompt_keys
 from actors.policies.length_recall import recall_of_longest
@@ -32,13 +32,16 @@ FRACTIONS = {"length_recall_20": 0.20, "length_recall_10": 0.10, "length_recall_
 """Metric → part of the samples that counts as longest (StreamRL Table 4)."""
 
 
-def make_predictor(kind: str, limits: Limits) -> LengthPredictor | None:
-    """The predictor that ``rollout.length_ranking`` names; None for ``none``."""
+def make_predictor(kind: str, limits: Limits, *, newest_epoch_only: bool = False) -> LengthPredictor | None:
+    """The predictor that ``rollout.length_ranking`` names; None for ``none``.
+
+    ``newest_epoch_only``: history is that of the newest epoch alone, which plans need more than a steady order.
+    """
     match kind:
         case "none":
             return None
         case "history":
-            return LengthHistory(limits.length_prompts)
+            return LengthHistory(limits.length_prompts, 1.0 if newest_epoch_only else ALPHA)
         case "siblings":
             return LengthOfSiblings()
         case "learned":

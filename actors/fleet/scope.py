@@ -16,7 +16,7 @@ from actors.ledger.errors import NotAccepted
 from actors.ledger.journaled_ledger import JournaledLedger
 from actors.ledger.ledger import Ledger
 from actors.protocol.job_news import Trouble
-from actors.protocol.metrics import Event
+from actors.protocol.metrics import Event, Span, Spans
 from configs.limits import Limits
 from configs.schema import JobConfig
 from transport.address import ActorAddress
@@ -72,6 +72,11 @@ class JobScope:
         """Write an event for checkers alone, into events.jsonl and not into the log."""
         if self._metrics is not None:
             self.tell(self._metrics, Event(job=self.name, name=name, fields=dict(fields)))
+
+    def spans(self, track: str, spans: list[Span]) -> None:
+        """Draw bars on a track of the trace."""
+        if self._metrics is not None:
+            self.tell(self._metrics, Spans(job=self.name, track=track, spans=spans))
 
     def trouble(self, kind: str, text: str, count: int = 1) -> None:
         """Have people told what has gone wrong; see ``Trouble``."""

@@ -141,9 +141,9 @@ class Seeding:
         """Whether the trainer would wait so long for the rest of the step that its engines had better generate."""
         step, local = self._step, [worker for worker in self._local if not worker.leaving]
         asks = self._trainers_step == step.number and step.allowed_s is not None and not self._scope.ledger.paused
-        if self._estimate is None or not self._returns or not asks or not all(w.rest_beside.asleep for w in local):
+        if self._estimate is None or not self._returns or not asks or not all(w.engine_rest.asleep for w in local):
             return False
-        takes_s = [worker.rest_beside.sleeps_s + worker.rest_beside.wakes_s for worker in local]
+        takes_s = [worker.engine_rest.sleeps_s + worker.engine_rest.wakes_s for worker in local]
         switch_s = max([self._first_rules.floor_s, *takes_s]) / 2
         batch = self._scope.ledger.batches.get(step.number)
         if batch is None or now - self._looked_dry_s < max(switch_s, self._estimate.look_every_s):
@@ -196,7 +196,7 @@ class Seeding:
 
     def _tell(self, worker: Worker, now: float) -> None:
         """Tell a local worker to sleep or to wake. It gets no work until it has been told to wake."""
-        asleep, rest = self._step.opened_s is None, worker.rest_beside
+        asleep, rest = self._step.opened_s is None, worker.engine_rest
         if rest.told == asleep:
             worker.off_duty = asleep
             return
@@ -227,7 +227,7 @@ class Seeding:
 
     def heard(self, worker: Worker, news: WorkerAsleep) -> None:
         """A local worker is as it was told to be."""
-        worker.rest_beside.hear(news.asleep, self._scope.ctx.now())
+        worker.engine_rest.hear(news.asleep, self._scope.ctx.now())
 
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer must wait for the groups of ``batch``."""
@@ -244,13 +244,13 @@ class Seeding:
     def _must_wait(self, batch: StepBatch, now: float) -> bool:
         if self._step.opened_s is not None or (batch.step > self._step.number and batch.generating):
             return True
-        awake = [worker for worker in self._local if not worker.rest_beside.asleep]
+        awake = [worker for worker in self._local if not worker.engine_rest.asleep]
         patience_s = self._scope.limits.seeding_patience_s
-        if any(now - worker.rest_beside.since_s < patience_s for worker in awake):
+        if any(now - worker.engine_rest.since_s < patience_s for worker in awake):
             return True
         for worker in awake:
-            if not worker.rest_beside.given_up:
-                worker.rest_beside.given_up = True
+            if not worker.engine_rest.given_up:
+                worker.engine_rest.given_up = True
                 self._scope.event("engine_stays_awake", worker=worker.name, step=batch.step, after_s=patience_s)
         return False
 

@@ -66,17 +66,18 @@ class Versions:
         self.newest = version
         self._scope.record("version_available", version=version)
         for worker in self._scope.workers.by_name.values():
-            self._tell_to_pull(worker)
+            self.tell(worker)
         self._scope.assign()  # ahead: each worker has been told to pull what it needs
 
     def tell_again(self, now: float) -> None:
         """Tell those again that have not loaded for long what they were told to."""
         for worker in self._scope.workers.by_name.values():
             if now - worker.told_at_s > self._scope.limits.pull_timeout_s:
-                self._tell_to_pull(worker)
+                self.tell(worker)
 
-    def _tell_to_pull(self, worker: Worker) -> None:
-        if self.weights is not None and worker.policy_version < self.newest:
+    def tell(self, worker: Worker) -> None:
+        """Tell a worker of the newest version, if it lacks that and does not pull later."""
+        if self.weights is not None and worker.policy_version < self.newest and not worker.pulls_later:
             worker.pulls(self.newest, self._scope.ctx.now())
             term = self._scope.ledger.term
             order = PullVersion(job=self._scope.name, term=term, policy_version=self.newest, weights=self.weights)

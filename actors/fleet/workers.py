@@ -21,8 +21,8 @@ from transport.address import ActorAddress
 
 
 @dataclass(slots=True)
-class RestBeside:
-    """It says whether an engine beside the trainer sleeps, in a job with a seeding window."""
+class EngineRest:
+    """It says whether an engine sleeps, where a seeding window or the plan of a step has some sleep."""
 
     told: bool | None = None
     """Whether it was last told to sleep (True) or to wake; None: it has been told neither."""
@@ -90,8 +90,12 @@ class Worker:
     beside_trainer: bool = False
     """Whether it is on the trainer's machine."""
     off_duty: bool = False
-    """Whether it gets no work because the trainer's machine is to train now."""
-    rest_beside: RestBeside = field(default_factory=RestBeside)
+    """Whether it gets no work because the trainer's machine is to train now, or because the step's plan has none."""
+    pulls_later: bool = False
+    """Whether it is told of versions only once it is woken."""
+    transfer_s: float = 0.0
+    """Seconds that it took to pull and load its newest version."""
+    engine_rest: EngineRest = field(default_factory=EngineRest)
     latency: LatencyMeter = field(default_factory=LatencyMeter)
     """Latency of this life: the next one may be on another device."""
 
@@ -119,7 +123,7 @@ class Worker:
         return self.slots if self.full_at is None else min(self.full_at, self.slots)
 
     def may_get_work(self, now: float) -> bool:
-        """Whether it does not rest, nor leave, nor stand back for the trainer."""
+        """Whether it does not rest, nor leave, nor sleep."""
         return now >= self.resting_until_s and not self.leaving and not self.off_duty
 
     def view(self, *, has_suspect: bool = False, pending_max: int | None = None) -> WorkerView:

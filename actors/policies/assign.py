@@ -11,6 +11,7 @@ Invariants
   when the others have nothing else to do: when they have room, and none of the step's other groups is left. Those other
   groups go to a dedicated worker only when all but such workers are gone, or when it holds nothing at all and no
   group of another step is kept for it. A step is issued whole, so what is kept for it has been handed out by then.
+- Parts of a planned step (``AssignView.keeps_parts``) wait for their workers, and are anybody's once those are gone.
 - What holds tokens, and a suspect, goes to any worker that serves its version when its own workers have no room.
 - Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
 - The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
@@ -49,7 +50,10 @@ def decide(view: AssignView, now: float) -> list[AssignSamples]:
         groups = [g for g in view.groups if g.step == step]
         ready = [w for w in view.workers if w.policy_version >= step - view.max_staleness]
         there = _There(ready, ready + _soon_ready(view, step, now))
-        if there.able:
+        if there.able and view.keeps_parts:
+            for part in _parts(groups, there):
+                _place_lane(part, there, hands)
+        elif there.able:
             long, others = (_place_lane(lane, there, hands) for lane in _lanes(groups))
             if others:
                 _place(others, _idle_of_the_dedicated(others, view, hands, there), hands)
@@ -93,6 +97,15 @@ def _lanes(groups: list[GroupView]) -> list[list[GroupView]]:
     """Groups that are kept for certain workers, then the others, each in the order in which they are placed."""
     kept = [g for g in groups if g.kept_for]
     return [_in_order(lane) for lane in (kept, [g for g in groups if not g.kept_for])]
+
+
+def _parts(groups: list[GroupView], there: _There) -> list[list[GroupView]]:
+    """Groups by whom they are kept for: moved ones first, and those whose workers are gone after the others."""
+    names = {worker.name for worker in there.able}
+    parts: dict[tuple[bool, bool, frozenset[str]], list[GroupView]] = {}
+    for group in groups:
+        parts.setdefault((not group.moved, group.kept_for.isdisjoint(names), group.kept_for), []).append(group)
+    return [_in_order(parts[key]) for key in sorted(parts, key=lambda key: key[:2])]
 
 
 def _in_order(groups: list[GroupView]) -> list[GroupView]:

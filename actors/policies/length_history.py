@@ -21,8 +21,10 @@ class LengthHistory:
 
     probes = 0
 
-    def __init__(self, prompts_max: int) -> None:
+    def __init__(self, prompts_max: int, newest: float = ALPHA) -> None:
+        """``newest``: weight of the newest epoch; 1: nothing else counts."""
         self._prompts_max = prompts_max
+        self._newest = newest
         self._ema: dict[int, float] = {}
 
     def expected(self, view: PromptsView) -> np.ndarray:
@@ -33,6 +35,6 @@ class LengthHistory:
         for key, length in zip(view.keys.tolist(), mean_lengths(view).tolist(), strict=True):
             if length == length:  # noqa: PLR0124  not NaN: some sibling has finished
                 before = self._ema.pop(key, length)
-                self._ema[key] = before + ALPHA * (length - before)
+                self._ema[key] = before + self._newest * (length - before)
                 if len(self._ema) > self._prompts_max:
                     del self._ema[next(iter(self._ema))]

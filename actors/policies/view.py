@@ -73,3 +73,6 @@ class AssignView:
     """Time for which work is kept for a worker that is loading the version it needs."""
     message_samples: int
     """Samples in one Assign message."""
+    keeps_parts: bool = False
+    """Whether groups that are kept for certain workers wait for those as long as one of them is there: they are parts
+    of a planned step (``step_plan``)."""

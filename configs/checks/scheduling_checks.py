@@ -87,4 +87,4 @@ def _check_planned(job: JobConfig) -> list[Found]:
     if job.rollout.length_ranking == "none":
         wrong = "none, but scheduling.policy is planned, and a plan needs expected lengths"
         found.append(("rollout.length_ranking", wrong, "Set it to history"))
-    return found or [("scheduling.policy", "planned is not built yet", "Set it to assign or rlboost")]
+    return found

@@ -325,6 +325,7 @@ class World:
         self.journal = MemoryJournal("j")
         self.trained: dict[int, list[Any]] = {}
         self.events: list[Any] = []
+        self.worker_news: list[Any] = []
         self._lives = 0
         self.dead: list[ActorSystem] = []
         """Kept to the end: a task that is collected before its loop ends is an error to asyncio."""
@@ -341,7 +342,8 @@ class World:
         system = await self.system("head")
         self.scheduler = Scheduler(self.config, Path(), journal=self.journal, resumed=resumed)
         self.scheduler_at = (await system.spawn("scheduler.j", self.scheduler)).address
-        listener = (await system.spawn("listener", JobListener(self.events.append))).address
+        heard = JobListener(self.events.append, self.worker_news.append)
+        listener = (await system.spawn("listener", heard)).address
         self.job = Job(self.config, self.scheduler_at, stop_token_ids=(STOP,), listener=listener)
         self.job_at = (await system.spawn("job.j", self.job)).address
 

@@ -10,7 +10,7 @@ import pytest
 from actors.fleet.remote_times import RemoteTimes
 from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.fleet.seeding_step import SeedingStep
-from actors.fleet.workers import RestBeside, Worker
+from actors.fleet.workers import EngineRest, Worker
 from actors.ledger.batch import StepBatch
 from actors.policies.offload import StepReport
 from actors.protocol.batches import SetPaused
@@ -146,7 +146,7 @@ def test_the_estimate_is_told_of_every_token_that_the_trainer_is_given(monkeypat
 
 
 def test_only_the_answer_to_what_a_worker_was_told_last_counts_and_once() -> None:
-    rest = RestBeside()
+    rest = EngineRest()
     rest.tell(asleep=False, now=1.0)
     rest.tell(asleep=True, now=2.0)
     rest.hear(asleep=False, now=2.5)

@@ -1,0 +1,109 @@
+"""Whose part each sample of a planned step is.
+
+    StepPlan.parts ─▶ owner of each row ─▶ GroupView.kept_for ─▶ policies.assign
+    a function that the plan has started registers ─▶ one of the parts that wait for such is its own
+    a cut ─▶ rows get another owner                 a worker dies ─▶ its rows are anybody's, until it is back
+
+Invariants
+- A part whose worker is not there is anybody's. One that waits for a function waits until ``waits_until_s`` and no
+  longer.
+- Workers that join later may take whatever has not been handed out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from actors.ledger.batch import SampleState, StepBatch
+from actors.policies.step_plan import StepPlan
+from actors.policies.view import GroupView
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """It says whom the queued samples of a step are for."""
+
+    own: frozenset[str]
+    """Workers for which some are kept."""
+    anybodys: int
+    """Samples that are kept for nobody who is there."""
+    waiting: int
+    """Samples that are kept for functions which are not there yet."""
+
+
+class StepParts:
+    """It knows the owner of each row of one step."""
+
+    def __init__(self, batch: StepBatch, prompts: np.ndarray, plan: StepPlan, waits_until_s: dict[str, float]) -> None:
+        """``prompts``: positions in the batch of the prompts that were planned; ``waits_until_s``: of functions that
+        are not there yet, until when their parts are kept.
+        """
+        self.names = list(plan.parts)
+        self.joined: set[str] = set()
+        self._waits_until_s = waits_until_s
+        self._owner = np.full(len(batch), -1, np.int32)
+        by_prompt = self._owner.reshape(-1, batch.group_size)
+        for i, positions in enumerate(plan.parts.values()):
+            by_prompt[prompts[positions]] = i
+        self._owner[batch.state != SampleState.QUEUED] = -1
+
+    def join(self, worker: str) -> bool:
+        """Let a worker that was not there when the step was planned take part. Whether a part has waited for it."""
+        for name in self._waits_until_s:
+            del self._waits_until_s[name]
+            self.names[self.names.index(name)] = worker
+            return True
+        if worker not in self.names:
+            self.joined.add(worker)
+        return False
+
+    def wait_no_longer(self, now: float) -> None:
+        """Give up functions that should have been there by now; what was kept for them is anybody's."""
+        self._waits_until_s = {name: until_s for name, until_s in self._waits_until_s.items() if now < until_s}
+
+    def give(self, rows: np.ndarray, worker: str) -> None:
+        """From now on these rows are that worker's."""
+        self._owner[rows] = self._index(worker)
+
+    def rows(self, worker: str) -> np.ndarray:
+        """int[n] rows that are that worker's, ended ones included."""
+        return np.flatnonzero(self._owner == self.names.index(worker)) if worker in self.names else np.empty(0, np.intp)
+
+    def _index(self, worker: str) -> int:
+        if worker not in self.names:
+            self.names.append(worker)
+        return self.names.index(worker)
+
+    # ------------------------------------------------------------ what is queued
+
+    def queued(self, batch: StepBatch, there: Collection[str]) -> Queued:
+        """Whom what is queued is for; ``there``: workers that could take something."""
+        owners = self._owner[batch.state == SampleState.QUEUED]
+        counts = dict(
+            zip(["", *self.names], np.bincount(owners + 1, minlength=len(self.names) + 1).tolist(), strict=True)
+        )
+        own = frozenset(name for name, count in counts.items() if count and name in there)
+        waiting = sum(counts[name] for name in self._waits_until_s)
+        kept = sum(counts[name] for name in own)
+        return Queued(own, len(owners) - kept - waiting, waiting)
+
+    def mark(self, groups: list[GroupView], there: Collection[str]) -> list[GroupView]:
+        """The queued groups of the step with whom they are kept for, without those that wait for a function."""
+        kept_for = [frozenset({name}) | self.joined if name in there else frozenset[str]() for name in self.names]
+        kept_for.append(frozenset())  # of nobody's, at -1
+        waiting = {self.names.index(name) for name in self._waits_until_s}
+        return [
+            part._replace(kept_for=kept_for[owner])
+            for group in groups
+            for owner, part in self._by_owner(group)
+            if owner not in waiting
+        ]
+
+    def _by_owner(self, group: GroupView) -> list[tuple[int, GroupView]]:
+        owners = self._owner[group.rows]
+        if len(owners) == 1 or (owners == owners[0]).all():
+            return [(int(owners[0]), group)]
+        return [(owner, group.part(group.rows[owners == owner])) for owner in np.unique(owners).tolist()]
