@@ -35,7 +35,7 @@ WORKERS: Final = 3
 """Workers of the fixed run: RLHFless's best static number."""
 FIXED: Final = (
     f"rollout.workers={WORKERS}", "scheduling.policy=assign", "scheduling.workers_max=null", "provider.kind=none",
-    "cluster.place_rollout=local",
+    "cluster.place_rollout=local", "scheduling.plan={}",
 )  # fmt: skip
 ARMS: Final = {
     "fixed": FIXED,
