@@ -6,9 +6,9 @@
 
     bill     fixed: three times the seconds of the steps; functions: the rows' billed_worker_s, start orders to ends,
              rounded up, asleep ones at a tenth
-    counted  the steps after the first ``--skip``: before them nothing is measured, and all functions are started at once
+    counted  the steps after the first ``--skip``: before them nothing is measured, and all functions are started
     break-even cold start
-             if no function slept between steps and each step started all that its plan wants, each start would be billed:
+             if none slept between steps and each step started all that its plan wants, each start would be billed:
              (bill of fixed − worker-seconds in which functions generated) / functions of a plan, all of them per step
 
 Beside each bill stands the paper's, ``compute``: of fixed, three times the seconds of generation; of functions, the

@@ -16,7 +16,16 @@ from pydantic import Field, model_validator
 from configs.fault_plan import Fault, Kind
 from configs.limits import Limits
 from configs.local_paths import found
-from configs.schema import JobConfig, NonNegativeInt, PositiveFloat, PositiveInt, Section, SpotConfig, SyncMode
+from configs.schema import (
+    JobConfig,
+    NonNegativeInt,
+    PlanConfig,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    SpotConfig,
+    SyncMode,
+)
 from configs.services import AUTO, ServicesConfig
 from configs.validation import load_file
 
@@ -61,8 +70,10 @@ class SimulatedJob(Section):
     """How much of a response's length its prompt decides."""
     place_rollout: Literal["local", "remote", "spread", "elastic"] = "spread"
     """As ``cluster.place_rollout``."""
-    policy: Literal["assign", "rlboost"] = "assign"
+    policy: Literal["assign", "rlboost", "planned"] = "assign"
     """As ``scheduling.policy``."""
+    plan: PlanConfig = PlanConfig()
+    """As ``scheduling.plan``."""
     relief: bool = False
     """As ``scheduling.relief``."""
     workers_min: PositiveInt = 1
@@ -106,7 +117,8 @@ class SimulatedJob(Section):
 class Variant(Section):
     """Varies a job: what is set here replaces what the job says."""
 
-    policy: Literal["assign", "rlboost"] | None = None
+    policy: Literal["assign", "rlboost", "planned"] | None = None
+    length_ranking: Literal["none", "history", "siblings", "learned"] | None = None
     service: str | None = None
     decode_s: Seconds | None = None
     kv_tokens: NonNegativeInt | None = None
@@ -125,6 +137,8 @@ class Costs(Section):
     """For each token of a prefix."""
     load_s: Seconds = 0.1
     """Loading a version into an engine."""
+    wake_s: Seconds = 0.0
+    """Waking an engine that sleeps."""
     micro_batch_s: Seconds = 0.15
     """Forward and backward pass."""
     train_token_s: Seconds = 0.0
@@ -261,6 +275,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
     costs = scenario.costs
     engine_options: dict[str, Any] = {
         "base_s": costs.engine_step_s, "decode_s": job.decode_s, "prefill_s": costs.prefill_s, "load_s": costs.load_s,
+        "wake_s": costs.wake_s,
         "mean_tokens": job.mean_tokens, "by_prompt": job.by_prompt, "vocab": 64, "kv_tokens": job.kv_tokens,
     }  # fmt: skip
     sections: dict[str, Any] = {
@@ -279,7 +294,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
             "service": job.service, "priority": job.priority, "share": job.share,
         },
         "scheduling": {
-            "policy": job.policy, "relief": job.relief,
+            "policy": job.policy, "plan": job.plan, "relief": job.relief,
             "workers_min": job.workers_min, "workers_max": job.workers_max, **_seeding(job),
         },
         "sync": {"mode": job.mode, "max_staleness": job.max_staleness},

@@ -200,11 +200,6 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "scheduling.relief",
         "Set scheduling.policy to rlboost",
     ),
-    "a plan, which is not built": (
-        {"scheduling": {"policy": "planned", "workers_max": 4}, "rollout.length_ranking": "history"},
-        "scheduling.policy",
-        "Set it to assign or rlboost",
-    ),
     "a plan for any number of workers": (
         {"scheduling": {"policy": "planned"}, "rollout.length_ranking": "history"},
         "scheduling.workers_max",

@@ -39,6 +39,7 @@ from actors.fleet.seeding import Seeding
 from actors.fleet.seeding_estimate import SeedingEstimate
 from actors.fleet.versions import Versions
 from actors.ledger.batch import StepBatch
+from actors.protocol.batches import IssueBatch
 from actors.protocol.workers import WorkerAsleep, WorkerEnded, WorkerVersion
 
 
@@ -165,6 +166,11 @@ class Fleet:
             self.returns.down(worker, news)
 
     # ------------------------------------------------------------ the trainer and its steps
+
+    def issued(self, batch: IssueBatch) -> None:
+        """The prompts of a step are there."""
+        if self._planned is not None:
+            self._planned.issued(batch)
 
     def holds(self, batch: StepBatch) -> bool:
         """Whether the trainer has to wait for groups of ``batch``: its own machine generates."""

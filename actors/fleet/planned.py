@@ -14,7 +14,7 @@ Invariants
 - A worker that was told to sleep gets no work before it was told to wake. What it still holds it generates.
 - A step is planned once in a life of the scheduler, and no sample of it is handed out before. All that is known of a
   plan can be lost: a new life plans what is still queued, and what runs stays where it is.
-- The first plan of a life waits ``plan_patience_s`` at most for the job's own workers to register.
+- The first plan of a life waits ``plan_patience_s`` at most for as many workers as the job file begins with.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from actors.ledger.batch import StepBatch
 from actors.policies import prewarm
 from actors.policies.prewarm import Prewarm, PrewarmView
 from actors.policies.view import GroupView
+from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import GenerationEnded, StepPlanned, WorkerReleased, WorkerWoken
 from actors.protocol.metrics import Span
 from actors.protocol.work import SetAsleep
@@ -140,10 +141,10 @@ class Planned:
             return False
         if max([self._versions.newest, *(w.policy_version for w in self._usable())]) < batch.step:
             return False
-        there, job = len(self._usable()), self._scope.job
-        if not there and not self._planner.starts_functions:
+        there, job, more = len(self._usable()), self._scope.job, self._planner.starts_functions
+        if not there and not more:
             return False
-        if self._step is not None or there >= job.rollout.workers:
+        if self._step is not None or there >= max(job.rollout.workers, 0 if more else job.scheduling.workers_min):
             return True
         self._waits_since_s = now if self._waits_since_s is None else self._waits_since_s
         return now - self._waits_since_s >= self._scope.limits.plan_patience_s
@@ -167,10 +168,10 @@ class Planned:
         self._step, self._prewarm = PlannedStep(batch.step, planning, parts, now, took_s, known), None
         plan = planning.plan
         named = [name for name in plan.parts if name in known]
+        table = " ".join(f"{one.workers}:{one.seconds:.3f}/{one.cost:.3f}" for one in plan.forecasts)
         scope.event(
-            "step_planned", step=batch.step, workers=",".join(named), more=len(planning.new), why=plan.why,
-            seconds_and_cost=" ".join(f"{one.workers}:{one.seconds:.3f}/{one.cost:.3f}" for one in plan.forecasts),
-            took_s=round(took_s, 4),
+            "step_planned", step=batch.step, workers=",".join(named), longest=plan.longest or "",
+            more=len(planning.new), why=plan.why, seconds_and_cost=table, took_s=round(took_s, 4),
         )  # fmt: skip
         self._tell_job(StepPlanned(job=scope.name, step=batch.step, workers=named, more=len(planning.new)))
 
@@ -263,7 +264,7 @@ class Planned:
         if not batch.generating:
             self._end(step, now)
             return
-        sources = self._cuts.look(batch, step.parts, step.planning.plan.longest, now)
+        sources = self._cuts.look(batch, step.parts, step.parts.longest, now)
         step.cut_samples += sum(sources.values())
         queued, coming = self._queued(step, batch, now), self._cuts.coming()
         for worker in self._usable():
@@ -298,6 +299,10 @@ class Planned:
             self._wake(asleep[name], step.number + 1, now)
 
     # ------------------------------------------------------------ what is told of it
+
+    def issued(self, batch: IssueBatch) -> None:
+        """Note what the data set says of the prompts of a step."""
+        self._planner.issued(batch)
 
     def committed(self, batch: StepBatch) -> dict[str, float]:
         """Learn from a committed step; returns its columns of metrics.jsonl."""

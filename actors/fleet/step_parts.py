@@ -42,6 +42,7 @@ class StepParts:
         are not there yet, until when their parts are kept.
         """
         self.names = list(plan.parts)
+        self._planned = bool(plan.parts)
         self.joined: set[str] = set()
         self._waits_until_s = waits_until_s
         self._owner = np.full(len(batch), -1, np.int32)
@@ -49,6 +50,11 @@ class StepParts:
         for i, positions in enumerate(plan.parts.values()):
             by_prompt[prompts[positions]] = i
         self._owner[batch.state != SampleState.QUEUED] = -1
+
+    @property
+    def longest(self) -> str | None:
+        """The worker that has the longest part; None: nothing was to be planned."""
+        return self.names[0] if self._planned else None
 
     def join(self, worker: str) -> bool:
         """Let a worker that was not there when the step was planned take part. Whether a part has waited for it."""

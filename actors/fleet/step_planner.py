@@ -20,6 +20,7 @@ from actors.policies.latency_table import EMPTY
 from actors.policies.length_hints import LengthHints
 from actors.policies.length_predictor import PromptsView, mean_lengths
 from actors.policies.step_plan import PlanRule, PlanView, PlanWorker, StepPlan
+from actors.protocol.batches import IssueBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,8 @@ class StepPlanner:
     cold_s: float = 0.0
     """Seconds that starting a function took last."""
     _hints: LengthHints = field(default_factory=LengthHints)
+    _answers: dict[int, np.ndarray] = field(default_factory=dict[int, np.ndarray])
+    """Step → lengths of its reference answers, -1 where there is none."""
 
     @property
     def starts_functions(self) -> bool:
@@ -66,10 +69,17 @@ class StepPlanner:
             workers_max=min(most, len(found) + len(new)),
             max_tokens=batch.sampling.max_tokens,
             rule=PlanRule(rule.choose, rule.time_weight, rule.within, rule.parts),
-            bill=Rule(asleep_price=0.0),
+            bill=self._bill(),
         )
         plan = step_plan.decide(view, now)
         return Planning(plan, prompts, {one.name: self.cold_s for one in new if one.name in plan.parts})
+
+    def _bill(self) -> Rule:
+        """One's own workers cost nothing while they sleep: what they run on is free for others."""
+        provider = self.scope.job.provider
+        return (
+            Rule(provider.bill_rounding_s, provider.asleep_price) if self.starts_functions else Rule(asleep_price=0.0)
+        )
 
     def _function(self, number: int) -> PlanWorker:
         slots = self.scope.job.rollout.max_running
@@ -80,7 +90,13 @@ class StepPlanner:
         return np.where(np.isfinite(known), known, self._hints.expected(self._hints_of(batch)[prompts]))
 
     def _hints_of(self, batch: StepBatch) -> np.ndarray:
-        return _prompt_tokens(batch)
+        """int32[p] lengths of the reference answers, of prompts where there is none."""
+        prompts, answers = _prompt_tokens(batch), self._answers.get(batch.step)
+        return prompts if answers is None else np.where(answers >= 0, answers, prompts)
+
+    def issued(self, batch: IssueBatch) -> None:
+        """Note how long the reference answers of a step are. A new life of the scheduler does without."""
+        self._answers[batch.step] = np.array([prompt.answer_tokens for prompt in batch.prompts], np.int32)
 
     def committed(self, batch: StepBatch) -> None:
         """Learn how long the responses of a committed batch were."""
@@ -88,6 +104,7 @@ class StepPlanner:
         finished = (states >= SampleState.FINISHED) & (states != SampleState.DROPPED)
         seen = PromptsView(np.empty(0, np.uint64), lengths, finished)
         self._hints.observe(self._hints_of(batch), mean_lengths(seen))
+        self._answers.pop(batch.step, None)
 
 
 def _first_taken(worker: Worker) -> tuple[bool, bool, float, str]:

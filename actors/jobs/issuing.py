@@ -72,6 +72,7 @@ class Issuing:
         self._told_unreadable: set[int] = set()
         self._told_passed = 0
         self._told_replaced = False
+        self._told_once = config.scheduling.policy != "planned"
 
     def need(self, step: int) -> None:
         """The scheduler has room for the batch of ``step``."""
@@ -138,7 +139,7 @@ class Issuing:
             step=step,
             group_size=self._config.algorithm.group_size,
             sampling=self._sampling,
-            prompts=[Prompt(p.prompt, p.token_ids, p.context) for p in prompts],
+            prompts=[Prompt(p.prompt, p.token_ids, p.context, p.answer_tokens) for p in prompts],
         )
 
     async def _unreadable(self, step: int, error: HeadraceError) -> None:
@@ -182,6 +183,14 @@ class Issuing:
             self._told_replaced = True
             message = "data.path holds other data than when the run began: prompts from here on are from the new ones"
             self._owner.event("data_replaced", message, rows=read.rows)
+        needed = self._config.steps * self._config.algorithm.prompts_per_step
+        if read.rows >= needed and not self._told_once:
+            message = (
+                f"no prompt of the {read.rows:,} comes twice in {self._config.steps} steps: plans go by the lengths of "
+                "reference answers or prompts, as the history of earlier epochs stays empty"
+            )
+            self._owner.event("lengths_without_history", message, rows=read.rows, needed=needed)
+        self._told_once = self._told_once or bool(read.rows)
         passed = sum(read.passed.values())
         if passed >= max(1, 2 * self._told_passed):
             self._told_passed = passed

@@ -23,6 +23,8 @@ class Prompt(msgspec.Struct, frozen=True):
     prompt: int
     token_ids: np.ndarray  # int32[n]
     context: bytes
+    answer_tokens: int = -1
+    """As in ``SourcedPrompt``. The journal does not keep it: it is of use before the prompt has been answered."""
 
 
 @message("scheduler.issue_batch")

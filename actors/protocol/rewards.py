@@ -99,6 +99,8 @@ class SourcedPrompt(msgspec.Struct, frozen=True):
     text: str
     context: bytes
     """Context that says which row it is."""
+    answer_tokens: int = -1
+    """Length of the row's answer, in jobs whose steps are planned; -1: not counted, or there is none."""
 
 
 @message("prompts.prompts_read")

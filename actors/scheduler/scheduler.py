@@ -187,6 +187,7 @@ class Scheduler(Actor):
     @handles(IssueBatch)
     async def issue_batch(self, batch: IssueBatch) -> BatchIssued:
         if self._steps.issue(batch):
+            self._fleet.issued(batch)
             self._fleet.ask_ranker([self._ledger.batches[batch.step]])
             self.assign()
             self.lease()

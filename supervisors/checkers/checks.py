@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from supervisors.checkers.history import History, RunState, Violation
+from supervisors.checkers.plans import PLANS, check_plans
 from supervisors.checkers.replay import Replay, replay
 from supervisors.checkers.restarts import RESTARTS, check_restarts
 from supervisors.checkers.samples import SAMPLES, TOKENS, check_samples, check_tokens
@@ -29,6 +30,7 @@ PROMISES: Final[dict[str, str]] = {
     STEPS: "a step's samples are trained once, and its commit names exactly those that were granted",
     ASKS: "every ask has ended",
     CREDIT: "slots that were given out were given back",
+    PLANS: "the longest part of a planned step is never cut",
     RESTARTS: "no supervisor restarted more often than its budget allows",
     FINISH: "a finished job has finished all its steps",
 }
@@ -40,6 +42,7 @@ _CHECKERS: Final[dict[str, Checker]] = {
     STEPS: check_steps,
     ASKS: check_asks,
     CREDIT: check_credit,
+    PLANS: check_plans,
     RESTARTS: check_restarts,
 }
 

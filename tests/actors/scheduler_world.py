@@ -194,6 +194,8 @@ class FakeRewards(Actor):
         self.delay_s = 0.005
         self.asked: list[tuple[int, int]] = []
         self.shown: list[ShowSamples] = []
+        self.answers: list[int] = []
+        """Lengths of reference answers, if any. With them every step has the prompts of the first."""
 
     async def on_start(self) -> None:
         for role in ("rewards", "prompts"):
@@ -219,8 +221,13 @@ class FakeRewards(Actor):
     @handles(ReadPrompts)
     async def read(self, question: ReadPrompts) -> PromptsRead:
         last = min(question.start + question.count, self.prompts)
-        prompts = [SourcedPrompt(p, np.array([p, 1], np.int32), "", b"") for p in range(question.start, last)]
+        prompts = [self.prompt(p) for p in range(question.start, last)]
         return PromptsRead(prompts=prompts, exhausted=last < question.start + question.count)
+
+    def prompt(self, number: int) -> SourcedPrompt:
+        epoch = len(self.answers)
+        ids = np.array([number % epoch if epoch else number, 1], np.int32)
+        return SourcedPrompt(number, ids, "", b"", self.answers[number % epoch] if epoch else -1)
 
 
 class FakeTrainer(Actor):

@@ -1,4 +1,4 @@
-"""Real functions are killed as they start, while they sleep, and while the head is away: the run finishes, all whole."""
+"""Real functions are killed as they start, as they sleep, and as the head is away: the run finishes, all whole."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class PromptSource(RegisteredActor):
     async def read(self, message: ReadPrompts) -> PromptsRead:
         read = await self._read(message)
         read["prompts"] = [
-            SourcedPrompt(prompt=ordinal, token_ids=np.frombuffer(ids, np.int32), text=text, context=context)
-            for ordinal, ids, text, context in read["prompts"]
+            SourcedPrompt(ordinal, np.frombuffer(ids, np.int32), text, context, *answer_tokens)
+            for ordinal, ids, text, context, *answer_tokens in read["prompts"]
         ]
         return PromptsRead(**read)
 

@@ -63,6 +63,7 @@ class PromptStream:
         self._source = source or open_source(job.data, job.seed, compares=compares(job.reward))
         self._codec = codec or checked_codec(model_path, job.data)
         self._longest = prompt_tokens_max(job, model_path)
+        self._counts_answers = job.scheduling.policy == "planned"
         path = run_dir / seen_file(name) if run_dir is not None else None
         self._seen = SeenRows(self._source.fingerprint, _settings(job, model_path), len(self._source), path)
         self._later_order: tuple[int, np.ndarray] | None = None
@@ -137,7 +138,10 @@ class PromptStream:
         return self._data.epochs is not None and ordinal >= self._data.epochs * seen.kept
 
     def _prompt(self, ordinal: int) -> list[Any] | None:
-        """The prompt of ``ordinal``; None if one more row was looked at and it is not known yet."""
+        """The prompt of ``ordinal``, perhaps with the length of its answer.
+
+        None if one more row was looked at and it is not known yet.
+        """
         index = self._index(ordinal)
         if index is not None:
             row = self._source.row(index)
@@ -150,7 +154,15 @@ class PromptStream:
                 return None
             text, ids = encoded
         named = [row.index, row.digest, self._name] if self._name else [row.index, row.digest]
-        return [ordinal, ids.tobytes(), text, msgpack.packb(named)]
+        return [ordinal, ids.tobytes(), text, msgpack.packb(named), *self._answer_tokens(row)]
+
+    def _answer_tokens(self, row: Row) -> list[int]:
+        """Length of the row's answer, where a plan needs it and there is one: before a prompt has been answered it is
+        the best that is known of how long that takes.
+        """
+        if not self._counts_answers or row.answer is None:
+            return []
+        return [len(self._codec.tokenizer(str(row.answer), add_special_tokens=False, verbose=False)["input_ids"])]
 
     def _index(self, ordinal: int) -> int | None:
         """The row of ``ordinal``; None if it has not been come to."""

@@ -15,9 +15,9 @@ Invariants
   budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
-as for reading a model), ``load_s`` 0.05 (of a version), ``mean_tokens`` 64, ``by_prompt`` 0 (a: how much of a
-length its prompt decides, at most 1), ``length_cv`` 0, ``length_tail`` 0, ``vocab`` 256, ``kv_tokens`` 0: what waits is begun while the cache holds fewer
-tokens than this; 0: whatever ``max_running`` allows.
+as for reading a model), ``load_s`` 0.05 (of a version), ``wake_s`` 0, ``mean_tokens`` 64, ``by_prompt`` 0 (a: how much
+of a length its prompt decides, at most 1), ``length_cv`` 0, ``length_tail`` 0, ``vocab`` 256, ``kv_tokens`` 0: what
+waits is begun while the cache holds fewer tokens than this; 0: whatever ``max_running`` allows.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from actors.rollout.errors import EngineError, EngineUnavailable, WeightsMismatc
 from actors.rollout.sampling import stream_keys, uniforms
 
 _DEFAULTS = {
-    "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "mean_tokens": 64.0,
-    "by_prompt": 0.0, "length_cv": 0.0, "length_tail": 0.0, "vocab": 256.0, "kv_tokens": 0.0,
+    "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "wake_s": 0.0,
+    "mean_tokens": 64.0, "by_prompt": 0.0, "length_cv": 0.0, "length_tail": 0.0, "vocab": 256.0, "kv_tokens": 0.0,
 }  # fmt: skip
 _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
@@ -232,6 +232,8 @@ class SimulatedEngine:
         self._level = max(self._level, level)
 
     async def wake(self) -> None:
+        if self._level and self._costs["wake_s"] > 0:
+            await asyncio.sleep(self._costs["wake_s"])
         self._weights_lost = self._weights_lost or self._level >= 2
         self._level = 0
 

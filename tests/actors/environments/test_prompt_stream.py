@@ -36,6 +36,20 @@ def stream(tokenizer: Path, rows: list[Any], run_dir: Path | None = None, **data
     return PromptStream(job, tokenizer, run_dir)
 
 
+def test_a_planned_job_is_told_how_long_the_answers_are(tokenizer: Path) -> None:
+    """Of a row without an answer nothing is said, and other jobs do not count."""
+    rows = [{"prompt": "a", "answer": "abc"}, {"prompt": "b", "answer": 42}, {"prompt": "c"}]
+    plain = stream(tokenizer, rows, shuffle=False)
+    job = smallest_job(
+        data={"source": "jsonl", "path": str(tokenizer / "rows.jsonl"), "shuffle": False},
+        reward={"kind": "function", "function": "unused:score"},
+        rollout={"length_ranking": "history"}, scheduling={"policy": "planned", "workers_max": 2},
+    )  # fmt: skip
+    planned = PromptStream(job, tokenizer).read(0, 3)["prompts"]
+    assert [prompt[4:] for prompt in planned] == [[3], [2], []]
+    assert [prompt[:4] for prompt in planned] == plain.read(0, 3)["prompts"]
+
+
 ROWS = [{"prompt": letter * 3, "answer": letter} for letter in "abcdefgh"]
 
 

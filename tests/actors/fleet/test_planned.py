@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from actors.policies.cut import Cut, CutView
+from actors.policies.step_plan import PlanView
 from actors.protocol.job_news import GenerationEnded, StepPlanned
 from tests.actors.fleet.planned_world import GROUP, GROUPS, PlannedWorld, planned_as, play
 from tests.actors.fleet.seeded import all_tokens
@@ -177,3 +178,26 @@ def test_the_target_of_a_cut_may_die_before_it_has_got_anything(monkeypatch: pyt
 
     world = cut_world(monkeypatch, scenario, [])
     assert "rollout-0" not in world.systems
+
+
+# ------------------------------------------------------------ lengths
+
+
+def test_a_plan_goes_by_reference_answers_first_and_then_by_the_newest_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompts of the second step are those of the first, and their answers are of random length."""
+    views: list[PlanView] = []
+    planned_as(monkeypatch, [3, 3], views=views)
+    answers = [9, 2, 4, 8, 6, -1]
+
+    async def scenario(world: PlannedWorld) -> None:
+        await world.start_head()
+        rewards = await world.start_rewards()
+        rewards.answers = answers
+        world.locals = [await world.add(f"rollout-{i}") for i in range(3)]
+        await world.start_trainer()
+        await world.finished()
+
+    world = play(scenario, steps=2)
+    assert views[0].expected_tokens.tolist() == [9, 2, 4, 8, 6, 2], "the last has none, and a prompt of two tokens"
+    lengths = [[len(s[2]) for s in world.trained[0] if s[0] == prompt] for prompt in range(GROUPS)]
+    assert views[1].expected_tokens.tolist() == [sum(of_prompt) / GROUP for of_prompt in lengths]

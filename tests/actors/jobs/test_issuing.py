@@ -22,6 +22,7 @@ from actors.protocol.metrics import Event
 from actors.protocol.rewards import PromptsRead, ReadPrompts, SourcedPrompt
 from actors.protocol.services import LookupService, RegisterService, ServiceFound
 from configs.limits import Limits
+from configs.schema import JobConfig, SchedulingConfig
 from supervisors.jobs.job_news import JobListener, JobNews
 from tests.simulated import run_simulated
 from tests.smallest_job import smallest_job
@@ -97,7 +98,12 @@ class TooLarge(ReplyError):
     permanent = MessageTooLarge.permanent
 
 
-def play(answer: Answer, act: Callable[[Scene, Any, Job], Coroutine[Any, Any, None]], **limits: float) -> Scene:
+def play(
+    answer: Answer,
+    act: Callable[[Scene, Any, Job], Coroutine[Any, Any, None]],
+    config: JobConfig = CONFIG,
+    **limits: float,
+) -> Scene:
     """A job with ``answer`` as its prompts, in virtual time."""
 
     async def main() -> Scene:
@@ -112,7 +118,7 @@ def play(answer: Answer, act: Callable[[Scene, Any, Job], Coroutine[Any, Any, No
 
         await system.spawn("listener", JobListener(hear))
         at = system.address("scene")
-        job = Job(CONFIG, at, at, listener=system.address("listener"))
+        job = Job(config, at, at, listener=system.address("listener"))
         ref = await system.spawn("job.j", job)
         await act(scene, ref, job)
         await asyncio.sleep(0.1)
@@ -262,3 +268,22 @@ def test_data_that_have_been_replaced_since_the_run_began_are_told_of_once() -> 
 
     scene = play(answer, act)
     assert len(scene.named("data_replaced")) == 1 and "other data" in messages(scene)[0]
+
+
+@pytest.mark.parametrize(("rows", "told"), [(24, 1), (23, 0)])
+def test_a_planned_job_whose_prompts_come_once_is_told_once_that_there_is_no_history(rows: int, told: int) -> None:
+    """Six steps of four prompts."""
+    planned = {"policy": "planned", "workers_max": 2}
+
+    async def act(scene: Scene, ref: Any, job: Job) -> None:
+        for step in range(2):
+            ref.tell(NeedBatch(job="j", step=step))
+        await until(lambda: len(scene.issued) == 2)
+
+    def answer(_: int, question: ReadPrompts) -> Any:
+        return prompts(question, rows=rows)
+
+    scene = play(answer, act, CONFIG.model_copy(update={"scheduling": SchedulingConfig.model_validate(planned)}))
+    assert len(scene.named("lengths_without_history")) == told
+    assert ["no prompt of the 24 comes twice" in said for said in messages(scene)] == [True] * told
+    assert play(answer, act).named("lengths_without_history") == [], "other jobs have no plans"

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 CHAOS_FILE = ROOT / "configs" / "chaos.yaml"
 SEEDING_FILE = ROOT / "configs" / "seeding.yaml"
 SHARED_FILE = ROOT / "configs" / "shared_trainer.yaml"
+PLANNED_FILE = ROOT / "configs" / "planned.yaml"
 COMBINED_FILE = ROOT / "configs" / "combined.yaml"
 
 

@@ -14,7 +14,7 @@ import pytest
 from configs.scenario import load_scenario
 from supervisors.simulation.runner import simulate
 from supervisors.simulation.seeds import replay_command
-from tests.supervisors.simulation.scenarios import CHAOS_FILE, COMBINED_FILE, SEEDING_FILE, SHARED_FILE
+from tests.supervisors.simulation.scenarios import CHAOS_FILE, COMBINED_FILE, PLANNED_FILE, SEEDING_FILE, SHARED_FILE
 
 SEEDS = 12
 FRESH_MAX, FRESH_MIN = 400, 20
@@ -52,6 +52,17 @@ def seeds_of_today() -> Iterable[int]:
 @pytest.mark.slow
 def test_no_fixed_seed_of_jobs_that_share_a_trainer_breaks_a_promise() -> None:
     no_promise_is_broken(SHARED_FILE, range(4))  # twice as dear: each is held against the jobs alone
+
+
+@pytest.mark.slow
+def test_no_fixed_seed_of_jobs_with_planned_steps_breaks_a_promise() -> None:
+    no_promise_is_broken(PLANNED_FILE, range(6))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_no_seed_of_today_of_jobs_with_planned_steps_breaks_a_promise() -> None:
+    no_promise_is_broken(PLANNED_FILE, seeds_of_today())
 
 
 @pytest.mark.long
