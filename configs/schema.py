@@ -246,8 +246,9 @@ class ProviderConfig(SpotConfig):
     """Rollout workers on each of its machines."""
     machines: Literal["local", "slurm"] = "local"
     """``functions``: whose machines they are. ``local``: node processes on this machine. ``slurm`` is not built yet."""
-    idle_s: Annotated[float, Field(ge=0)] = 5.0
-    """``functions``: one that has slept for this long is given back, unless it would be started again at once."""
+    idle_s: Annotated[float, Field(ge=0)] | None = None
+    """``functions``: one that has slept for this long is given back, unless it would be started again at once. Unset:
+    once its sleep has cost as much as starting another one does, by the start times measured and ``asleep_price``."""
     bill_rounding_s: Annotated[float, Field(ge=0)] = 1.0
     """``functions``: each is billed from its start order to its end, rounded up to a whole number of these."""
     asleep_price: Annotated[float, Field(ge=0, le=1)] = 0.1

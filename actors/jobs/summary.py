@@ -28,6 +28,7 @@ _COUNTS = frozenset(
         "samples_trained_twice",
         "seeding_target",
         "grants_ignored",
+        "functions_started",
     ]
 )
 
@@ -118,7 +119,7 @@ class Summary:
             "prompts_lost": newest.get("prompts_lost", 0),
             "samples_trained_twice": newest.get("samples_trained_twice", 0),
             "policy_version": newest.get("policy_version", 0),
-            **{name: round(value, 3) for name, value in self.bill.items()},
+            **{name: int(value) if name in _COUNTS else round(value, 3) for name, value in self.bill.items()},
         }
 
     @property

@@ -18,13 +18,15 @@ Invariants
   ``workers_min``: without any worker nothing could be planned.
 - One that is not ready in time, or whose machine is lost, is given up, for ever: its name is not used again. The step
   goes on with fewer, and it is said. While a plan lacks functions, others are started, ever more slowly if they fail.
-- One that would be started again at once is not given back.
+- One that would be started again at once is not given back, nor, without ``idle_s``, one whose sleep has cost less than
+  starting another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -154,7 +156,7 @@ class Functions:
         for function in list(self._book.there):
             if now >= self._deadline_s(function):
                 self._miss(function, "is lost" if function.is_ready else "is not ready in time", now)
-            elif function.has_slept(now) >= self._provider.idle_s and not self._would_start_again(now):
+            elif function.has_slept(now) >= self._idle_s and not self._would_start_again(now):
                 self._end(function, "idle")
         there = len(self._book.there)
         busy = sum(function.state != "asleep" for function in self._book.there)
@@ -181,6 +183,16 @@ class Functions:
             return self._adopted_until_s if function.is_ready else max(self._adopted_until_s, join_s)
         return math.inf if function.is_ready else join_s + limits.ready_timeout_s * limits.start_attempts_max
 
+    @property
+    def _idle_s(self) -> float:
+        """Time for which a function may sleep. With none given its sleep may cost what a start does, and so at most
+        twice the least that was possible, however long it turns out not to be needed.
+        """
+        idle_s, price = self._provider.idle_s, self._provider.asleep_price
+        if idle_s is not None:
+            return idle_s
+        return statistics.mean(self._starts_s) / price if price and self._starts_s else math.inf
+
     def _prewarmed(self, there: int, now: float) -> int:
         """Functions to start now so that they are ready as the next step is planned."""
         at_s, count = self._prewarm(there, now) or (math.inf, 0)
@@ -190,7 +202,7 @@ class Functions:
         if self._ended_s is None:
             return None
         late_s = now - self._ended_s - max(self._gaps_s, default=0.0)
-        if late_s > self._provider.idle_s:  # no step is planned, as in a job that is paused
+        if late_s > self._idle_s:  # no step is planned, as in a job that is paused
             return None
         view = PrewarmView(
             self._ended_s, self._gaps_s, self._starts_s, self._provider.prewarm_buffer_s, self._planned, there

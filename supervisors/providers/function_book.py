@@ -130,7 +130,7 @@ class FunctionBook(msgspec.Struct):
         columns = {
             "billed_worker_s": totals.billed_s - self.told.billed_s,
             "compute_worker_s": totals.works_s - self.told.works_s,
-            "functions_started": float(self.begun - self.told_begun),
+            "functions_started": self.begun - self.told_begun,
             "functions_cold_s": totals.starting_s - self.told.starting_s,
         }
         self.told, self.told_begun = totals, self.begun

@@ -9,13 +9,15 @@ and sleeps that long with ``asyncio.sleep``, so under a virtual-time loop it cos
 Invariants
 - Tokens and lengths are functions of (seed, prompt, sibling, position): equal on every worker and after a move.
 - A response's length is drawn once per sample, ``1 + floor(-mean · ((1 - a) ln u + a ln v))`` with u of the sample and
-  v of its prompt's tokens, the same in each epoch, and cut at ``max_tokens``. The last token of a response that ends by
-  itself is its first stop token; without stop tokens it runs to its budget.
+  v of its prompt's tokens, the same in each epoch, and cut at ``max_tokens``. With ``length_cv`` it is log-normal with
+  that coefficient of variation instead, and ``length_tail`` of the samples, whatever their prompt, are of 3 to 7 times
+  the mean. The last token of a response that ends by itself is its first stop token; without stop tokens it runs to its
+  budget.
 
 Options (``EngineSpec.options``): ``base_s`` 0.01, ``decode_s`` 1e-4, ``prefill_s`` 1e-5, ``start_s`` 0 (of the engine,
 as for reading a model), ``load_s`` 0.05 (of a version), ``wake_s`` 0, ``mean_tokens`` 64, ``by_prompt`` 0 (a: how much
-of a length its prompt decides, at most 1), ``vocab`` 256, ``kv_tokens`` 0: what waits is begun while the cache holds
-fewer tokens than this; 0: whatever ``max_running`` allows.
+of a length its prompt decides, at most 1), ``length_cv`` 0, ``length_tail`` 0, ``vocab`` 256, ``kv_tokens`` 0: what
+waits is begun while the cache holds fewer tokens than this; 0: whatever ``max_running`` allows.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
@@ -39,10 +42,14 @@ from actors.rollout.sampling import stream_keys, uniforms
 
 _DEFAULTS = {
     "base_s": 0.01, "decode_s": 1e-4, "prefill_s": 1e-5, "start_s": 0.0, "load_s": 0.05, "wake_s": 0.0,
-    "mean_tokens": 64.0, "by_prompt": 0.0, "vocab": 256.0, "kv_tokens": 0.0,
+    "mean_tokens": 64.0, "by_prompt": 0.0, "length_cv": 0.0, "length_tail": 0.0, "vocab": 256.0, "kv_tokens": 0.0,
 }  # fmt: skip
 _LENGTH_POSITION = -1
 """The noise position that decides a response's length; token positions start at 0."""
+_TAIL_POSITION = -2
+"""The one that decides whether it is of the tail, and how long then."""
+_TAIL_MEANS = (3.0, 7.0)
+"""Times the mean: of 280 tokens, 840 to 1,960 (lengths of GSM8K have a tail of a hundredth there)."""
 _ALL_SIBLINGS = -1
 """The sibling whose noise stands for the prompt; real ones start at 0."""
 
@@ -76,12 +83,25 @@ class _Running:
 
 
 def _drawn_length(request: GenerationRequest, key: np.ndarray, options: Mapping[str, float]) -> int:
-    by_prompt, drawn = options["by_prompt"], math.log(uniforms(key, _LENGTH_POSITION)[0])
+    by_prompt, of_sample, of_prompt = options["by_prompt"], uniforms(key, _LENGTH_POSITION)[0], 0.5
     if by_prompt:
         text = xxhash.xxh3_64_intdigest(np.ascontiguousarray(request.prompt_ids, "<i4").tobytes()) >> 1
-        of_all = stream_keys(request.sampling.seed, text, _ALL_SIBLINGS)
-        drawn = (1 - by_prompt) * drawn + by_prompt * math.log(uniforms(of_all, _LENGTH_POSITION)[0])
+        of_prompt = uniforms(stream_keys(request.sampling.seed, text, _ALL_SIBLINGS), _LENGTH_POSITION)[0]
+    if options["length_cv"]:
+        return _log_normal(of_sample, of_prompt, uniforms(key, _TAIL_POSITION)[0], options)
+    drawn = (1 - by_prompt) * math.log(of_sample) + by_prompt * math.log(of_prompt)
     return 1 + int(-options["mean_tokens"] * drawn)
+
+
+def _log_normal(of_sample: float, of_prompt: float, of_tail: float, options: Mapping[str, float]) -> int:
+    mean, by_prompt, tail = options["mean_tokens"], options["by_prompt"], options["length_tail"]
+    if of_tail < tail:
+        least, most = _TAIL_MEANS
+        return int(mean * (least + (most - least) * of_tail / tail))
+    sigma = math.sqrt(math.log1p(options["length_cv"] ** 2))
+    normal = NormalDist().inv_cdf
+    drawn = math.sqrt(1 - by_prompt**2) * normal(of_sample) + by_prompt * normal(of_prompt)
+    return 1 + int(mean * math.exp(sigma * drawn - sigma**2 / 2))
 
 
 def whole_response(request: GenerationRequest, options: Mapping[str, float], max_context_tokens: int) -> list[int]:

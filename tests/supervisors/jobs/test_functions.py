@@ -26,7 +26,9 @@ RULES = {"idle_s": 5.0, "bill_rounding_s": 10.0, "asleep_price": 0.25, "prewarm_
 class Cloud:
     """It is in the place of provider, nodes, and elastic pool. ``broken``: machines that never come."""
 
-    def __init__(self, former: str = "", *, workers: int = 0, least: int = 1, most: int = 3, **rules: float) -> None:
+    def __init__(
+        self, former: str = "", *, workers: int = 0, least: int = 1, most: int = 3, **rules: float | None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
         self.present: list[Any] = []
         self.broken: Callable[[str], bool] = lambda node: False
@@ -171,6 +173,19 @@ def test_one_that_would_be_started_again_at_once_is_kept_asleep() -> None:
         await steps(cloud, gap_s=7.0)
         ordered = [node for name, node, _ in cloud.events if name == "function_ordered"]
         assert len(ordered) <= 3 + 1, "only in the first gap, whose length nobody knows, was one given back too early"
+
+    played(scene)
+
+
+def test_without_idle_s_a_function_sleeps_until_that_has_cost_what_another_start_would() -> None:
+    async def scene() -> None:
+        cloud = Cloud(idle_s=None)
+        await asyncio.sleep(START_S + 1)
+        cloud.plan("rollout-f0")
+        await asyncio.sleep(START_S / RULES["asleep_price"] - 1)
+        assert not cloud.ended("idle")
+        await asyncio.sleep(2.0)
+        assert sorted(cloud.ended("idle")) == ["f1", "f2"]
 
     played(scene)
 
