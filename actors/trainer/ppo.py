@@ -19,10 +19,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
-from actors.trainer.backend import NUMERICS, MicroBatch
+from actors.trainer.backend import NUMERICS, MicroBatch, TrainBackend
 from actors.trainer.batching import TrainSample, pad, portions
 from actors.trainer.gae import explained_variance, generalised, kl_shaped, whitened
-from configs.schema import AlgorithmConfig
+from configs.schema import AlgorithmConfig, JobConfig
 
 Compute = Callable[[MicroBatch], Awaitable[np.ndarray]]
 """MicroBatch → float32[B, T], one number a token."""
@@ -72,6 +72,17 @@ class PpoEstimates:
         """Columns of the step that was estimated since this was asked last; nothing if none was."""
         metrics, self._metrics = self._metrics, {}
         return metrics
+
+
+def ppo_estimates(job: JobConfig, backend: TrainBackend) -> PpoEstimates | None:
+    """Estimates for ``job`` by what ``backend`` computes; None: the job has no critic."""
+    if job.algorithm.name != "ppo":
+        return None
+
+    async def score(batch: MicroBatch) -> np.ndarray:
+        return await backend.score(batch, temperature=job.rollout.temperature, reference=False)
+
+    return PpoEstimates(job.algorithm, backend.values, score, budget_tokens=job.trainer.micro_batch_tokens)
 
 
 def _put(column: np.ndarray, at: np.ndarray, part: Sequence[TrainSample], found: np.ndarray) -> None:
