@@ -166,8 +166,8 @@ class Unshared:
         self._known: dict[str, tuple[Any, ...]] = {}
 
     def come_to(self, *names: str) -> dict[str, tuple[Any, ...]]:
-        if unknown := [name for name in names if name not in self._known]:
-            run = HeadraceJobs(self._directory / "+".join(unknown), torch_jobs(self._model, unknown))
+        if not set(names) <= self._known.keys():
+            run = HeadraceJobs(self._directory / "+".join(names), torch_jobs(self._model, names))
             try:
                 summaries = run.finish()
             finally:

@@ -110,7 +110,6 @@ ALLOWED: Final[dict[str, list[Place]]] = {
         ("actors/train_service/service.py", "TrainService.detach", "asyncio.shield(bundle.ending)"),
     ],
     "the call of an earlier life ends at its own limits, and what it had is let go of within service_move_timeout_s": [
-        ("actors/train_service/service.py", "TrainService._start", "asyncio.shield(bundle.before)"),
         ("actors/train_service/service.py", "TrainService._retire", "asyncio.shield(task)"),
     ],
     "whoever asked has a deadline, and its handler is cancelled there; every exchange in front of it has limits": [
