@@ -13,7 +13,8 @@ Invariants
   group of another step is kept for it. A step is issued whole, so what is kept for it has been handed out by then.
 - Parts of a planned step (``AssignView.keeps_parts``) wait for their workers, and are anybody's once those are gone.
 - What holds tokens, and a suspect, goes to any worker that serves its version when its own workers have no room.
-- Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short.
+- Siblings stay together, so that their prompt is prefilled once, unless that would leave another worker short: a group
+  goes to the first of the shortest queues that has room for all of it. Where none has, it is split over the fewest.
 - The shortest queue is that with the fewest samples that could not begin, then the one that is least full. How many may
   wait at a worker at all is the view's business: ``slots`` is the cap.
 
@@ -27,11 +28,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from actors.policies.longest_first import longest_first
 from actors.policies.view import AssignView, GroupView, WorkerView
+
+_LOOKS: Final = 8
+"""Workers of which a group that does not fit is compared with the room. A round may have a thousand workers with
+one place each, and as many groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,19 +213,44 @@ class _Shortest:
         heapq.heapify(self._queue)
 
     def place(self, group: GroupView) -> np.ndarray:
-        """Give the group to the first, and what exceeds its share to the next; returns the rest."""
-        rows, queue, room, load = group.rows, self._queue, self._hands.room, self._hands.load
-        while len(rows) and queue:
+        """Give the group to one worker, if one has room for it, else to as few as possible; returns the rest."""
+        rows = group.rows
+        while len(rows) and (found := self._first_for(len(rows))) is not None:
+            name, n = found
+            self._hands.give(name, group.step, rows[:n])
+            rows = rows[n:]
+        return rows
+
+    def _first_for(self, samples: int) -> tuple[str, int] | None:
+        """The first worker with room below its share for all of them, else of the first few the one with the most room.
+
+        Returns its name, and how many it can have; None: nobody has room.
+        """
+        passed, best = list[tuple[tuple[int, float], int, WorkerView]](), None
+        while (entry := self._top()) is not None:
+            name = entry[2].name
+            n = min(samples, self._hands.room[name], self._share - self._hands.load[name])
+            if best is None or n > best[1]:
+                best = name, n
+            if n == samples or len(passed) + 1 == _LOOKS:
+                break
+            passed.append(heapq.heappop(self._queue))
+        for entry in passed:
+            heapq.heappush(self._queue, entry)
+        return best
+
+    def _top(self) -> tuple[tuple[int, float], int, WorkerView] | None:
+        """The shortest queue that has room, left where it is."""
+        queue, room, load = self._queue, self._hands.room, self._hands.load
+        while queue:
             length, i, worker = queue[0]
-            n = min(len(rows), room[worker.name], self._share - load[worker.name])
-            if n <= 0:
+            if min(room[worker.name], self._share - load[worker.name]) <= 0:
                 heapq.heappop(queue)
             elif (now := _length(worker, load[worker.name])) > length:
                 heapq.heapreplace(queue, (now, i, worker))
             else:
-                self._hands.give(worker.name, group.step, rows[:n])
-                rows = rows[n:]
-        return rows
+                return queue[0]
+        return None
 
 
 def _length(worker: WorkerView, held: int) -> tuple[int, float]:

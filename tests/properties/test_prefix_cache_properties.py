@@ -17,7 +17,7 @@ from actors.rollout.engines import prefix_index
 from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, LEAST_TOKENS, PrefixCache
 
 BLOCK_BYTES = BLOCK_TOKENS * (2 * 3 + 1) * 4
-"""Of the two parts below."""
+"""Size of the two parts below, together."""
 
 blocks = st.lists(st.integers(0, 1), max_size=5)
 """A prompt by blocks, each of which is one of two: so many begin alike."""

@@ -106,9 +106,9 @@ class PrefixIndex:
         return places
 
     def _closest(self, before: int, block: bytes) -> tuple[int, int]:
-        """Of the nodes that follow ``before`` the one that begins most like ``block``, and in how many tokens.
+        """The node behind ``before`` that begins most like ``block``, and how many tokens they have in common.
 
-        It stands next to where ``block`` would stand among them.
+        It stands next to where ``block`` would stand among those that follow ``before``.
         """
         following = self._following.get(before, [])
         at = bisect_left(following, block)

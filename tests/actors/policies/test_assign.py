@@ -34,6 +34,21 @@ def test_a_single_group_is_split_when_a_worker_would_idle() -> None:
     assert len(given_to(decisions, "a")) == len(given_to(decisions, "b")) == 4
 
 
+def test_a_group_that_must_be_split_has_its_prompt_on_the_fewest_workers() -> None:
+    """Three workers with one place come first, and of the others each has room for three below the common level."""
+    small, large = [WorkerView(name, 0, 1, 0) for name in "abc"], [WorkerView(name, 0, 5, 0) for name in "de"]
+    decisions = decide(view([*small, *large], groups(1)), 0.0)
+    assert sorted(len(d.rows) for d in decisions) == [1, 1, 3, 3]
+    assert {d.worker for d in decisions if len(d.rows) == 3} == {"d", "e"}
+
+
+def test_a_group_goes_whole_past_shorter_queues_that_it_does_not_fit_into() -> None:
+    workers = [WorkerView("a", 0, 2, 0), WorkerView("b", 0, 100, 20)]
+    decisions = decide(view(workers, groups(3, size=4)), 0.0)
+    assert given_to(decisions, "a") == [8, 9], "of the last group, of which there is too much for the other's share"
+    assert given_to(decisions, "b") == [*range(8), 10, 11]
+
+
 def test_a_worker_that_is_loading_the_version_gets_its_share_ahead() -> None:
     loading = WorkerView("b", 0, 256, 0, pulling_version=1, pulling_since_s=10.0)
     both = [WorkerView("a", 1, 256, 0), loading]

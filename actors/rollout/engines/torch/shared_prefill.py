@@ -76,7 +76,7 @@ class SharedPrefill:
     def _wave(
         self, sequences: Sequence[NDArray[np.int32]], prompt_tokens: Sequence[int], left: dict[int, int]
     ) -> tuple[list[int], list[Chain], dict[int, int]]:
-        """Of those that are ``left``: who is computed now, with what is known of each, and who later.
+        """Who of those that are ``left`` is computed now, with what is known of each, and who later.
 
         ``left``: sequences, each with the tokens that were known when it was put off. One that has waited for nothing,
         as in a cache that is too small, does not wait again.
