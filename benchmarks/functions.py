@@ -146,7 +146,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = command_line("functions", __doc__)
     add_job_options(parser, ROOT / "benchmarks" / "functions.yaml")
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS), help="which runs")
-    parser.add_argument("--prompts", type=int, default=64, help="of a step, which is an epoch of them")
+    parser.add_argument("--prompts", type=int, default=32, help="of a step, which is an epoch of them")
     parser.add_argument("--skip", type=int, default=2, help="steps at the start that do not count")
     add_check_option(parser)
     return parser.parse_args(args)

@@ -74,6 +74,10 @@ class SimulatedJob(Section):
     """As ``scheduling.policy``."""
     plan: PlanConfig = PlanConfig()
     """As ``scheduling.plan``."""
+    functions: bool = False
+    """All workers but ``workers`` are functions, as with ``provider.kind: functions``; only for a job that runs alone."""
+    idle_s: Seconds | None = None
+    """As ``provider.idle_s``."""
     relief: bool = False
     """As ``scheduling.relief``."""
     workers_min: PositiveInt = 1
@@ -257,6 +261,13 @@ class Scenario(Section):
         return self
 
     @model_validator(mode="after")
+    def _functions_fit(self) -> Scenario:
+        served = [job.name for job in self.jobs if job.functions]
+        if served and max(self.jobs_at_once or [len(self.jobs)]) > 1:
+            raise ValueError(f"jobs_at_once: [1], since {served[0]} has functions, which are one job's")
+        return self
+
+    @model_validator(mode="after")
     def _services_fit(self) -> Scenario:
         services = [] if self.services is None else self.services.services
         if real := [service.name for service in services if service.backend != "simulated"]:
@@ -302,6 +313,7 @@ def job_config(job: SimulatedJob, scenario: Scenario, *, model_path: str, data_p
         "cluster": {
             "place_rollout": job.place_rollout, "nodes": scenario.nodes if job.place_rollout == "remote" else 0,
         },
+        "provider": {"kind": "functions", "idle_s": job.idle_s} if job.functions else {},
         "metrics": {"samples": False, "tensorboard": False},
         "limits": scenario.limits,
     }  # fmt: skip

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
+from supervisors.providers.function_book import KIND as FUNCTION
+from supervisors.providers.function_machines import FunctionMachines
 from supervisors.providers.replay import Replay, planned
 from supervisors.providers.simulated import SimulatedProvider, SwitchedOff
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MainProcess, NodeMain
-from supervisors.simulation.world import World
+
+if TYPE_CHECKING:
+    from supervisors.simulation.world import World
 
 
 class SpotGrid:
@@ -33,7 +38,10 @@ class SpotGrid:
         world = self._world
         if node in self._told and not world.over:
             window_s = self._windows.get(node, 0.0)
-            machine = SimulatedMachine(world, node, world.root / node, world.scenario.slots, kind, window_s)
+            slots = 1 if kind == FUNCTION else world.scenario.slots
+            machine = world.machines.get(node)  # a run that is resumed counts its functions anew
+            if machine is None:
+                machine = SimulatedMachine(world, node, world.root / node, slots, kind, window_s)
             world.machines[node] = machine
             world.mains[node] = NodeMain(world, machine, node, self._main_ended)
 
@@ -59,6 +67,30 @@ class SpotGrid:
         told = self._told.pop(node, None)
         if told is not None:
             told(node)
+
+
+class FunctionGrid:
+    """The machines of one job's functions. They are children of the head's machine: with it they end."""
+
+    def __init__(self, world: World) -> None:
+        limits = world.scenario.limits
+        self._provider = SimulatedProvider(SpotGrid(world), close_window_s=limits.stop_timeout_s)
+        self._machines = FunctionMachines(
+            self._provider, limits.stop_timeout_s, lambda said: world.trace.note("function", said=said)
+        )
+
+    def hear(self, progress: Mapping[str, Any]) -> None:
+        """What the head says of its job."""
+        if (book := progress.get("functions")) is not None:
+            self._machines.follow(str(book))
+
+    async def close(self) -> None:
+        await self._provider.close()
+
+    def end(self) -> None:
+        """At once."""
+        for node in list(self._provider.running):
+            self._provider.kill(node)
 
 
 async def replay_in(world: World) -> None:

@@ -118,6 +118,7 @@ class MachineMain(MainProcess):
     ) -> None:
         self._jobs = jobs
         self._resume = resume
+        self._functions = world.function_machines() if jobs[0].provider.kind == "functions" else None
         super().__init__(world, machine, PEER, on_end)
 
     async def main(self, interrupted: asyncio.Event) -> None:
@@ -125,7 +126,7 @@ class MachineMain(MainProcess):
         process = MachineProcess(
             listen=HEAD_ENDPOINT,
             limits=world.scenario.limits,
-            on_progress=_unheard,
+            on_progress=self._functions.hear if self._functions is not None else _unheard,
             on_ready=self._head_ready,
             machine=self.machine,
         )
@@ -141,7 +142,14 @@ class MachineMain(MainProcess):
                 summary = dict(failed_summary(job.name, process.keeper, str(error)))
             world.run_over(job.name, summary)
         finally:
+            if self._functions is not None:
+                await self._functions.close()
             await process.stop()
+
+    def _end(self, code: int) -> None:
+        super()._end(code)
+        if self._functions is not None:
+            self._functions.end()
 
     def _order(self, job: JobConfig | None = None) -> HeadOrder:
         root = self.world.root

@@ -24,7 +24,8 @@ from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
-from supervisors.simulation.ground import Body
+from supervisors.simulation.grid import FunctionGrid
+from supervisors.simulation.ground import Body, FunctionMachinesThere
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
 from supervisors.simulation.published import EXACT_MODES, PublishedWeights
@@ -168,6 +169,10 @@ class World:
 
     def _all_over(self) -> bool:
         return all(record.summary for record in self._records.values())
+
+    def function_machines(self) -> FunctionMachinesThere:
+        """For the functions of one life of the head's machine."""
+        return FunctionGrid(self)
 
     def submit(self, jobs: list[JobConfig]) -> None:
         """Hand jobs to a head that serves, unless it, or a life before it, has them already."""
