@@ -89,11 +89,6 @@ class Trainer(RegisteredActor):
         self._reference = ReferenceScores(self._score_reference, budget_tokens=self._job.trainer.micro_batch_tokens)
         self._ppo: PpoEstimates | None = None
         """None: the job has no critic."""
-        if self._job.algorithm.name == "ppo":
-            budget_tokens = self._job.trainer.micro_batch_tokens
-            self._ppo = PpoEstimates(
-                self._job.algorithm, self._ask_critic, self._score_policy, budget_tokens=budget_tokens
-            )
         self._weights_moved = False
         self._skipped_in_a_row = 0
         self._step_began_s = 0.0
@@ -111,6 +106,8 @@ class Trainer(RegisteredActor):
         )
         if self._service is None:
             self._backend = BoundedBackend(self._backend, ctx.limits)
+        if self._job.algorithm.name == "ppo":
+            self._ppo = PpoEstimates(self._job, self._backend)
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )
@@ -342,12 +339,6 @@ class Trainer(RegisteredActor):
 
     async def _score_reference(self, batch: MicroBatch) -> np.ndarray:
         return await self._backend.score(batch, temperature=self._loss.temperature, reference=True)
-
-    async def _score_policy(self, batch: MicroBatch) -> np.ndarray:
-        return await self._backend.score(batch, temperature=self._loss.temperature, reference=False)
-
-    async def _ask_critic(self, batch: MicroBatch) -> np.ndarray:
-        return await self._backend.values(batch)
 
     def _check_finite(self, result: StepResult) -> None:
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if result.skipped else 0
