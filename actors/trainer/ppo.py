@@ -15,27 +15,24 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from actors.trainer.backend import NUMERICS, MicroBatch, TrainBackend
+from actors.trainer.backend import NUMERICS, TrainBackend
 from actors.trainer.batching import TrainSample, pad, portions
 from actors.trainer.gae import explained_variance, generalised, kl_shaped, whitened
-from configs.schema import AlgorithmConfig, JobConfig
-
-Compute = Callable[[MicroBatch], Awaitable[np.ndarray]]
-"""MicroBatch → float32[B, T], one number a token."""
+from configs.schema import JobConfig
 
 
 class PpoEstimates:
-    """Estimates advantages. ``values``: the critic's; ``score``: the policy's log-probabilities."""
+    """Estimates the advantages of one job, whose ``backend`` has policy and critic."""
 
-    def __init__(self, algorithm: AlgorithmConfig, values: Compute, score: Compute, *, budget_tokens: int) -> None:
-        self._algorithm = algorithm
-        self._values = values
-        self._score = score
-        self._budget_tokens = budget_tokens
+    def __init__(self, job: JobConfig, backend: TrainBackend) -> None:
+        self._algorithm = job.algorithm
+        self._backend = backend
+        self._budget_tokens = job.trainer.micro_batch_tokens
+        self._temperature = job.rollout.temperature
         self._metrics: dict[str, float] = {}
 
     async def estimated(self, samples: Sequence[TrainSample]) -> list[TrainSample]:
@@ -51,9 +48,9 @@ class PpoEstimates:
         for part in portions(answered, budget_tokens=self._budget_tokens):
             at = np.array([rows[sample.prompt, sample.sibling] for sample in part])
             batch = pad(part)
-            _put(values, at, part, await self._values(batch))
+            _put(values, at, part, await self._backend.values(batch))
             if with_policy:
-                _put(policy, at, part, await self._score(batch))
+                _put(policy, at, part, await self._backend.score(batch, temperature=self._temperature, reference=False))
             if batch.reference_logprobs is not None:
                 _put(reference, at, part, batch.reference_logprobs)
         ratios = policy - reference if with_kl else None
@@ -72,17 +69,6 @@ class PpoEstimates:
         """Columns of the step that was estimated since this was asked last; nothing if none was."""
         metrics, self._metrics = self._metrics, {}
         return metrics
-
-
-def ppo_estimates(job: JobConfig, backend: TrainBackend) -> PpoEstimates | None:
-    """Estimates for ``job`` by what ``backend`` computes; None: the job has no critic."""
-    if job.algorithm.name != "ppo":
-        return None
-
-    async def score(batch: MicroBatch) -> np.ndarray:
-        return await backend.score(batch, temperature=job.rollout.temperature, reference=False)
-
-    return PpoEstimates(job.algorithm, backend.values, score, budget_tokens=job.trainer.micro_batch_tokens)
 
 
 def _put(column: np.ndarray, at: np.ndarray, part: Sequence[TrainSample], found: np.ndarray) -> None:

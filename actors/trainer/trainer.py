@@ -58,7 +58,7 @@ from actors.trainer.bounded import BoundedBackend
 from actors.trainer.checkpointer import Checkpointer
 from actors.trainer.consumption import consumption
 from actors.trainer.errors import CheckpointAstray, GrantChanged, TrainingDiverged
-from actors.trainer.ppo import PpoEstimates, ppo_estimates
+from actors.trainer.ppo import PpoEstimates
 from actors.trainer.publisher import Publisher
 from actors.trainer.reference import ReferenceScores
 from actors.trainer.room import require_room_for_run
@@ -106,7 +106,8 @@ class Trainer(RegisteredActor):
         )
         if self._service is None:
             self._backend = BoundedBackend(self._backend, ctx.limits)
-        self._ppo = ppo_estimates(self._job, self._backend)
+        if self._job.algorithm.name == "ppo":
+            self._ppo = PpoEstimates(self._job, self._backend)
         self._publisher = Publisher(
             ctx, self._backend, self._spans, job=self._job.name, run_dir=self._run_dir, scheduler=self.hub
         )

@@ -159,6 +159,20 @@ async def test_another_life_goes_on_from_stored_state_and_the_half_step_is_dropp
         assert await bits(other) == await bits(backend)
 
 
+@pytest.mark.parametrize("kind", sorted(KINDS))
+async def test_another_life_goes_on_from_state_that_was_stored_while_the_critic_warmed_up(
+    kind: str, model_path: Path
+) -> None:
+    """Its optimizer has moments then, and the policy's has none."""
+    world: World = (kind, {"critic_warmup": 9})
+    async with started(world, model_path) as one, started(world, model_path) as other:
+        await some_steps(one)
+        await other.restore(await stored(one))
+        for backend in (one, other):
+            await some_steps(backend)
+        assert await bits(one) == await bits(other)
+
+
 async def test_versions_tell_what_has_changed_and_nothing_else(backend: Backend, tmp_path: Path) -> None:
     async def changed(action: str) -> set[str]:
         before = {part.name: part.version for part in backend.parts()}

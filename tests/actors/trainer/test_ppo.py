@@ -12,10 +12,9 @@ import pytest
 from actors.protocol.steps import OpenStep
 from actors.trainer import checkpoint
 from actors.trainer.backend import NUMERICS, LossSpec, MicroBatch, MicroBatchStats
-from actors.trainer.backends.simulated_backend import TrainCost
+from actors.trainer.backends.simulated_backend import SimulatedBackend, TrainCost
 from actors.trainer.batching import TrainSample
 from actors.trainer.ppo import PpoEstimates
-from configs.learning_schema import AlgorithmConfig
 from tests.actors.trainer.random_samples import random_samples
 from tests.actors.trainer.test_gae import as_trl
 from tests.actors.trainer.trainer_world import (
@@ -29,6 +28,7 @@ from tests.actors.trainer.trainer_world import (
     job_config,
 )
 from tests.simulated import run_simulated
+from tests.smallest_job import smallest_job
 
 
 def scored_samples() -> list[TrainSample]:
@@ -45,23 +45,37 @@ def numbers_of(samples: list[TrainSample], seed: int) -> dict[tuple[int, ...], n
     return {tuple(s.tokens.tolist()): rng.normal(size=s.tokens.size).astype(np.float32) for s in samples}
 
 
-def answers(numbers: dict[tuple[int, ...], np.ndarray]):
-    """A backend's answer with these numbers for each response, and none elsewhere."""
+Numbers = dict[tuple[int, ...], np.ndarray]
 
-    async def answer(batch: MicroBatch) -> np.ndarray:
+
+class Answering(SimulatedBackend):
+    """Answers with these numbers for each response, and none elsewhere."""
+
+    def __init__(self, values: Numbers, policy: Numbers) -> None:
+        super().__init__()
+        self._numbers = values, policy
+
+    async def values(self, batch: MicroBatch) -> np.ndarray:
+        return self._of(batch, self._numbers[0])
+
+    async def score(self, batch: MicroBatch, *, temperature: float, reference: bool) -> np.ndarray:
+        assert not reference
+        return self._of(batch, self._numbers[1])
+
+    @staticmethod
+    def _of(batch: MicroBatch, numbers: Numbers) -> np.ndarray:
         result = np.zeros(batch.input_ids.shape, np.float32)
         for row, (p, end) in enumerate(zip(batch.prompt_lengths, batch.lengths, strict=True)):
             result[row, p:end] = numbers[tuple(batch.input_ids[row, p:end].tolist())]
         return result
 
-    return answer
-
 
 @pytest.mark.parametrize("budget_tokens", [8, 1000])
 def test_advantages_and_returns_of_a_step_are_trls_whitened_however_it_is_cut(budget_tokens: int) -> None:
-    samples, algorithm = scored_samples(), AlgorithmConfig(name="ppo", kl_coefficient=0.2, gamma=0.97, gae_lambda=0.9)
+    samples, algorithm = scored_samples(), {"name": "ppo", "kl_coefficient": 0.2, "gamma": 0.97, "gae_lambda": 0.9}
     values, policy = numbers_of(samples, 1), numbers_of(samples, 2)
-    estimates = PpoEstimates(algorithm, answers(values), answers(policy), budget_tokens=budget_tokens)
+    job = smallest_job(algorithm=algorithm, trainer={"micro_batch_tokens": budget_tokens})
+    estimates = PpoEstimates(job, Answering(values, policy))
     found = asyncio.run(estimates.estimated(samples))
     advantages: list[float] = []
     kl = shaped = 0.0
@@ -90,9 +104,8 @@ def test_an_engines_last_bits_are_in_nothing_that_is_learned_from() -> None:
     samples = scored_samples()
     policy = {tuple(s.tokens.tolist()): s.logprobs + np.float32(NUMERICS / 2) for s in samples}
     samples[1] = dataclasses.replace(samples[1], logprobs=samples[1].logprobs - 1, stale=np.zeros(1, np.bool_))
-    estimates = PpoEstimates(
-        AlgorithmConfig(name="ppo", epochs=2), answers(numbers_of(samples, 1)), answers(policy), budget_tokens=100
-    )
+    job = smallest_job(algorithm={"name": "ppo", "epochs": 2})
+    estimates = PpoEstimates(job, Answering(numbers_of(samples, 1), policy))
     for before, after in zip(samples, asyncio.run(estimates.estimated(samples)), strict=True):
         own = policy[tuple(before.tokens.tolist())]
         keeps = before.stale | (np.abs(own - before.logprobs) > NUMERICS)
