@@ -143,7 +143,7 @@ def test_of_prompts_that_join_together_what_is_common_is_computed_once(tmp_path:
     batch = Rows(load(tmp_path), kind)
     batch.join(*prompts)
     computed_again = batch.shared.prefilled_tokens - distinct_tokens(prompts)
-    assert computed_again == 0 if kind == "fused" else computed_again <= 8 * BLOCK_TOKENS
+    assert computed_again == 0 if kind == "fused" else computed_again <= 8 * 16
     batch.join(*[np.append(prompt, np.int32(1)) for prompt in prompts])
     assert batch.shared.prefilled_tokens == 61 + 2 * 37 + 8 * 9 + computed_again + 8, "but for their last tokens"
 

@@ -26,9 +26,11 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from actors.rollout.engines.torch.prefill import behind_chunks, prefill_chunks
-from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, KnownPrefixes
+from actors.rollout.engines.torch.prefix_cache import KnownPrefixes
 from actors.rollout.errors import ModelUnreadable
 
+_SPREAD: Final = 16
+"""Known tokens of a row that are computed again at most, for the rows of a batch to compute equally many."""
 _BY_LENGTH: Final = ("dynamic", "longrope")
 """Rotary embeddings that turn a token by how long its sequence is: its keys are no other sequence's."""
 
@@ -91,7 +93,7 @@ class GenericDecoder:
         new, rest = np.flatnonzero(begun == 0), np.flatnonzero(begun)
         chunks = [new[chunk] for chunk in prefill_chunks(lengths[new].tolist(), self._prefill_tokens)]
         parts = behind_chunks(
-            (lengths - begun)[rest].tolist(), lengths[rest].tolist(), self._prefill_tokens, spread=BLOCK_TOKENS
+            (lengths - begun)[rest].tolist(), lengths[rest].tolist(), self._prefill_tokens, spread=_SPREAD
         )
         for chunk in [*chunks, *(rest[part] for part in parts)]:
             size = lengths[chunk]
