@@ -21,7 +21,7 @@ from actors.reward_training.errors import CannotTrain
 from actors.reward_training.preferences import Pair
 from configs.schema import DataConfig
 
-_MISTAKES_MAX = 3
+_MISTAKES = (1, 2, 3)
 _TRIES = 20
 """Draws of one pair before its row is passed over: an answer of one letter can go wrong in few ways."""
 
@@ -99,7 +99,7 @@ def _response(answer: str, other: str, draw: random.Random) -> str:
 def _with_mistakes(text: str, draw: random.Random) -> str:
     """Letters replaced, left out, doubled, put in, or that change places with the next."""
     letters = string.digits if text.isdigit() else string.ascii_lowercase
-    for _ in range(draw.randint(1, _MISTAKES_MAX)):
+    for _ in range(draw.choice(_MISTAKES)):
         at = draw.randrange(len(text) or 1)
         before, here, after = text[:at], text[at : at + 1], text[at + 1 :]
         text = draw.choice(

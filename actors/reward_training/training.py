@@ -34,7 +34,8 @@ from actors.reward_training.preferences import Pair
 from configs.reward_training import RewardTraining
 
 _BETAS = (0.9, 0.98)
-_GRAD_NORM_MAX = 1.0
+_CLIPPED_NORM = 1.0
+"""The gradient is scaled down to this norm."""
 _RISING = 0.1
 """Share of the steps in which the learning rate rises."""
 _LOOKS = 10
@@ -141,7 +142,7 @@ class RewardTrainer:
             loss.backward()
             total += loss.item()
         parameters = [one for one in self._backbone.model.parameters() if one.grad is not None]
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, _GRAD_NORM_MAX))
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, _CLIPPED_NORM))
         if not math.isfinite(total) or not math.isfinite(norm):
             raise TrainingFailed(
                 f"the loss is {total:g} and its gradient {norm:g} at step {step + 1} of {self.steps}: lower the "

@@ -11,7 +11,6 @@ a directory of that name is whole.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -100,8 +99,11 @@ async def _train(
     limits, cache = job.limits, ModelCache.of_user()
     taken = directory.with_name(f"{directory.name}.partial")
     shutil.rmtree(taken, ignore_errors=True)
-    key = await asyncio.to_thread(reward_model_key, job, reward, backbone)
-    if await in_time(limits.model_cache_s, lambda: cache.take(key, taken)):
+
+    def key() -> str:
+        return reward_model_key(job, reward, backbone)
+
+    if await in_time(limits.model_cache_s, lambda: cache.take(key(), taken)):
         taken.rename(directory)
         return "cache"
     shutil.rmtree(taken, ignore_errors=True)
@@ -134,7 +136,7 @@ async def _train(
     for warning in told["warnings"]:
         say(f"warning: {warning}")
     if sum(file.stat().st_size for file in directory.iterdir()) <= limits.reward_cache_bytes:
-        await in_time(limits.model_cache_s, lambda: cache.keep(key, directory))
+        await in_time(limits.model_cache_s, lambda: cache.keep(key(), directory))
     return "trained"
 
 

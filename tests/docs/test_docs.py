@@ -165,7 +165,7 @@ def test_every_snippet_of_a_job_file_fits_the_schema(snippet: str, tmp_path: Pat
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_every_key_and_limit_that_is_named_exists(page: Path) -> None:
     """`limits.x_s`, `rollout.workers`: whatever begins like a section of the job file."""
-    known = set(schema_keys())
+    known = {*schema_keys(), *(key.rpartition(".")[0] for key in schema_keys())}
     sections = {key.split(".")[0] for key in known if "." in key}
     named = [s for s in spans(page) if re.fullmatch(r"[a-z]+\.[a-z_0-9]+", s) and s.split(".")[0] in sections]
     files = {"metrics.jsonl", "metrics.md", "limits.md", "model.json", "model.safetensors"}
