@@ -21,8 +21,8 @@ def test_bills_are_compared_a_step_and_the_break_even_is_what_each_start_of_a_pl
     assert (fixed["billed_worker_s"], fixed["compute_worker_s"], fixed["step_s"]) == (30.0, 27.0, 10.0)
     ours = functions.figures("lambda", [PLANNED, PLANNED])
     assert functions.compared(fixed, ours, "lambda") == {
-        "cost_cut_lambda": round(1 - 14 / 30, 3), "step_ratio_lambda": 1.02, "compute_cut_lambda": round(1 - 12 / 27, 3),
-        "break_even_lambda": (30.0 - 12.0) / 2,
+        "cost_cut_lambda": round(1 - 14 / 30, 3), "step_ratio_lambda": 1.02,
+        "compute_cut_lambda": round(1 - 12 / 27, 3), "break_even_lambda": (30.0 - 12.0) / 2,
     }  # fmt: skip
 
 
