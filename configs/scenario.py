@@ -75,7 +75,7 @@ class SimulatedJob(Section):
     plan: PlanConfig = PlanConfig()
     """As ``scheduling.plan``."""
     functions: bool = False
-    """All workers but ``workers`` are functions, as with ``provider.kind: functions``; only for a job that is alone."""
+    """All workers but ``workers`` are functions, as with ``provider.kind: functions``; for a job that runs alone."""
     idle_s: Seconds | None = None
     """As ``provider.idle_s``."""
     relief: bool = False

@@ -56,9 +56,9 @@ def job_file() -> str:
         section = _section(info)
         if section is None or section is Limits:
             continue
-        optional = dict(_optional_sections(section))
-        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=optional)]
-        for key, inner in optional.items():
+        inner_ones = dict(_inner_sections(section))
+        parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.", told_apart=inner_ones)]
+        for key, inner in inner_ones.items():
             parts += [f"\n### {name}.{key}\n", _own_docstring(inner), _table(inner, f"{name}.{key}.")]
         parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
@@ -73,9 +73,11 @@ def _lists(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
             yield key, items[0]
 
 
-def _optional_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    """The keys that hold a section or nothing."""
+def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The keys that hold a section, or perhaps one."""
     for key, info in section.model_fields.items():
+        if (whole := _section(info)) is not None:
+            yield key, whole
         inner = [part for part in get_args(info.annotation) if isinstance(part, type) and issubclass(part, BaseModel)]
         if inner and get_origin(info.annotation) is types.UnionType:
             yield key, inner[0]
