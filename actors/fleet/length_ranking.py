@@ -41,7 +41,7 @@ def make_predictor(kind: str, limits: Limits, *, newest_epoch_only: bool = False
         case "none":
             return None
         case "history":
-            return LengthHistory(limits.length_prompts, 1.0 if newest_epoch_only else ALPHA)
+            return LengthHistory(limits.length_prompts, alpha=1.0 if newest_epoch_only else ALPHA)
         case "siblings":
             return LengthOfSiblings()
         case "learned":

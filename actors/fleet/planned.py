@@ -11,7 +11,6 @@
 Invariants
 - A plan is a preference. Samples whose worker is gone, or cannot take them, are anybody's, and sleepers are woken for
   what nobody awake has room for: nothing waits as long as somebody is there.
-- A worker that was told to sleep gets no work before it was told to wake. What it still holds it generates.
 - A step is planned once in a life of the scheduler, and no sample of it is handed out before. All that is known of a
   plan can be lost: a new life plans what is still queued, and what runs stays where it is.
 - The first plan of a life waits ``plan_patience_s`` at most for as many workers as the job file begins with.
@@ -27,6 +26,7 @@ from actors.core.message import Message
 from actors.fleet.cuts import Cuts
 from actors.fleet.length_ranking import LengthRanking
 from actors.fleet.scope import JobScope
+from actors.fleet.sleepers import Sleepers
 from actors.fleet.step_parts import Queued, StepParts
 from actors.fleet.step_planner import Planning, StepPlanner
 from actors.fleet.versions import Versions
@@ -39,9 +39,7 @@ from actors.policies.view import GroupView
 from actors.protocol.batches import IssueBatch
 from actors.protocol.job_news import GenerationEnded, StepPlanned, WorkerReleased, WorkerWoken
 from actors.protocol.metrics import Span
-from actors.protocol.work import SetAsleep
 from actors.protocol.workers import WorkerAsleep
-from transport.transport import SendOutcome
 
 COLUMNS: Final = (
     "plan_workers",
@@ -88,6 +86,7 @@ class Planned:
     def __init__(self, scope: JobScope, versions: Versions, ranking: LengthRanking) -> None:
         self._scope = scope
         self._versions = versions
+        self._sleepers = Sleepers(scope, versions)
         self._planner = StepPlanner(scope, ranking)
         self._cuts = Cuts(scope, ranking)
         self._step: PlannedStep | None = None
@@ -103,9 +102,7 @@ class Planned:
 
     def look(self, now: float) -> None:
         """Plan the step that may be generated, and wake those whom it wants."""
-        for worker in self._usable():
-            if worker.again and worker.engine_rest.told is None:  # a former life of the scheduler may have had it sleep
-                self._set_asleep(worker, now, asleep=False)
+        self._sleepers.meet(now)
         batch = self._batch()
         if batch is not None and self._may_plan(batch, now):
             self._plan(batch, now)
@@ -123,7 +120,7 @@ class Planned:
         step = self._step
         if step is None or step.number != number:
             return []
-        return step.parts.mark(groups, self._there(number, self._scope.ctx.now()))
+        return step.parts.mark(groups, self._sleepers.there(number, self._scope.ctx.now()))
 
     def _batch(self) -> StepBatch | None:
         """The step after the committed ones, once their lengths are known."""
@@ -139,9 +136,9 @@ class Planned:
         """Whether the step is not planned, and somebody may generate it."""
         if (self._step is not None and self._step.number >= batch.step) or not batch.generating:
             return False
-        if max([self._versions.newest, *(w.policy_version for w in self._usable())]) < batch.step:
+        if max([self._versions.newest, *(w.policy_version for w in self._sleepers.workers)]) < batch.step:
             return False
-        there, job, more = len(self._usable()), self._scope.job, self._planner.starts_functions
+        there, job, more = len(self._sleepers.workers), self._scope.job, self._planner.starts_functions
         if not there and not more:
             return False
         if self._step is not None or there >= max(job.rollout.workers, 0 if more else job.scheduling.workers_min):
@@ -149,11 +146,8 @@ class Planned:
         self._waits_since_s = now if self._waits_since_s is None else self._waits_since_s
         return now - self._waits_since_s >= self._scope.limits.plan_patience_s
 
-    def _usable(self) -> list[Worker]:
-        return [worker for worker in self._scope.workers.by_name.values() if not worker.leaving]
-
     def _plan(self, batch: StepBatch, now: float) -> None:
-        scope, workers = self._scope, self._usable()
+        scope, workers = self._scope, self._sleepers.workers
         planning = self._planner.plan(batch, workers, now)
         took_s = scope.ctx.now() - now
         if self._step is not None and self._step.ended:
@@ -177,7 +171,7 @@ class Planned:
 
     def _meet(self, step: PlannedStep, now: float) -> None:
         """Let workers that have registered since the plan take part."""
-        for worker in self._usable():
+        for worker in self._sleepers.workers:
             if worker.name not in step.known:
                 step.known.add(worker.name)
                 if step.parts.join(worker.name):
@@ -185,24 +179,16 @@ class Planned:
 
     # ------------------------------------------------------------ who is awake
 
-    def _there(self, version: int, now: float) -> set[str]:
-        """Workers that could take something: they serve the version or may be loading it, or can be woken."""
-        return {worker.name for worker in self._usable() if self._able(worker, version, now)}
-
-    def _able(self, worker: Worker, version: int, now: float) -> bool:
-        loads = worker.pulling_version >= 0 and now - worker.pulling_since_s < self._scope.limits.pull_patience_s
-        return now >= worker.resting_until_s and (worker.policy_version >= version or loads or worker.off_duty)
-
     def _queued(self, step: PlannedStep, batch: StepBatch, now: float) -> Queued:
-        return step.parts.queued(batch, self._there(step.number, now))
+        return step.parts.queued(batch, self._sleepers.there(step.number, now))
 
     def _to_wake(self, step: PlannedStep, batch: StepBatch, now: float) -> list[Worker]:
         """Sleepers for whom something is kept, and as many more as it takes for what is anybody's."""
-        queued, workers = self._queued(step, batch, now), self._usable()
+        queued, workers = self._queued(step, batch, now), self._sleepers.workers
         found = [worker for worker in workers if worker.off_duty and worker.name in queued.own]
         lacking = queued.anybodys
         for worker in workers:
-            if (not worker.off_duty or worker in found) and self._able(worker, step.number, now):
+            if (not worker.off_duty or worker in found) and self._sleepers.able(worker, step.number, now):
                 lacking -= max(0, worker.slots - worker.in_flight)
         for worker in workers:
             if lacking > 0 and worker.off_duty and worker not in found:
@@ -211,43 +197,25 @@ class Planned:
         return found
 
     def _wake(self, worker: Worker, number: int, now: float) -> None:
-        rest, limits = worker.engine_rest, self._scope.limits
-        if not self._set_asleep(worker, now, asleep=False):
-            return
-        worker.off_duty = worker.pulls_later = False
-        self._versions.tell(worker)
-        worker.pulling_since_s = now + (rest.wakes_s or limits.wake_patience_s)  # it loads once it is awake
-        if self._step is not None and self._step.number == number:
-            self._step.waking[worker.name] = now
-        self._tell_job(WorkerWoken(job=self._scope.name, worker=worker.name, step=number))
+        if self._sleepers.wake(worker, now):
+            if self._step is not None and self._step.number == number:
+                self._step.waking[worker.name] = now
+            self._tell_job(WorkerWoken(job=self._scope.name, worker=worker.name, step=number))
 
     def _release(self, worker: Worker, number: int, now: float) -> None:
-        if self._set_asleep(worker, now, asleep=True):
-            worker.off_duty = worker.pulls_later = True
-            worker.pulling_version = -1
+        if self._sleepers.release(worker, now):
             self._scope.record("worker_released", worker=worker.name, step=number)
             self._tell_job(WorkerReleased(job=self._scope.name, worker=worker.name, step=number))
 
-    def _set_asleep(self, worker: Worker, now: float, *, asleep: bool) -> bool:
-        scope = self._scope
-        order = SetAsleep(job=scope.name, term=scope.ledger.term, asleep=asleep)
-        if scope.tell(worker.address, order) is not SendOutcome.QUEUED:
-            return False
-        worker.engine_rest.tell(asleep, now)
-        return True
-
     def heard(self, worker: Worker, news: WorkerAsleep) -> None:
         """A worker sleeps, or is awake, as it was told."""
-        now = self._scope.ctx.now()
-        worker.engine_rest.hear(news.asleep, now)
-        if not news.asleep and worker.pulling_version >= 0:
-            worker.pulling_since_s = min(now, worker.pulling_since_s)
+        self._sleepers.heard(worker, news, self._scope.ctx.now())
         self.serves(worker)
 
     def serves(self, worker: Worker) -> None:
         """A worker is awake, or has loaded a version: perhaps that was all that it was waited for."""
-        step = self._step
-        awake = worker.engine_rest.told is False and worker.engine_rest.told_s is None
+        step, rest = self._step, worker.engine_rest
+        awake = rest.told is False and rest.told_s is None
         if step is not None and awake and worker.policy_version >= step.number and worker.name in step.waking:
             took_s = self._scope.ctx.now() - step.waking.pop(worker.name)
             step.wake_s = max(step.wake_s, took_s)
@@ -267,24 +235,24 @@ class Planned:
         sources = self._cuts.look(batch, step.parts, step.parts.longest, now)
         step.cut_samples += sum(sources.values())
         queued, coming = self._queued(step, batch, now), self._cuts.coming()
-        for worker in self._usable():
+        for worker in self._sleepers.workers:
             name = worker.name
             wanted = worker.in_flight or name in queued.own or name in coming or queued.anybodys
             joined = name in step.parts.joined and (queued.own or queued.anybodys)
-            idle = not wanted and not joined and self._able(worker, step.number, now)
+            idle = not wanted and not joined and self._sleepers.able(worker, step.number, now)
             if not worker.off_duty and (idle or name in sources):
                 self._release(worker, step.number, now)
 
     def _end(self, step: PlannedStep, now: float) -> None:
         """Every sample of the step has ended."""
         step.ended_s = now
-        for worker in self._usable():
+        for worker in self._sleepers.workers:
             if not worker.off_duty:
                 self._release(worker, step.number, now)
         self._tell_job(GenerationEnded(job=self._scope.name, step=step.number))
         self._show(step)
         tick_s = self._scope.limits.scheduler_tick_s  # what wakes faster than that need not be woken ahead
-        wakes_s = [wakes_s for worker in self._usable() if (wakes_s := worker.engine_rest.wakes_s) > tick_s]
+        wakes_s = [wakes_s for worker in self._sleepers.workers if (wakes_s := worker.engine_rest.wakes_s) > tick_s]
         view = PrewarmView(now, self._gaps_s, wakes_s, 2 * tick_s, wanted=len(step.planning.plan.parts), ready=0)
         self._prewarm = prewarm.decide(view, now)
 
@@ -294,9 +262,9 @@ class Planned:
         if step is None or order is None or now < order.at_s or step.number + 1 not in self._scope.ledger.batches:
             return
         self._prewarm = None
-        asleep = {worker.name: worker for worker in self._usable() if worker.off_duty and not worker.beside_trainer}
-        for name in [name for name in step.planning.plan.parts if name in asleep][: order.workers]:
-            self._wake(asleep[name], step.number + 1, now)
+        there = {one.name: one for one in self._sleepers.workers if one.off_duty and not one.beside_trainer}
+        for worker in [there[name] for name in step.planning.plan.parts if name in there][: order.workers]:
+            self._wake(worker, step.number + 1, now)
 
     # ------------------------------------------------------------ what is told of it
 
@@ -323,7 +291,7 @@ class Planned:
             self._scope.tell(job, news)
 
     def _show(self, step: PlannedStep) -> None:
-        """Two bars on the plan's track of the trace: as forecast, and as it came."""
+        """A bar on the plan's track of the trace, with what was forecast of it."""
         end_s = time_of_day_s()
         begin_s, forecast_s = end_s - (step.ended_s - step.planned_s), step.planning.plan.chosen.seconds
         args: dict[str, float | int | str] = {"step": step.number, "workers": len(step.planning.plan.parts)}

@@ -19,7 +19,7 @@ class LengthHints:
 
     def __init__(self) -> None:
         self._sums = np.zeros(5)
-        """Of 1, hint, length, hint², hint · length."""
+        """Sums of 1, hint, length, hint² and hint · length over all answers."""
 
     def expected(self, hints: np.ndarray) -> np.ndarray:
         """float64[p] tokens of a response to prompts with these hints."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from actors.fleet.length_ranking import FRACTIONS
+from actors.fleet.planned import COLUMNS as PLAN_COLUMNS
 from actors.fleet.recovery import Recoveries
 from actors.fleet.seeding import COLUMNS as SEEDING_COLUMNS
 from actors.fleet.workers import WorkerTable
@@ -73,7 +74,8 @@ def test_the_page_of_metrics_names_every_column() -> None:
     row = StepMeter(ledger, WorkerTable(), 0.0).take(ledger.batches[0], 1, from_trainer, 1.0)
     row |= Recoveries(ledger).metrics()
     row |= dict.fromkeys([*FRACTIONS, "length_known_fraction"], 0.0)
-    row |= dict.fromkeys(SEEDING_COLUMNS, 0.0)
+    row |= dict.fromkeys([*SEEDING_COLUMNS, *PLAN_COLUMNS], 0.0)
+    row |= dict.fromkeys(["billed_worker_s", "compute_worker_s", "functions_started", "functions_cold_s"], 0.0)
     row |= cost_of({"tokens_generated": 1}, 1.0)
     named = re.findall(r"^\| `(\w+)` \|", (REFERENCE / "metrics.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(named) == sorted(row)

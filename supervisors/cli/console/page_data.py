@@ -167,7 +167,8 @@ class Told(NamedTuple):
 _QUIET: Final = frozenset([
     "worker_version", "version_available", "process_health", "asks_counted", "service_registered", "worker_began",
     "child_stopped", "child_started", "child_adopted", "samples_balanced", "samples_taken_up", "samples_returned",
-    "capacity_target", "seeding_window", "faults_started",
+    "capacity_target", "seeding_window", "step_planned", "samples_cut", "worker_released", "worker_woken",
+    "faults_started",
 ])  # fmt: skip
 _BAD: Final = frozenset([
     "child_gave_up", "child_start_failed", "commit_refused", "delta_refused", "assignments_broken",
@@ -176,7 +177,7 @@ _BAD: Final = frozenset([
 _NOTE: Final = frozenset([
     "job_state", "checkpoint_stored", "worker_registered", "scheduler_opened", "progress_resumed", "pool_resized",
     "samples_reassigned", "node_joined", "node_left", "fault_healed", "data_ended", "ranker_refreshed",
-    "worker_went_on", "worker_leaving", "samples_taken_back",
+    "worker_went_on", "worker_leaving", "samples_taken_back", "lengths_without_history",
 ])  # fmt: skip
 _ENDS_WELL: Final = frozenset(["stopped", "completed"])
 _SUBJECTS: Final = ("worker", "child", "node", "process", "asker", "role")

@@ -286,6 +286,20 @@ def a_step_short(history: History) -> None:
     history.job = history.job.model_copy(update={"steps": 5})
 
 
+def planned(history: History, source: str, target: str) -> None:
+    plan = {"step": 2, "workers": "rollout-1,rollout-0", "longest": "rollout-1"}
+    cut = {"step": 2, "worker": source, "target": target, "samples": 3}
+    history.events += [{"time_s": 1.0, "event": "step_planned"} | plan, {"time_s": 2.0, "event": "samples_cut"} | cut]
+
+
+def the_longest_is_cut(history: History) -> None:
+    planned(history, "rollout-1", "rollout-0")
+
+
+def cut_to_itself(history: History) -> None:
+    planned(history, "rollout-0", "rollout-0")
+
+
 @pytest.mark.parametrize(
     ("checker", "change", "says"),
     [
@@ -322,6 +336,8 @@ def a_step_short(history: History) -> None:
         ("credit", more_than_its_slots, "but has 3 slots"),
         ("credit", never_returned, "while rollout-0 had it"),
         ("credit", attempts_forgotten, "was handed out 1 times, but is put down with 0"),
+        ("plans", the_longest_is_cut, "rollout-1 was cut in step 2: it had the longest part"),
+        ("plans", cut_to_itself, "rollout-0 was cut in step 2: what it handed over went to itself"),
         ("restarts", too_many_restarts, "rollout.j made 11 restarts within 120 s"),
         ("restarts", restarted_after_giving_up, "rollout.j had given up, and restarted rollout-0"),
         ("finish", a_step_short, "4 of its 5 steps are committed"),
