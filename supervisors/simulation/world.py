@@ -24,7 +24,6 @@ from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
-from supervisors.simulation.grid import FunctionGrid
 from supervisors.simulation.ground import Body, FunctionMachinesThere
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
@@ -49,9 +48,17 @@ class World:
     """A world is one simulated run of ``scenario`` under ``seed``. Its files lie in ``root``; the caller removes it."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None
+        self,
+        scenario: Scenario,
+        seed: int,
+        root: Path,
+        loop: SimulatedLoop,
+        show: Callable[[str], None] | None = None,
+        functions: Callable[[World], FunctionMachinesThere] | None = None,
     ) -> None:
+        """``functions``: makes the machines of functions; None: no job of the scenario has any."""
         self.scenario = scenario
+        self._functions = functions
         self.seed = seed
         self.root = root
         self.loop = loop
@@ -172,7 +179,8 @@ class World:
 
     def function_machines(self) -> FunctionMachinesThere:
         """For the functions of one life of the head's machine."""
-        return FunctionGrid(self)
+        assert self._functions is not None, "given where a job has functions"
+        return self._functions(self)
 
     def submit(self, jobs: list[JobConfig]) -> None:
         """Hand jobs to a head that serves, unless it, or a life before it, has them already."""
