@@ -160,13 +160,36 @@ class WeightsConfig(Section):
     the link between sites is shared with others. Unset: as fast as it goes."""
 
 
+class PlanConfig(Section):
+    """How ``scheduling.policy: planned`` plans a step."""
+
+    choose: Literal["lambda", "pareto", "fixed"] = "lambda"
+    """What decides how many workers generate, of ``workers_min`` to ``workers_max``. ``lambda``: the least weighted sum
+    of predicted time and cost, both scaled to 0 to 1 over these numbers (RLHFless); ``pareto``: the cheapest that is no
+    more than ``within`` slower than the fastest; ``fixed``: always ``workers_max``."""
+    time_weight: Annotated[float, Field(ge=0, le=1)] = 0.7
+    """``choose: lambda``: weight of time; the rest is that of cost. 1: the fastest, 0: the cheapest."""
+    within: Annotated[float, Field(ge=0)] = 0.05
+    """``choose: pareto``: part of the fastest step's time by which the chosen one may be longer."""
+    parts: Literal["even", "balanced"] = "balanced"
+    """How prompts, sorted by expected length, are cut into one part for each worker. ``even``: equal numbers of prompts
+    (RLHFless); ``balanced``: so few of the longest that all workers end together, as predicted."""
+    cut_at: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """A worker that has finished this part of its samples hands over the rest as soon as others have room, and sleeps.
+    1: never."""
+
+
 class SchedulingConfig(Section):
     """Who generates what, and how many workers there are."""
 
-    policy: Literal["assign", "rlboost"] = "assign"
+    policy: Literal["assign", "rlboost", "planned"] = "assign"
     """``assign``: each sample goes to the least loaded worker with a free slot, and stays there. ``rlboost``: a worker
     is given few more than its engine runs at once, and samples, begun or not, move from workers that have too many to
-    those that have too few. For workers that come and go, engines whose memory is the limit, and long tails."""
+    those that have too few. For workers that come and go, engines whose memory is the limit, and long tails.
+    ``planned``: before each step it is planned how many workers generate it, and which prompts each of them gets; the
+    others sleep. For workers that are paid for by the second. Needs ``workers_max``, ``rollout.length_ranking`` and
+    ``sync.mode: sync`` or ``minibatch``."""
+    plan: PlanConfig = PlanConfig()
     relief: bool = False
     """With ``policy: rlboost``: a worker that has nothing to do takes running samples of the oldest step, those with
     the most tokens, from workers on which they would take longer, as both have measured. Shortens the wait for a
@@ -175,7 +198,8 @@ class SchedulingConfig(Section):
     """With ``workers_max``: never fewer rollout workers than this."""
     workers_max: PositiveInt | None = None
     """Set: after each step the number of rollout workers follows the measured gap between generation and training,
-    between ``workers_min`` and this. Unset: it is what the job file, the machines and ``headrace ctl scale`` say."""
+    between ``workers_min`` and this; with ``policy: planned``, the plan of each step says how many of them generate
+    it. Unset: it is what the job file, the machines and ``headrace ctl scale`` say."""
     seeding: bool = False
     """The rollout workers on the head's machine generate during a window at the start of each step; then they hand over
     what is unfinished to those on other machines, their engines sleep, and the trainer trains. The window's length

@@ -200,6 +200,49 @@ CASES: dict[str, tuple[Mapping[str, object], str, str]] = {
         "scheduling.relief",
         "Set scheduling.policy to rlboost",
     ),
+    "a plan, which is not built": (
+        {"scheduling": {"policy": "planned", "workers_max": 4}, "rollout.length_ranking": "history"},
+        "scheduling.policy",
+        "Set it to assign or rlboost",
+    ),
+    "a plan for any number of workers": (
+        {"scheduling": {"policy": "planned"}, "rollout.length_ranking": "history"},
+        "scheduling.workers_max",
+        "Set it to the number of workers",
+    ),
+    "a plan without lengths": (
+        {"scheduling": {"policy": "planned", "workers_max": 4}},
+        "rollout.length_ranking",
+        "Set it to history",
+    ),
+    "a plan for mixed versions": (
+        {
+            "scheduling": {"policy": "planned", "workers_max": 4},
+            "rollout.length_ranking": "history",
+            "sync.mode": "async",
+        },
+        "sync.mode",
+        "Set it to sync or minibatch",
+    ),
+    "a plan and seeding": (
+        {
+            "scheduling": {"policy": "planned", "workers_max": 4, "seeding": True},
+            "rollout.length_ranking": "history",
+            "cluster.place_rollout": "elastic",
+        },
+        "scheduling.seeding",
+        "the plan says who generates",
+    ),
+    "a weight of time above 1": (
+        {"scheduling": {"policy": "planned", "workers_max": 4, "plan": {"time_weight": 1.5}}},
+        "scheduling.plan.time_weight",
+        "less than or equal to 1",
+    ),
+    "a plan's keys without a plan": (
+        {"scheduling": {"plan": {"cut_at": 0.5}}},
+        "scheduling.plan.cut_at",
+        "Set scheduling.policy to planned",
+    ),
     "seeding where nobody is beside the trainer": (
         {"scheduling.seeding": True},
         "cluster.place_rollout",

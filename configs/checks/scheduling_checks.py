@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from configs.schema import JobConfig, SchedulingConfig
+from configs.schema import JobConfig, PlanConfig, SchedulingConfig
 
 Found = tuple[str, str, str]
 """Field, what is wrong, what to do: as in ``configs.checks.checks``."""
@@ -10,7 +10,7 @@ Found = tuple[str, str, str]
 
 def check_scheduling(job: JobConfig) -> list[Found]:
     """Problems of the section and of what it needs from others."""
-    return [*_check_relief(job), *_check_pool_bounds(job), *_check_seeding(job)]
+    return [*_check_relief(job), *_check_pool_bounds(job), *_check_seeding(job), *_check_planned(job)]
 
 
 def _check_relief(job: JobConfig) -> list[Found]:
@@ -60,7 +60,31 @@ def _check_seeding(job: JobConfig) -> list[Found]:
     if scheduling.seeding_end == "estimated" and job.rollout.length_ranking == "none":
         wrong = "estimated, but rollout.length_ranking is none, so no length is expected"
         found.append(("scheduling.seeding_end", wrong, "Set rollout.length_ranking, or this to learned"))
-    if scheduling.workers_max is not None:
+    if scheduling.workers_max is not None and scheduling.policy != "planned":  # which says more of it
         wrong = "is set, but with scheduling.seeding its capacity target says how many workers there are"
         found.append(("scheduling.workers_max", wrong, "Remove it, or set scheduling.seeding to false"))
     return found
+
+
+def _check_planned(job: JobConfig) -> list[Found]:
+    scheduling, mode = job.scheduling, job.sync.mode
+    if scheduling.policy != "planned":
+        default, plan = PlanConfig(), scheduling.plan
+        given = [name for name in PlanConfig.model_fields if getattr(plan, name) != getattr(default, name)]
+        fix = "Set scheduling.policy to planned, or remove it"
+        wrong = f"is set, but scheduling.policy is {scheduling.policy}"
+        return [(f"scheduling.plan.{given[0]}", wrong, fix)] if given else []
+    found: list[Found] = []
+    if scheduling.workers_max is None:
+        wrong = "is missing, and scheduling.policy is planned: how many workers generate is sought up to it"
+        found.append(("scheduling.workers_max", wrong, "Set it to the number of workers that you would pay for"))
+    if mode not in ("sync", "minibatch"):
+        wrong = f"{mode}, but scheduling.policy is planned, and only a step of one version can be planned"
+        found.append(("sync.mode", wrong, "Set it to sync or minibatch, or scheduling.policy to assign"))
+    if scheduling.seeding:
+        wrong = "is set, but with scheduling.policy: planned the plan says who generates and who sleeps"
+        found.append(("scheduling.seeding", wrong, "Remove it, or set scheduling.policy to assign or rlboost"))
+    if job.rollout.length_ranking == "none":
+        wrong = "none, but scheduling.policy is planned, and a plan needs expected lengths"
+        found.append(("rollout.length_ranking", wrong, "Set it to history"))
+    return found or [("scheduling.policy", "planned is not built yet", "Set it to assign or rlboost")]
