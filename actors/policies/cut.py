@@ -2,6 +2,14 @@
 
     a worker has finished ``cut_at`` of its samples, others have room for what is left ─▶ Cut(source, target, samples)
 
+In words:
+
+- Each worker is looked at by itself, the one with the least left first. RLHFuse cuts all at one moment, to one worker.
+- All that is left goes, or nothing: only a worker with nothing to do can be released. Where there is no room for all of
+  it, it stays until the next look.
+- The nearest of those that still have something to do takes it; of equally near ones, the one that is busy longest.
+- Who has the longest part is never cut, since everybody waits for it; nor one that takes something in the same look.
+
 Pure: the workers of one step in, moves out. Whoever asks says again later what could not be moved now.
 """
 
@@ -10,6 +18,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
 
 
 class CutWorker(NamedTuple):
@@ -31,6 +41,11 @@ class CutWorker(NamedTuple):
     holds_longest: bool = False
     """Whether it has the longest part of the plan, which is never cut."""
 
+    @property
+    def rest(self) -> int:
+        """Samples that it has not finished."""
+        return self.assigned - self.done
+
 
 @dataclass(frozen=True, slots=True)
 class CutView:
@@ -51,4 +66,22 @@ class Cut(NamedTuple):
 
 def decide(view: CutView, now: float) -> list[Cut]:
     """The cuts to order now. ``now`` is not used: nothing in the rule depends on the time."""
-    raise NotImplementedError("cutting a part is not built yet")
+    there = [worker for worker in view.workers if worker.rest > 0]
+    free = {worker.name: max(0, worker.free) for worker in there}
+    stays = {worker.name for worker in there if worker.holds_longest}
+    cuts: list[Cut] = []
+    for source in sorted(there, key=lambda one: (one.rest, one.name)):
+        ripe = source.done >= view.cut_at * source.assigned and source.movable >= source.rest
+        others = [one for one in there if one.name in free and one.name != source.name]
+        if not ripe or source.name in stays or sum(free[one.name] for one in others) < source.rest:
+            continue
+        left = source.rest
+        for target in sorted(others, key=lambda one: (one.distance_s, -np.nan_to_num(one.rest_tokens), one.name)):
+            moved = min(left, free[target.name])
+            if moved:
+                cuts.append(Cut(source.name, target.name, moved))
+                free[target.name] -= moved
+                stays.add(target.name)  # what it just got does not go on at once
+                left -= moved
+        del free[source.name]
+    return cuts

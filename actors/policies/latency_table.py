@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -91,6 +91,14 @@ class LatencyTable:
             return seconds[max(0, above - 1)]
         slope = (seconds[above] - seconds[above - 1]) / (rows[above] - rows[above - 1])
         return slope * (row - rows[above - 1]) + seconds[above - 1]
+
+    def curves(self, batch_max: int) -> np.ndarray:
+        """``step_s`` of every whole batch up to that, float64[CONTEXTS, batch_max + 1], by ``context_columns``."""
+        batches = np.log2(np.maximum(np.arange(batch_max + 1), 1))
+        found = {column: np.interp(batches, known.rows, known.seconds) for column, known in self.columns.items()}
+        if not found:
+            return np.full((CONTEXTS, batch_max + 1), np.nan)
+        return np.array([found[min(found, key=lambda known: abs(known - column))] for column in range(CONTEXTS)])
 
     def throughput(self, context_tokens: float) -> dict[int, float]:
         """Measured batches → tokens/s, at the measured context that is nearest; empty while the table is.
@@ -171,6 +179,24 @@ class LatencyMeter:
 
 
 EMPTY: Final = LatencyMeter().table
+
+
+def mean_table(tables: Iterable[LatencyTable]) -> LatencyTable:
+    """One table for all of these workers: each cell is the mean of those who were in it, by their steps."""
+    cells: dict[tuple[int, int], Cell] = {}
+    for table in tables:
+        for key, new in table.cells.items():
+            old = cells.get(key, new._replace(steps=0))
+            steps = old.steps + new.steps
+            weight = new.steps / max(steps, 1)
+            seconds = old.seconds + weight * (new.seconds - old.seconds)
+            cells[key] = Cell(seconds, steps, old.sequences + weight * (new.sequences - old.sequences))
+    return LatencyTable(cells)
+
+
+def context_columns(context_tokens: np.ndarray) -> np.ndarray:
+    """Column of each of these contexts, int64[n]."""
+    return np.clip(np.ceil(np.log2(np.maximum(context_tokens, 1.0) / _FIRST_CONTEXT)), 0, CONTEXTS - 1).astype(np.int64)
 
 
 def _row(batch: int) -> int:

@@ -7,6 +7,8 @@ Pure: the workers, expected lengths and the rule in, a plan out; the same live a
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -14,7 +16,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from actors.policies.bill import Rule
-from actors.policies.latency_table import LatencyTable
+from actors.policies.latency_table import LatencyTable, mean_table
+from actors.policies.part_ends import PartEnds
+from actors.policies.parts import Pace, balanced, even
+
+SEARCHED = 256
+"""Neighbours of the sorted prompts are taken together until there are no more of them than this."""
 
 
 class PlanWorker(NamedTuple):
@@ -103,4 +110,126 @@ class StepPlan:
 
 def decide(view: PlanView, now: float) -> StepPlan:
     """The plan of one step. ``now`` is not used: all times of the view count from this moment."""
-    raise NotImplementedError("planning a step is not built yet")
+    prompts = len(view.expected_tokens)
+    most = min(view.workers_max, len(view.workers), prompts)
+    if most < 1:
+        return StepPlan({}, {}, Forecast(0, 0.0, 0.0, 0.0), (), "no prompts wait" if not prompts else "no workers")
+    least = max(1, min(view.workers_min, most))
+    step = _Step(view)
+    if step.table.empty:
+        bounds, why = even(prompts, most), f"nothing has been measured yet: all {most} workers"
+        return step.plan(_Candidate(Forecast(most, math.nan, math.nan, 0.0), step.order(most), bounds), (), why)
+    candidates = [step.candidate(count) for count in range(least, most + 1)]
+    chosen, why = _choose(view.rule, candidates)
+    return step.plan(chosen, [candidate.forecast for candidate in candidates], why)
+
+
+class _Candidate(NamedTuple):
+    forecast: Forecast
+    workers: list[PlanWorker]
+    """Workers in the order of the parts."""
+    bounds: list[int]
+    """Prompts behind the last one of each part."""
+    ends_s: Sequence[float] = ()
+
+
+class _Step:
+    """It holds the prompts of a view, longest first, and the common table of its workers."""
+
+    def __init__(self, view: PlanView) -> None:
+        self._view = view
+        tokens = known_tokens(view.expected_tokens, view.max_tokens)
+        self._sorted = np.argsort(-tokens, kind="stable")
+        self.table = mean_table(worker.latency for worker in view.workers)
+        self._thinned = math.ceil(len(tokens) / SEARCHED)
+        starts = np.arange(0, len(tokens), self._thinned)
+        siblings = np.maximum(view.siblings, 1)[self._sorted].astype(np.float64)
+        lengths, prompts = tokens[self._sorted], view.prompt_tokens[self._sorted]
+        self._siblings = np.add.reduceat(siblings, starts)
+        self._tokens = np.add.reduceat(siblings * lengths, starts) / self._siblings
+        self._prompt_tokens = np.add.reduceat(siblings * prompts, starts) / self._siblings
+        self._prefilled = np.add.reduceat(prompts.astype(np.float64), starts)  # siblings share one prefill
+        self._context_tokens = float(np.average(self._prompt_tokens + self._tokens / 2, weights=self._siblings))
+        self._by_kind: dict[tuple[int, float], PartEnds] = {}
+
+    def order(self, count: int) -> list[PlanWorker]:
+        """The first ``count`` workers, the one beside the trainer first, then the nearest."""
+        return sorted(
+            self._view.workers[:count], key=lambda one: (not one.beside_trainer, one.ready_in_s + one.transfer_s)
+        )
+
+    def candidate(self, count: int) -> _Candidate:
+        """What comes of so many workers."""
+        workers, items = self.order(count), len(self._tokens)
+        paces = [self._pace(worker, count) for worker in workers]
+        if self._view.rule.parts == "even":
+            bounds = even(len(self._sorted), count)
+            cuts = [min(items, round(bound / self._thinned)) for bound in bounds[:-1]] + [items]
+        else:
+            cuts = balanced(items, paces)
+            bounds = [min(len(self._sorted), cut * self._thinned) for cut in cuts]
+        ends_s = [pace.end_s(*part) for pace, part in zip(paces, itertools.pairwise([0, *cuts]), strict=True)]
+        seconds = max(ends_s)
+        cost = sum(
+            worker.price * self._charged(worker, end_s, seconds)
+            for worker, end_s in zip(workers, ends_s, strict=True)
+            if end_s
+        )
+        return _Candidate(Forecast(count, seconds, cost, seconds - ends_s[0]), workers, bounds, ends_s)
+
+    def plan(self, chosen: _Candidate, forecasts: Sequence[Forecast], why: str) -> StepPlan:
+        parts: dict[str, np.ndarray] = {}
+        ends_s: dict[str, float] = {}
+        ends = chosen.ends_s or [math.nan] * len(chosen.workers)
+        spans = itertools.pairwise([0, *chosen.bounds])
+        for worker, (first, beyond), end_s in zip(chosen.workers, spans, ends, strict=True):
+            if beyond > first:
+                parts[worker.name] = self._sorted[first:beyond].astype(np.int32)
+                ends_s[worker.name] = end_s
+        return StepPlan(parts, ends_s, chosen.forecast, forecasts, why)
+
+    def _pace(self, worker: PlanWorker, count: int) -> Pace:
+        """The common table at this worker's speed, as measured at about the batch that it would have."""
+        kind = worker.slots, worker.prefill_token_s
+        if kind not in self._by_kind:
+            prefill_s = self._prefilled * worker.prefill_token_s
+            parts = PartEnds(self._tokens, self._siblings, self._prompt_tokens, self.table, worker.slots, prefill_s)
+            self._by_kind[kind] = parts
+        batch = min(worker.slots, self._siblings.sum() / count)
+        own_s, common_s = (table.step_s(batch, self._context_tokens) for table in (worker.latency, self.table))
+        factor = 1.0 if worker.latency.empty else own_s / common_s
+        return Pace(self._by_kind[kind], factor, worker.ready_in_s + worker.transfer_s)
+
+    def _charged(self, worker: PlanWorker, end_s: float, step_ends_s: float) -> float:
+        """Seconds from the start or wake order to the end of the part, and at a part of the price until the step's."""
+        bill = self._view.bill
+        return (end_s if worker.exists else bill.rounded(end_s)) + bill.asleep_price * (step_ends_s - end_s)
+
+
+def known_tokens(expected_tokens: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Expected tokens with the median of the known for the unknown, from 1 to the limit, float64[p]."""
+    known = expected_tokens[~np.isnan(expected_tokens)]
+    unknown = float(np.median(known)) if len(known) else float(max_tokens)
+    return np.clip(np.where(np.isnan(expected_tokens), unknown, expected_tokens), 1.0, max(1.0, float(max_tokens)))
+
+
+def _choose(rule: PlanRule, candidates: Sequence[_Candidate]) -> tuple[_Candidate, str]:
+    """By the rule, among those whose transfers are hidden; of equal ones the one with the fewest workers."""
+    if rule.choose == "fixed":
+        return candidates[-1], "fixed"
+    least = min(candidate.forecast.violation_s for candidate in candidates)
+    hidden = [one for one in candidates if one.forecast.violation_s <= least + 1e-9 * one.forecast.seconds]
+    why = f"; no number of workers hides its transfers, by {least:.3g} s at least" if least > 0 else ""
+    seconds = np.array([candidate.forecast.seconds for candidate in hidden])
+    cost = np.array([candidate.forecast.cost for candidate in hidden])
+    if rule.choose == "pareto":
+        in_time = seconds <= seconds.min() * (1 + rule.within)
+        return hidden[int(np.argmin(np.where(in_time, cost, np.inf)))], f"pareto{why}"
+    score = rule.time_weight * _scaled(seconds) + (1 - rule.time_weight) * _scaled(cost)
+    return hidden[int(np.argmin(score))], f"lambda{why}"
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    """From 0, the least, to 1, the largest; all 0 where they are equal."""
+    spread = values.max() - values.min()
+    return (values - values.min()) / spread if spread > 0 else np.zeros(len(values))
