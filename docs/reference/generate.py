@@ -57,6 +57,9 @@ def job_file() -> str:
         if section is None or section is Limits:
             continue
         parts += [f"\n## {name}\n", _own_docstring(section), _table(section, f"{name}.")]
+        for key, inner in section.model_fields.items():
+            if (part := _section(inner)) is not None:
+                parts += [f"\n### {name}.{key}\n", _own_docstring(part), _table(part, f"{name}.{key}.")]
         parts += [text for key, item in _lists(section) for text in _items(f"{name}.{key}", item)]
     parts += ["\n## limits\n", "Bounds and time-outs, all with defaults: [limits.md](limits.md).\n"]
     return "\n".join(part for part in parts if part)
