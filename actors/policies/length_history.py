@@ -13,7 +13,8 @@ import numpy as np
 from actors.policies.length_predictor import PromptsView, mean_lengths
 
 ALPHA = 0.5
-"""Weight of the newest epoch: a group's mean is itself a mean over siblings, and the policy moves."""
+"""Weight of the newest epoch, unless another one is given: a group's mean is itself a mean over siblings, and the
+policy moves."""
 
 
 class LengthHistory:

@@ -15,6 +15,8 @@ is not poured into several places.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from actors.policies.latency_table import LatencyTable, context_columns
@@ -31,15 +33,19 @@ class PartEnds:
         table: LatencyTable,
         slots: int,
         prefill_s: np.ndarray,
+        kv_tokens: float = math.inf,
     ) -> None:
-        """One entry for each prompt, longest first; ``prefill_s``: seconds of its one prefill."""
+        """One entry for each prompt, longest first; ``prefill_s``: seconds of its one prefill.
+
+        ``kv_tokens``: of the worker's cache, in which a sample has, on the average, half of its response.
+        """
         self._tokens = tokens
-        self._slots = slots
+        self._places = np.clip(kv_tokens / (prompt_tokens + tokens / 2), 1, max(slots, 1))
         self._samples = _cumulative(siblings)
         self._prompts = _cumulative(siblings * prompt_tokens)
         self._work = _cumulative(siblings * tokens)
         self._prefill_s = _cumulative(prefill_s)
-        self._curves = table.curves(slots)
+        self._curves = table.curves(max(slots, 1))
         self._rows: dict[int, np.ndarray] = {}
 
     def ends(self, first: int) -> np.ndarray:
@@ -53,11 +59,12 @@ class PartEnds:
         samples = self._samples[first + 1 :] - self._samples[first]
         prompt = (self._prompts[first + 1 :] - self._prompts[first]) / samples
         below = np.append(tokens[1:], 0.0)
-        until_next_s = self._seconds(samples, prompt, tokens, below)
+        batch = np.minimum(samples, self._places[first])
+        until_next_s = self._seconds(batch, prompt, tokens, below)
         before_s = np.cumsum(until_next_s) - until_next_s
         """Seconds from the end of each prompt to that of the longest, with those that are longer."""
-        ends_s = before_s + self._seconds(samples, prompt, tokens, np.zeros(1))
-        too_many = int(np.searchsorted(samples, self._slots, side="right"))
+        ends_s = before_s + self._seconds(batch, prompt, tokens, np.zeros(1))
+        too_many = int(np.searchsorted(samples, self._places[first], side="right"))
         if too_many < len(tokens):
             ends_s[too_many:] = self._waves(first, too_many, prompt, before_s)
         return ends_s + self._prefill_s[first + 1 :] - self._prefill_s[first]
@@ -68,16 +75,15 @@ class PartEnds:
         rising = self._tokens[first : first + held][::-1]
         samples = np.diff(self._samples[first : first + held + 1])[::-1]
         room = _cumulative(np.diff(rising) * np.cumsum(samples)[:-1])  # sample-steps left free below each one's end
-        places = min(samples.sum(), self._slots)
+        places = min(samples.sum(), self._places[first])
         later = self._work[first + fit + 1 :] - self._work[first + held] + (samples.sum() - places) * rising[-1]
         level = np.interp(later, room, rising) + np.maximum(later - room[-1], 0.0) / places
         above_s = np.interp(level, rising, before_s[:held][::-1])
-        return above_s + self._seconds(np.full(1, self._slots), prompt[fit:], level, np.zeros(1))
+        return above_s + self._seconds(self._places[first : first + 1], prompt[fit:], level, np.zeros(1))
 
     def _seconds(self, batch: np.ndarray, prompt: np.ndarray, high: np.ndarray, low: np.ndarray) -> np.ndarray:
         """Seconds in which so many samples go from ``low`` to ``high`` tokens each."""
-        batch = np.minimum(batch, self._slots).astype(np.int64)
-        return (high - low) * self._curves[context_columns(prompt + (high + low) / 2), batch]
+        return (high - low) * self._curves[context_columns(prompt + (high + low) / 2), batch.astype(np.int64)]
 
 
 def _cumulative(values: np.ndarray) -> np.ndarray:

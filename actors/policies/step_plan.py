@@ -23,6 +23,9 @@ from actors.policies.parts import Pace, balanced, even
 SEARCHED = 256
 """Neighbours of the sorted prompts are taken together until there are no more of them than this."""
 
+TRIED = 32
+"""Numbers of workers that are compared, evenly spread where there are more."""
+
 
 class PlanWorker(NamedTuple):
     """It is a worker that could generate the step, or one that could be started for it."""
@@ -42,6 +45,8 @@ class PlanWorker(NamedTuple):
     """Price of an awake second, in any unit that is the same for all."""
     exists: bool = True
     """Whether it is there, be it asleep; one that is not begins a life, which is billed by itself."""
+    kv_tokens: float = math.inf
+    """Tokens that its KV cache holds; infinite: more than ``slots`` samples need, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,8 @@ def decide(view: PlanView, now: float) -> StepPlan:
     if step.table.empty:
         bounds, why = even(prompts, most), f"nothing has been measured yet: all {most} workers"
         return step.plan(_Candidate(Forecast(most, math.nan, math.nan, 0.0), step.order(most), bounds), (), why)
-    candidates = [step.candidate(count) for count in range(least, most + 1)]
+    counts = np.unique(np.linspace(least, most, min(TRIED, most - least + 1)).round()).astype(int).tolist()
+    candidates = [step.candidate(count) for count in counts]
     chosen, why = _choose(view.rule, candidates)
     return step.plan(chosen, [candidate.forecast for candidate in candidates], why)
 
@@ -150,7 +156,7 @@ class _Step:
         self._prompt_tokens = np.add.reduceat(siblings * prompts, starts) / self._siblings
         self._prefilled = np.add.reduceat(prompts.astype(np.float64), starts)  # siblings share one prefill
         self._context_tokens = float(np.average(self._prompt_tokens + self._tokens / 2, weights=self._siblings))
-        self._by_kind: dict[tuple[int, float], PartEnds] = {}
+        self._by_kind: dict[tuple[int, float, float], PartEnds] = {}
 
     def order(self, count: int) -> list[PlanWorker]:
         """The first ``count`` workers, the one beside the trainer first, then the nearest."""
@@ -190,11 +196,12 @@ class _Step:
 
     def _pace(self, worker: PlanWorker, count: int) -> Pace:
         """The common table at this worker's speed, as measured at about the batch that it would have."""
-        kind = worker.slots, worker.prefill_token_s
+        kind = worker.slots, worker.kv_tokens, worker.prefill_token_s
         if kind not in self._by_kind:
-            prefill_s = self._prefilled * worker.prefill_token_s
-            parts = PartEnds(self._tokens, self._siblings, self._prompt_tokens, self.table, worker.slots, prefill_s)
-            self._by_kind[kind] = parts
+            self._by_kind[kind] = PartEnds(
+                self._tokens, self._siblings, self._prompt_tokens, self.table, worker.slots,
+                self._prefilled * worker.prefill_token_s, worker.kv_tokens,
+            )  # fmt: skip
         batch = min(worker.slots, self._siblings.sum() / count)
         own_s, common_s = (table.step_s(batch, self._context_tokens) for table in (worker.latency, self.table))
         factor = 1.0 if worker.latency.empty else own_s / common_s

@@ -17,6 +17,7 @@ from pydantic import Field, model_validator
 from benchmarks.papers.setups.combined import CombinedSpotStudy, CombinedStaticStudy, CombinedStreamStudy
 from benchmarks.papers.setups.plexrl import DecodeEfficiencyStudy, FleetStudy, SharingStudy, SlicesStudy
 from benchmarks.papers.setups.rlboost import MigrationStudy, SeedingStudy, SpotStudy, StaticStudy
+from benchmarks.papers.setups.rlhfless import AssignStudy, BillStudy, ClusterStudy, ScalingStudy, SweepStudy
 from benchmarks.papers.setups.sensitivity import (
     BandwidthSweep,
     CombinedRankerSweep,
@@ -64,7 +65,12 @@ Study = Annotated[
     | SharingStudy
     | SlicesStudy
     | FleetStudy
-    | DecodeEfficiencyStudy,
+    | DecodeEfficiencyStudy
+    | ScalingStudy
+    | AssignStudy
+    | SweepStudy
+    | ClusterStudy
+    | BillStudy,
     Field(discriminator="kind"),
 ]
 """Kinds of study that there are; a new one is added here and to ``benchmarks/papers/studies/registry.py``."""

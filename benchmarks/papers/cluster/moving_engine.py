@@ -33,6 +33,8 @@ class Sample:
     """Tokens generated before it came to where it runs now."""
     joined: float = 0.0
     finished_s: float = math.inf
+    prefilled_tokens: int = 0
+    """Tokens of its prompt that are in the cache of the engine where it begins: a sibling's prefill left them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +103,7 @@ class MovingEngine:
             self._forget_those_who_left()
         while len(self.running) > 1 and self.context >= self.instance.kv_tokens - 1e-3:
             youngest = max(self.running.values(), key=lambda sample: (sample.joined, sample.number))
+            youngest.prefilled_tokens = 0
             self.pending.appendleft(self._leave(youngest))
         self.admit()
         return done
@@ -116,7 +119,7 @@ class MovingEngine:
             self.running[sample.number] = sample
             sample.joined = self.position
             self.context += need
-            self.stall_s += self.instance.prefill_token_s * need
+            self.stall_s += self.instance.prefill_token_s * (need - sample.prefilled_tokens)
             heapq.heappush(self._ends, (self.position + max(1.0, sample.length - sample.kept), sample.number))
 
     def has_room(self, sample: Sample) -> bool:

@@ -15,6 +15,9 @@ from benchmarks.papers.studies import (
     plexrl_fleet,
     plexrl_share,
     rlboost,
+    rlhfless,
+    rlhfless_bill,
+    rlhfless_sweeps,
     sensitivity_bandwidth,
     sensitivity_pools,
     sensitivity_preemptions,
@@ -54,5 +57,10 @@ STUDIES: dict[str, Callable[[Any, int], Measures | Sweep]] = {
     "plexrl_slices": plexrl_share.slices,
     "plexrl_fleet": plexrl_fleet.fleet,
     "plexrl_decode": plexrl_decode.decode_efficiency,
+    "rlhfless_scaling": rlhfless.scaling,
+    "rlhfless_assign": rlhfless.assign,
+    "rlhfless_sweeps": rlhfless_sweeps.sweeps,
+    "rlhfless_sim": rlhfless.cluster,
+    "rlhfless_bill": rlhfless_bill.bills,
 }
 """Functions by ``study.kind``. One that varies a parameter gives a sweep, whose measures are its points."""

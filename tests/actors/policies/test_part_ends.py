@@ -73,3 +73,11 @@ def test_curves_say_what_the_table_says(batch: int, context_tokens: int) -> None
     table = LatencyTable({key: cell for key, cell in cells.items() if key[0] in (1, 4, 7) and key[1] in (0, 3)})
     column = context_columns(np.array([context_tokens]))[0]
     assert table.curves(300)[column, batch] == pytest.approx(table.step_s(batch, context_tokens))
+
+
+def test_a_small_cache_holds_as_many_samples_as_have_half_of_their_responses() -> None:
+    """Of 1000 tokens, with prompts of 100: 4 of 300 tokens each, and no more places than there are."""
+    tall = np.ones(8)
+    small = PartEnds(tall * 300, tall, tall * 100, linear(), 64, tall * 0.0, kv_tokens=1000.0)
+    four = part_ends([300] * 8, slots=4)
+    assert small.ends(0).tolist() == pytest.approx(four.ends(0).tolist())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from benchmarks.papers.cluster.sharing_fleet import FleetJob, run_fleet
 from benchmarks.papers.scenario import load_paper_scenario
 from benchmarks.papers.setups.plexrl import MODELS, SharingStudy, SliceSetup
 from benchmarks.papers.studies.plexrl_share import sharing
+from tests.benchmarks.papers.pages import assert_page_shows
 
 ROOT = Path(__file__).parents[3]
 SCENARIOS = [
@@ -40,16 +40,7 @@ def test_the_claims_that_hold_are_all_but_those_that_the_page_explains(result: P
 
 
 def test_the_page_shows_every_row_as_it_comes_out(result: PaperResult) -> None:
-    page = (ROOT / "docs" / "papers" / "plexrl.md").read_text(encoding="utf-8")
-    section = page.partition(f"`{result.scenario}`")[2].partition("\n## ")[0]
-    for row in result.rows:
-        cells = re.search(rf"^\| {re.escape(row.claim.claim)} \|(.*)\|$", section, re.MULTILINE)
-        assert cells is not None, row.claim.claim
-        published, ours, verdict = (cell.strip() for cell in cells[1].split("|"))
-        edges = sorted({*row.claim.band})
-        assert [float(number) for number in re.findall(r"[\d.]+", published)] == edges
-        assert float(ours) == pytest.approx(row.ours, rel=2e-3), row.claim.claim
-        assert verdict == ("yes" if row.within else "no")
+    assert_page_shows(result, "plexrl.md")
 
 
 # ------------------------------------------------------------ what the models do

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from benchmarks.papers.claims import PaperResult, run_paper
 from benchmarks.papers.scenario import load_paper_scenario
 from benchmarks.papers.setups.hardware import DecodeCost
 from benchmarks.papers.setups.streamrl import DecodeStudy
+from tests.benchmarks.papers.pages import assert_page_shows
 
 ROOT = Path(__file__).parents[3]
 SCENARIOS = sorted((ROOT / "configs" / "papers").glob("streamrl_*.yaml"))
@@ -37,16 +37,7 @@ def test_the_claims_that_hold_are_all_but_those_that_the_page_explains(result: P
 
 
 def test_the_page_shows_every_row_as_it_comes_out(result: PaperResult) -> None:
-    """The published number, ours to three digits, and the verdict."""
-    page = (ROOT / "docs" / "papers" / "streamrl.md").read_text(encoding="utf-8")
-    section = page.partition(f"`{result.scenario}`")[2].partition("\n## ")[0]
-    for row in result.rows:
-        cells = re.search(rf"^\| {re.escape(row.claim.claim)} \|(.*)\|$", section, re.MULTILINE)
-        assert cells is not None, row.claim.claim
-        published, ours, verdict = (cell.strip() for cell in cells[1].split("|"))
-        assert float(published) == row.claim.published
-        assert float(ours) == pytest.approx(row.ours, rel=2e-3), row.claim.claim
-        assert verdict == ("yes" if row.within else "no")
+    assert_page_shows(result, "streamrl.md")
 
 
 def test_ours_follows_the_model_and_not_the_claim() -> None:
