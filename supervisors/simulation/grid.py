@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from supervisors.providers.function_book import KIND as FUNCTION
 from supervisors.providers.function_machines import FunctionMachines
@@ -12,9 +12,7 @@ from supervisors.providers.replay import Replay, planned
 from supervisors.providers.simulated import SimulatedProvider, SwitchedOff
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MainProcess, NodeMain
-
-if TYPE_CHECKING:
-    from supervisors.simulation.world import World
+from supervisors.simulation.world import World
 
 
 class SpotGrid:

@@ -24,7 +24,7 @@ import structlog
 
 from actors.weights.segments import segment_directory
 from configs.scenario import FaultsConfig, RandomFaults, Scenario
-from supervisors.simulation.grid import replay_in
+from supervisors.simulation.grid import FunctionGrid, replay_in
 from supervisors.simulation.nemesis import Nemesis
 from supervisors.simulation.operator import Operator
 from supervisors.simulation.plan import DrawnFault, drawn_faults
@@ -98,7 +98,7 @@ def _simulated(scenario: Scenario, seed: int, show: Show | None) -> Outcome:
     began_s = time.perf_counter()
     loop = SimulatedLoop(seed)
     with directory() as root, _unmanaged_memory(), _logs_go_to(show, loop):
-        world = World(scenario, seed, root, loop, show)
+        world = World(scenario, seed, root, loop, show, FunctionGrid)
         report = _run(world, loop)
         violations = [*world.findings, *judge(world)]
         if report:

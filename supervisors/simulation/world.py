@@ -24,7 +24,6 @@ from configs.scenario import Scenario, SimulatedJob, job_config
 from configs.schema import JobConfig
 from supervisors.simulation.children import SimulatedHead, SimulatedRole
 from supervisors.simulation.chunks import Tampering
-from supervisors.simulation.grid import FunctionGrid
 from supervisors.simulation.ground import Body, FunctionMachinesThere
 from supervisors.simulation.machine import SimulatedMachine
 from supervisors.simulation.main_process import MachineMain, MainProcess, NodeMain
@@ -49,12 +48,15 @@ class World:
     """A world is one simulated run of ``scenario`` under ``seed``. Its files lie in ``root``; the caller removes it."""
 
     def __init__(
-        self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None
-    ) -> None:
+        self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None,
+        functions: Callable[[World], FunctionMachinesThere] | None = None,
+    ) -> None:  # fmt: skip
+        """``functions``: makes the machines of a job's functions; None: no job has such."""
         self.scenario = scenario
         self.seed = seed
         self.root = root
         self.loop = loop
+        self._functions = functions
         self.trace = Trace(str(root), show)
         self.trace.loop = loop
         net = scenario.network
@@ -172,7 +174,8 @@ class World:
 
     def function_machines(self) -> FunctionMachinesThere:
         """For the functions of one life of the head's machine."""
-        return FunctionGrid(self)
+        assert self._functions is not None, "whoever makes a world for jobs with functions hands it in"
+        return self._functions(self)
 
     def submit(self, jobs: list[JobConfig]) -> None:
         """Hand jobs to a head that serves, unless it, or a life before it, has them already."""
