@@ -48,20 +48,15 @@ class World:
     """A world is one simulated run of ``scenario`` under ``seed``. Its files lie in ``root``; the caller removes it."""
 
     def __init__(
-        self,
-        scenario: Scenario,
-        seed: int,
-        root: Path,
-        loop: SimulatedLoop,
-        show: Callable[[str], None] | None = None,
+        self, scenario: Scenario, seed: int, root: Path, loop: SimulatedLoop, show: Callable[[str], None] | None = None,
         functions: Callable[[World], FunctionMachinesThere] | None = None,
-    ) -> None:
-        """``functions``: makes the machines of functions; None: no job of the scenario has any."""
+    ) -> None:  # fmt: skip
+        """``functions``: makes the machines of a job's functions; None: no job has such."""
         self.scenario = scenario
-        self._functions = functions
         self.seed = seed
         self.root = root
         self.loop = loop
+        self._functions = functions
         self.trace = Trace(str(root), show)
         self.trace.loop = loop
         net = scenario.network
@@ -179,7 +174,7 @@ class World:
 
     def function_machines(self) -> FunctionMachinesThere:
         """For the functions of one life of the head's machine."""
-        assert self._functions is not None, "given where a job has functions"
+        assert self._functions is not None, "whoever makes a world for jobs with functions hands it in"
         return self._functions(self)
 
     def submit(self, jobs: list[JobConfig]) -> None:
