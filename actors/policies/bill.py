@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 from typing import NamedTuple
 
 
@@ -30,6 +31,10 @@ class Span(NamedTuple):
     """Seconds of it in which the worker decoded."""
 
 
+_INSTANT: Final = 1e-9
+"""What rounding of floats may come to, in seconds or in units; a bill in smaller ones is one to the moment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """It says what is charged; the default is a bill to the moment that charges for sleep in full."""
@@ -41,9 +46,9 @@ class Rule:
 
     def rounded(self, seconds: float) -> float:
         """What a life of so many seconds is charged as."""
-        if self.rounding_s <= 0:
+        if self.rounding_s < _INSTANT:
             return seconds
-        return math.ceil(seconds / self.rounding_s - 1e-9) * self.rounding_s  # 3.0000000001 is no fourth second
+        return math.ceil(seconds / self.rounding_s - _INSTANT) * self.rounding_s  # 3.0000000001 is no fourth second
 
 
 def bill(spans: Iterable[Span], rule: Rule) -> float:
