@@ -41,7 +41,7 @@ class PpoLearner:
         self.model, self._reference, backbone = (_causal_lm(model_path) for _ in range(3))
         self._backbone: Any = backbone.base_model
         self._head = torch.nn.Linear(backbone.get_output_embeddings().weight.shape[1], 1, bias=False)
-        torch.nn.init.zeros_(self._head.weight)
+        torch.nn.init.normal_(self._head.weight, std=backbone.config.initializer_range)
         self._of_policy = list(self.model.parameters())
         self._of_critic = [*self._backbone.parameters(), *self._head.parameters()]
         options: dict[str, Any] = {"betas": trainer.betas, "weight_decay": trainer.weight_decay, "fused": True}

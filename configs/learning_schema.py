@@ -55,7 +55,7 @@ class CriticConfig(Section):
 
     path: str | None = None
     """A Hugging Face directory with the policy's tokenizer: a causal language model, or a reward model, whose head of
-    one label becomes the value head. Unset: the policy's own model, with a value head of zeros."""
+    one label becomes the value head. Unset: the policy's own model, with a new value head."""
     lr: PositiveFloat = 1e-5
     """Learning rate of its AdamW; it follows ``trainer.warmup_steps`` and ``trainer.lr_schedule``."""
     warmup_steps: NonNegativeInt = 0

@@ -21,6 +21,7 @@ from configs.checks.checks import check_job
 from configs.errors import ConfigError, Problem
 from configs.local_paths import found
 from configs.presets import file_or_preset
+from configs.reward_training import ANSWERS
 from configs.schema import JobConfig
 from configs.task_schema import Reward
 from configs.validation import dotted_keys, validate
@@ -190,5 +191,6 @@ def _resolve_paths(job: JobConfig, beside: Path) -> JobConfig:
 def _reward_paths(reward: Reward, beside: Path) -> dict[str, Any]:
     if (train := reward.train) is not None:
         files = {"preferences": train.preferences, "model": train.model}
-        train = train.model_copy(update={key: found(path, beside) for key, path in files.items() if path})
+        files = {key: path for key, path in files.items() if path and (key, path) != ("preferences", ANSWERS)}
+        train = train.model_copy(update={key: found(path, beside) for key, path in files.items()})
     return {"path": found(reward.path, beside) if reward.path else reward.path, "train": train}

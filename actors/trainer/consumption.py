@@ -6,7 +6,9 @@
     one_step_barrier   once; the scheduler sends nothing earlier            bit for bit the same, given the samples
     dynamic            what has arrived, once it holds enough tokens        the same but for rounding
     async              what has arrived, once it is enough prompts          the same but for rounding
-    any, with ppo      once, when nothing more will come                    bit for bit the same, given the samples
+    any, with ppo      once, when nothing more will come                    bit for bit the same, given the samples;
+                                                                            in async with ``trainer.score_early`` but
+                                                                            for rounding of the KL in the rewards
 
 In all of them a step is exactly its samples: the plan decides what is computed together, never what is learned from.
 """

@@ -97,6 +97,9 @@ def why_no_critic(critic: Path, policy: Path | None) -> tuple[str, str] | None:
             return wrong, "Name a model with the policy's tokenizer; the critic reads the policy's tokens"
     except ModelFileBroken as error:
         return str(error), "Or name another directory"
+    except (LookupError, TypeError, ValueError) as error:
+        wrong = f"config.json or tokenizer.json of {str(critic)!r}, or of the policy, is not as transformers writes it"
+        return f"{wrong} ({error!r})", "Fetch or save it again"
     return None
 
 

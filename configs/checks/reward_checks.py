@@ -156,7 +156,7 @@ def _check_revision(where: str, reward: Reward, path: str | None) -> list[Found]
 def _check_training(where: str, train: RewardTraining) -> list[Found]:
     found: list[Found] = []
     preferences, model = Path(train.preferences).expanduser(), train.model
-    if train.preferences != ANSWERS or preferences.exists():
+    if train.preferences != ANSWERS:
         try:
             if not preferences.exists():
                 raise UnknownForm("does not exist", f"Name a file with the columns chosen and rejected, or {ANSWERS}")

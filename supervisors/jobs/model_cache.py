@@ -40,6 +40,12 @@ _MAKERS: Final = ("supervisors/jobs/tiny_model.py", "actors/environments/prompts
 """Files whose code decides what a model is."""
 _REWARD_MAKERS: Final = "actors/reward_training"
 """Room whose code decides what a reward model is."""
+_REWARD_READERS: Final = (
+    "actors/environments/scoring/reward_text.py",
+    "actors/environments/prompts/sources.py",
+    "configs/data_mix.py",
+)
+"""Further files that decide what it reads, and of which rows in which order pairs are made."""
 _NOT_THE_MODEL: Final = frozenset({"path", "revision", "source", "dtype"})
 """Keys of the model section that say where it lies and how it is used."""
 
@@ -75,7 +81,7 @@ def reward_model_key(job: JobConfig, reward: Reward, backbone: Path) -> str:
         "backbone": {file.name: _digest(file) for file in sorted(backbone.iterdir()) if file.is_file()},
     }
     makers = (path.relative_to(_ROOT).as_posix() for path in sorted((_ROOT / _REWARD_MAKERS).glob("*.py")))
-    return _key(ingredients, (*makers, "actors/environments/scoring/reward_text.py"))
+    return _key(ingredients, (*makers, *_REWARD_READERS))
 
 
 def _key(ingredients: dict[str, Any], makers: Iterable[str]) -> str:

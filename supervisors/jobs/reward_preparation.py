@@ -97,7 +97,7 @@ async def _train(
     if directory.exists():
         return "kept"
     limits, cache = job.limits, ModelCache.of_user()
-    taken = directory.with_name(f"{directory.name}.partial")
+    taken = directory.with_name(f"{directory.name}.cached")  # not the trainer's: a home that hung may write it late
     shutil.rmtree(taken, ignore_errors=True)
 
     def key() -> str:

@@ -86,3 +86,15 @@ def test_a_job_says_so_before_it_starts(tmp_path: Path) -> None:
     assert found(**job | {"critic": {"path": str(policy)}}) == []
     (problem,) = found(critic={"path": str(tmp_path)})
     assert "it has no config.json" in problem
+
+
+@pytest.mark.parametrize(
+    "tokenizer", [{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}, {"model": {"vocab": [1]}}]
+)
+def test_files_of_another_shape_than_transformers_writes_are_said(tmp_path: Path, tokenizer: dict[str, Any]) -> None:
+    policy, broken = directory(tmp_path / "policy", ["a", "b"]), directory(tmp_path / "broken", ["a", "b"])
+    (broken / "tokenizer.json").write_text(json.dumps(tokenizer))
+    problem = why_no_critic(broken, policy)
+    assert problem is not None and "is not as transformers writes it" in problem[0]
+    number = why_no_critic(directory(tmp_path / "number", ["a", "b"], vocab_size="many"), policy)  # type: ignore[arg-type]
+    assert number is not None and "is not as transformers writes it" in number[0]

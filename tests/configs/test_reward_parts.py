@@ -119,6 +119,10 @@ def test_a_reward_model_may_be_trained_and_its_files_lie_beside_the_job(job: dic
     file.write_text(yaml.safe_dump(job | {"reward": [EXACT, reward]}))
     (_, loaded) = load_job(file).reward.parts
     assert loaded.train is not None and loaded.train.preferences == str(tmp_path / "prefs.jsonl")
+    (tmp_path / "answers").write_text("whatever lies there")
+    file.write_text(yaml.safe_dump(job | {"reward": [EXACT, {"kind": "model", "train": TRAIN}]}))
+    (_, loaded) = load_job(file).reward.parts
+    assert loaded.train is not None and loaded.train.preferences == "answers"
     with pytest.raises(ConfigError, match=r"Did you mean 'reward\.parts\.1\.train\.held_out'"):
         job_from_mapping(job | {"reward": [EXACT, {"kind": "model", "train": TRAIN | {"heldout": 0.1}}]})
 

@@ -14,7 +14,7 @@ from actors.environments.scoring.batches import Asked
 from actors.environments.scoring.examples import Example
 from actors.environments.scoring.model_scorer import ModelScorer
 from configs.schema import JobConfig
-from supervisors.jobs.model_cache import reward_model_key
+from supervisors.jobs.model_cache import ModelCache, reward_model_key
 from supervisors.jobs.phase import Phase
 from supervisors.jobs.reward_preparation import Trained, prepare_rewards
 from supervisors.tree.errors import ModelNotFetched, RewardModelNotMade
@@ -110,6 +110,21 @@ async def test_what_is_wrong_with_preferences_is_said_as_it_stands_in_the_job(tm
             policy,
         )
     assert not (tmp_path / "run" / "reward_model").exists()
+
+
+async def test_a_cache_that_answers_too_late_touches_no_directory_of_the_trainer(
+    tmp_path: Path, cache: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[Path] = []
+
+    def late(_self: ModelCache, _key: str, directory: Path) -> bool:
+        places.append(directory)
+        return False
+
+    monkeypatch.setattr(ModelCache, "take", late)
+    await prepare(a_job(tmp_path), tmp_path / "run", policy)
+    assert places == [tmp_path / "run" / "reward_model-learned.cached"]
+    assert places[0] != tmp_path / "run" / "reward_model-learned.partial", "which train_reward_model writes"
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """The critic: the backbone of a language model with a value head, one number a token.
 
-    causal LM        backbone, and a head of zeros: it expects nothing yet
+    causal LM        backbone, and a small head drawn from the seed
     reward model     backbone, and the head of its one label
 
     MicroBatch ─ layout ─▶ backbone ─▶ hidden[R, L, H] ─ rows that predict ─▶ [U, H] ─ value head ─▶ values[U]
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -28,6 +28,11 @@ from actors.trainer.errors import BadMicroBatch, ModelNotLoadable
 from actors.trainer.losses import value_losses
 from configs.checks.critic_checks import is_classifier, why_no_critic
 from configs.model_files import read_model_file
+
+
+_USUAL_SPREAD: Final = 0.02
+"""Standard deviation of a new head where the model names none, as transformers draws that of a classifier. A head of
+zeros would expect nothing at first, but hide from the backbone what to learn: over 50 steps it explains a third."""
 
 
 class ValueHead(nn.Module):
@@ -90,8 +95,10 @@ def _writer(path: Path, spec: BackendSpec) -> ValueModel:
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, spec.dtype), local_files_only=True)
     if model.base_model is model:
         raise ModelNotLoadable(f"critic.path: {type(model).__name__} has no backbone apart from its head")
-    width = model.get_output_embeddings().weight.shape[1]
-    return ValueModel(model.base_model, torch.zeros(1, width))
+    spread = getattr(model.config.get_text_config(), "initializer_range", _USUAL_SPREAD)
+    draw = torch.Generator().manual_seed(spec.seed)
+    head = spread * torch.randn(1, model.get_output_embeddings().weight.shape[1], generator=draw)
+    return ValueModel(model.base_model, head)
 
 
 def _scorer(path: Path, spec: BackendSpec) -> ValueModel:

@@ -127,19 +127,23 @@ async def test_one_micro_batch_gives_both_models_the_gradients_of_the_written_ou
 
 
 @pytest.mark.parametrize("architecture", ["qwen3", "gpt2", "opt", "gpt_neox"])
-async def test_the_policy_becomes_a_critic_that_expects_nothing_yet_and_packs_as_the_policy_does(
+async def test_the_policy_becomes_a_critic_whose_backbone_learns_at_once_and_packs_as_the_policy_does(
     tmp_path: Path, architecture: str
 ) -> None:
     path = make_tiny_checkpoint(tmp_path, architecture=architecture)
     backend = await started(path, path)
     batch = pad(judged(samples()))
-    assert not (await backend.values(batch)).any()
+    twin = await started(path, path, replicas=2, threads=2)
+    np.testing.assert_allclose(await backend.values(batch), await twin.values(batch), atol=1e-5)
+    await twin.close()
     core = backend._core
     assert core is not None and core._critic is not None
     critic: Any = core._critic.replicas.members[0]
     policy: Any = core._policy.replicas.members[0]
     assert critic._logits.may_pack == policy.logits.may_pack
     await backend.accumulate(batch, LOSS)
+    backbone: Any = core._critic.replicas.model.backbone
+    assert any(parameter.grad.any() for parameter in backbone.parameters()), "a head of zeros hides the loss from it"
     await backend.step(weight=10.0)
     found = []
     for may_pack in (True, False):
