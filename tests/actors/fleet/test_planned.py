@@ -58,7 +58,8 @@ def test_who_is_done_sleeps_and_is_woken_for_the_next_step(monkeypatch: pytest.M
     assert [(type(news).__name__, news.step) for news in ends] == [
         (name, step) for step in range(3) for name in ("StepPlanned", "GenerationEnded")
     ]
-    assert ends[0].workers == ["rollout-0", "rollout-1", "rollout-2"] and ends[0].more == 0
+    first = next(news for news in ends if isinstance(news, StepPlanned))
+    assert first.workers == ["rollout-0", "rollout-1", "rollout-2"] and first.more == 0
 
 
 def test_the_part_of_a_dead_worker_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
