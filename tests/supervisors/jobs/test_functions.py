@@ -370,7 +370,9 @@ def test_after_the_last_step_none_is_started() -> None:
         await asyncio.sleep(START_S + 1)
         await steps(cloud, gap_s=30.0)
         ordered = [node for name, node, _ in cloud.events if name == "function_ordered"]
-        cloud.plan("rollout-f0", "rollout-f1")
+        there = [f"rollout-{node}" for node in cloud.states]
+        cloud.plan(*there)
+        cloud.release(*there)
         cloud.end_generation(step=99)
         await asyncio.sleep(60.0)
         assert [node for name, node, _ in cloud.events if name == "function_ordered"] == ordered
