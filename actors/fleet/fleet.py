@@ -92,10 +92,12 @@ class Fleet:
         scope, now = self._scope, self._scope.ctx.now()
         if self._seeding is not None:
             self._seeding.look(now)
+        if scope.ledger.paused:
+            if self._planned is not None:
+                self._planned.pause(now)
+            return
         if self._planned is not None:
             self._planned.look(now)
-        if scope.ledger.paused:
-            return
         if self._dispatcher.assign(now):
             for loss in self.recoveries.assigned(now):
                 scope.event("samples_reassigned", worker=loss.part, samples=loss.samples, after_s=loss.after_s)

@@ -13,7 +13,9 @@ Invariants
   what nobody awake has room for: nothing waits as long as somebody is there.
 - A step is planned once in a life of the scheduler, and no sample of it is handed out before. All that is known of a
   plan can be lost: a new life plans what is still queued, and what runs stays where it is.
-- The first plan of a life waits ``plan_patience_s`` at most for as many workers as the job file begins with.
+- The first plan of a life waits ``plan_patience_s`` at most for as many workers as the job file begins with; of a later
+  life, ``reattach_s`` at most for as many functions as there may be.
+- While the job is paused nothing is planned, and whoever generates nothing sleeps.
 """
 
 from __future__ import annotations
@@ -102,7 +104,10 @@ class Planned:
 
     def look(self, now: float) -> None:
         """Plan the step that may be generated, and wake those whom it wants."""
-        self._sleepers.meet(now)
+        if self._step is None and "job" not in self._scope.services:
+            return  # it is about to register, and is to hear of the first plan, too
+        for worker in self._sleepers.meet(now):
+            self._tell_job(WorkerWoken(job=self._scope.name, worker=worker.name, step=self._learned))
         batch = self._batch()
         if batch is not None and self._may_plan(batch, now):
             self._plan(batch, now)
@@ -114,6 +119,12 @@ class Planned:
         step.parts.wait_no_longer(now)
         for worker in self._to_wake(step, batch, now):
             self._wake(worker, step.number, now)
+
+    def pause(self, now: float) -> None:
+        """Let everybody sleep who generates nothing; whoever has a part is woken as the job goes on."""
+        for worker in self._sleepers.workers:
+            if not worker.off_duty and not worker.in_flight:
+                self._release(worker, self._learned, now)
 
     def mark(self, number: int, groups: list[GroupView]) -> list[GroupView]:
         """The queued groups of a step with whom they are kept for; none before it is planned."""
@@ -141,10 +152,13 @@ class Planned:
         there, job, more = len(self._sleepers.workers), self._scope.job, self._planner.starts_functions
         if not there and not more:
             return False
-        if self._step is not None or there >= max(job.rollout.workers, 0 if more else job.scheduling.workers_min):
+        least, patience_s = 0 if more else job.scheduling.workers_min, self._scope.limits.plan_patience_s
+        if more and self._scope.ledger.term > 1:  # functions that are there already would be planned as new ones
+            least, patience_s = job.scheduling.workers_max or 0, self._scope.limits.reattach_s
+        if self._step is not None or there >= max(job.rollout.workers, least):
             return True
         self._waits_since_s = now if self._waits_since_s is None else self._waits_since_s
-        return now - self._waits_since_s >= self._scope.limits.plan_patience_s
+        return now - self._waits_since_s >= patience_s
 
     def _plan(self, batch: StepBatch, now: float) -> None:
         scope, workers = self._scope, self._sleepers.workers
@@ -162,12 +176,13 @@ class Planned:
         self._step, self._prewarm = PlannedStep(batch.step, planning, parts, now, took_s, known), None
         plan = planning.plan
         named = [name for name in plan.parts if name in known]
+        at_work = [worker.name for worker in workers if worker.in_flight and worker.name not in plan.parts]
         table = " ".join(f"{one.workers}:{one.seconds:.3f}/{one.cost:.3f}" for one in plan.forecasts)
         scope.event(
             "step_planned", step=batch.step, workers=",".join(named), longest=plan.longest or "",
             more=len(planning.new), why=plan.why, seconds_and_cost=table, took_s=round(took_s, 4),
         )  # fmt: skip
-        self._tell_job(StepPlanned(job=scope.name, step=batch.step, workers=named, more=len(planning.new)))
+        self._tell_job(StepPlanned(job=scope.name, step=batch.step, workers=named + at_work, more=len(planning.new)))
 
     def _meet(self, step: PlannedStep, now: float) -> None:
         """Let workers that have registered since the plan take part."""

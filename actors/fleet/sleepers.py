@@ -40,11 +40,10 @@ class Sleepers:
         loads = worker.pulling_version >= 0 and now - worker.pulling_since_s < self._scope.limits.pull_patience_s
         return now >= worker.resting_until_s and (worker.policy_version >= version or loads or worker.off_duty)
 
-    def meet(self, now: float) -> None:
-        """Wake whom a former life of the scheduler may have had sleep."""
-        for worker in self.workers:
-            if worker.again and worker.engine_rest.told is None:
-                self._tell(worker, now, asleep=False)
+    def meet(self, now: float) -> list[Worker]:
+        """Wake whom a former life of the scheduler may have had sleep; returns them."""
+        back = [worker for worker in self.workers if worker.again and worker.engine_rest.told is None]
+        return [worker for worker in back if self._tell(worker, now, asleep=False)]
 
     def wake(self, worker: Worker, now: float) -> bool:
         """Have a worker wake and load the newest version; False if it could not be told."""

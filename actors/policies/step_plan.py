@@ -159,9 +159,10 @@ class _Step:
         self._by_kind: dict[tuple[int, float, float], PartEnds] = {}
 
     def order(self, count: int) -> list[PlanWorker]:
-        """The first ``count`` workers, the one beside the trainer first, then the nearest."""
+        """The first ``count`` workers: beside the trainer, then the nearest, then those that have to be started."""
         return sorted(
-            self._view.workers[:count], key=lambda one: (not one.beside_trainer, one.ready_in_s + one.transfer_s)
+            self._view.workers[:count],
+            key=lambda one: (not one.beside_trainer, not one.exists, one.ready_in_s + one.transfer_s),
         )
 
     def candidate(self, count: int) -> _Candidate:

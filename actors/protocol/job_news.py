@@ -67,7 +67,7 @@ class StepPlanned(Message):
     job: str
     step: int
     workers: list[str]
-    """Workers that the plan uses, of those that are there."""
+    """Workers that the plan uses, of those that are there, and those that generate some of the step already."""
     more: int = 0
     """Number of functions that it wants beside them; they join the step when they are ready."""
 

@@ -5,7 +5,7 @@
       └────── gone ◀── not ready in time ───────────┴── its machine is lost ── (any) ──── for idle_s ───┘
 
     scheduler ──StepPlanned, WorkerReleased, WorkerWoken, GenerationEnded──▶ job ──▶ here
-    here ──the book, whole, whenever a function comes or goes──▶ machine process: starts and ends machines accordingly
+    here ──the book, whole, whenever something in it changes──▶ machine process: starts and ends machines accordingly
                                                               └─▶ the head's next life goes on with it
     here ──what was billed since the last row──▶ the step's row        (providers/function_book.py)
 
@@ -53,7 +53,7 @@ class Functions:
         """``say``: to whoever listens to the job's progress. ``record``: into events.jsonl. ``former``: the book of
         the head's former life.
         """
-        self._provider, self._limits = job.provider, job.limits
+        self._provider, self._limits, self._steps = job.provider, job.limits, job.steps
         self._most = max(0, (job.scheduling.workers_max or 0) - job.rollout.workers)
         self._least = max(0, job.scheduling.workers_min - job.rollout.workers)
         self._nodes, self._say, self._record, self._now = nodes, say, record, now
@@ -81,6 +81,7 @@ class Functions:
         """Begin to order functions, and to look after them."""
         if self._task is None:
             self._unsubscribe = self._nodes.subscribe(self._look_at_nodes)
+            self._look_at_nodes()  # those of a former head may be back already
             self._task = asyncio.create_task(self._watch(), name="watch over functions")
 
     def stop(self) -> None:
@@ -105,11 +106,14 @@ class Functions:
             if (function := self._book.of_worker(news.worker)) is not None and function.is_ready:
                 asleep = isinstance(news, WorkerReleased)
                 function.turn("asleep" if asleep else "awake", now, works=not asleep and self._generating)
-                self._want = max(0, self._want - 1) if asleep and self._generating else self._want
+                if self._generating:
+                    self._want = max(0, self._want - 1) if asleep else max(self._want, self._busy)
         else:
             self._generating, self._ended_s, self._want = False, now, 0
+            self._planned = 0 if news.step + 1 >= self._steps else self._planned  # after the last one comes nothing
             for function in self._book.there:
                 function.turn(function.state, now)  # works no more, and stays as it is until it is released
+        self._publish()
 
     def _plan(self, plan: StepPlanned, now: float) -> None:
         if self._ended_s is not None:
@@ -131,21 +135,23 @@ class Functions:
         self.look()
 
     def worker_changed(self, worker: str, how: str) -> None:
-        """What the supervisor says of a worker: ``started``, and after ``exited`` again, on the same machine."""
+        """What the supervisor says of a worker: ``started``, ``adopted`` from a former head, or ``exited``."""
         if (function := self._book.of_worker(worker)) is None:
             return
-        if how == "started":
+        if how in ("started", "adopted"):
             self._became_ready(function, self._now())
         elif how == "exited":
             function.turn("starting", self._now())
+            self._publish()
 
     def _became_ready(self, function: Function, now: float) -> None:
         if function.is_ready:
             return
-        self._failures = 0
-        self._starts_s.append(now - function.since_s)
+        self._failures, start_s = 0, now - function.since_s
+        if function.since_s == function.ordered_s:  # else its machine was there: that is quicker than a start
+            self._starts_s.append(start_s)
         function.turn("awake", now, works=self._generating)
-        self._record("function_ready", node=function.node, start_s=round(self._starts_s[-1], 3))
+        self._record("function_ready", node=function.node, start_s=round(start_s, 3))
         self._publish()
 
     # ------------------------------------------------------------ what is done
@@ -159,10 +165,13 @@ class Functions:
             elif function.has_slept(now) >= self._idle_s and not self._would_start_again(now):
                 self._end(function, "idle")
         there = len(self._book.there)
-        busy = sum(function.state != "asleep" for function in self._book.there)
-        lacking = max(self._want - busy, self._least - there, self._prewarmed(there, now))
+        lacking = max(self._want - self._busy, self._least - there, self._prewarmed(there, now))
         if now >= self._not_before_s:
             self._order(min(lacking, self._most - there), now)
+
+    @property
+    def _busy(self) -> int:
+        return sum(function.state != "asleep" for function in self._book.there)
 
     def _look_at_nodes(self) -> None:
         """Machines may have joined or gone."""

@@ -86,14 +86,14 @@ class FakeWorker(Actor):
         """The prompt at which it crashes, as soon as it begins to generate for it."""
         self.taken: list[int] = []
         """Sequence numbers up to which the scheduler has said that it has taken what was told."""
-        self.beside_trainer = False
+        self.beside_trainer = self.again = False
         self.swallow = False
         """Lose a report, as no transport may: the ledger has to notice."""
 
     async def on_start(self) -> None:
         offer = RegisterWorker(
             job="j", worker=self.ctx.self_address, node="n", engine="fake", slots=self.slots, policy_version=-1,
-            beside_trainer=self.beside_trainer,
+            beside_trainer=self.beside_trainer, again=self.again,
         )  # fmt: skip
         asked_at_s, scheduler = self.ctx.now(), self.ctx.ref(self.scheduler)
         answer = await scheduler.ask(offer, Registered)

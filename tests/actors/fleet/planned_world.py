@@ -42,9 +42,10 @@ class PlannedWorld(World):
         self.locals = [await self.add(f"rollout-{i}", **options) for i in range(workers)]
         self.trainer = await self.start_trainer()
 
-    async def add(self, name: str, **options: Any) -> Sleeper:
+    async def add(self, name: str, *, again: bool = False, **options: Any) -> Sleeper:
         given = {"slots": 32, "runs": 32, "base_s": 0.1, "falls_asleep_s": 0.02} | options
         worker = Sleeper(self.scheduler_at, **given)
+        worker.again = again
         await (await self.system(name)).spawn(name, worker)
         return worker
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 
 from actors.policies.cut import Cut, CutView
 from actors.policies.step_plan import PlanView
-from actors.protocol.job_news import GenerationEnded, StepPlanned
+from actors.protocol.batches import SetPaused
+from actors.protocol.failures import Acknowledged
+from actors.protocol.job_news import GenerationEnded, StepPlanned, WorkerWoken
 from tests.actors.fleet.planned_world import GROUP, GROUPS, PlannedWorld, planned_as, play
 from tests.actors.fleet.seeded import all_tokens
 
@@ -55,7 +58,8 @@ def test_who_is_done_sleeps_and_is_woken_for_the_next_step(monkeypatch: pytest.M
     assert [(type(news).__name__, news.step) for news in ends] == [
         (name, step) for step in range(3) for name in ("StepPlanned", "GenerationEnded")
     ]
-    assert ends[0].workers == ["rollout-0", "rollout-1", "rollout-2"] and ends[0].more == 0
+    first = next(news for news in ends if isinstance(news, StepPlanned))
+    assert first.workers == ["rollout-0", "rollout-1", "rollout-2"] and first.more == 0
 
 
 def test_the_part_of_a_dead_worker_is_anybodys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,6 +116,62 @@ def test_the_first_plan_waits_for_the_jobs_own_workers_and_no_longer_than_it_may
     world = play(scenario, steps=1, limits={"plan_patience_s": 2.0})
     first = next(news for news in world.worker_news if isinstance(news, StepPlanned))
     assert first.workers == ["rollout-0", "rollout-1"]
+
+
+def test_while_the_job_is_paused_nothing_is_planned_and_who_generates_nothing_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned_as(monkeypatch, [3, 2, 1])
+
+    async def scenario(world: PlannedWorld) -> None:
+        async def pause(paused: bool) -> None:
+            scheduler = world.systems["head"].ref(world.scheduler_at)
+            await scheduler.ask(SetPaused(job="j", paused=paused), Acknowledged)
+
+        def planned() -> list[int]:
+            return [news.step for news in world.worker_news if isinstance(news, StepPlanned)]
+
+        await world.begin(slots=4)
+        await world.until(lambda: world.locals[0].tokens >= 1)
+        await pause(True)  # in the middle of a step
+        await asyncio.sleep(5.0)
+        assert [worker.told for worker in world.locals] == [[True]] * 3
+        assert len({s for worker in world.locals for s in worker.given}) < GROUPS * GROUP
+        await pause(False)
+        await world.until(lambda: any(isinstance(news, GenerationEnded) for news in world.worker_news))
+        await pause(True)  # between two
+        await asyncio.sleep(5.0)
+        assert planned() == [0] and all(worker.told[-1] for worker in world.locals)
+        await pause(False)
+        await world.finished()
+
+    play(scenario, steps=2, rollout={"max_running": 4})
+
+
+def test_a_later_life_counts_the_functions_that_come_back_before_it_plans_new_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned_as(monkeypatch, [3, 3])
+
+    async def scenario(world: PlannedWorld) -> None:
+        await world.begin(slots=4)
+        await world.until(lambda: world.locals[0].tokens >= 1)
+        for name in ("head", "rewards", "trainer", *(f"rollout-{i}" for i in range(3))):
+            world.kill(name)
+        world.worker_news.clear()
+        await world.start_head()
+        for i in range(2):  # lives that were known to the scheduler before
+            await asyncio.sleep(0.5)
+            await world.add(f"rollout-{i}", slots=4, again=True)
+        await world.start_rewards()
+        await world.start_trainer()
+        await world.finished()
+
+    world = play(scenario, steps=1, rollout={"max_running": 4}, provider={"kind": "functions"})
+    plans = [news for news in world.worker_news if isinstance(news, StepPlanned)]
+    assert [(len(plan.workers), plan.more) for plan in plans] == [(2, 0)]
+    first = [news.worker for news in world.worker_news[:2] if isinstance(news, WorkerWoken)]
+    assert first == ["rollout-0", "rollout-1"], "what they were told is not known: they are woken, and that is said"
 
 
 # ------------------------------------------------------------ cuts

@@ -250,3 +250,10 @@ def test_a_step_of_512_prompts_is_planned_for_up_to_32_workers_in_less_than_30_m
         decide(some, now=0.0)
         taken_s.append(time.process_time() - began_s)
     assert min(taken_s) < 0.030
+
+
+def test_who_is_there_gets_the_longest_prompts_though_nobody_knows_yet_how_long_a_start_takes() -> None:
+    asleep, new = workers(2, ready_in_s=0.5)
+    pool = [asleep._replace(beside_trainer=False), new._replace(exists=False, ready_in_s=0.0)]
+    found = plan([300.0, 200.0, 100.0], pool, choose="fixed", parts="even")
+    assert found.longest == asleep.name

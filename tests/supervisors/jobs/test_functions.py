@@ -27,10 +27,18 @@ class Cloud:
     """It is in the place of provider, nodes, and elastic pool. ``broken``: machines that never come."""
 
     def __init__(
-        self, former: str = "", *, workers: int = 0, least: int = 1, most: int = 3, **rules: float | None
+        self,
+        former: str = "",
+        *,
+        workers: int = 0,
+        least: int = 1,
+        most: int = 3,
+        back: tuple[str, ...] = (),
+        **rules: float | None,
     ) -> None:
+        """``back``: machines of a former life that have joined already."""
         self.loop = asyncio.get_running_loop()
-        self.present: list[Any] = []
+        self.present: list[Any] = [SimpleNamespace(name=node, draining=False) for node in back]
         self.broken: Callable[[str], bool] = lambda node: False
         self.events: list[tuple[str, str, str]] = []
         self.said: list[str] = []
@@ -38,6 +46,7 @@ class Cloud:
         self._listeners: list[Callable[[], None]] = []
         self._begun: set[str] = set()
         job = smallest_job(
+            steps=100,
             rollout={"max_tokens": 8, "workers": workers},
             scheduling={"policy": "planned", "workers_min": least, "workers_max": most},
             provider={"kind": "functions", **RULES, **rules},
@@ -70,8 +79,8 @@ class Cloud:
         for worker in workers:
             self.functions.hear(WorkerReleased(job="j", worker=worker, step=0))
 
-    def end_generation(self) -> None:
-        self.functions.hear(GenerationEnded(job="j", step=0))
+    def end_generation(self, step: int = 0) -> None:
+        self.functions.hear(GenerationEnded(job="j", step=step))
 
     def _subscribe(self, listener: Callable[[], None]) -> Callable[[], None]:
         self._listeners.append(listener)
@@ -291,7 +300,7 @@ def test_the_next_life_of_the_head_goes_on_with_those_that_come_back_and_bills_e
         await asyncio.sleep(3.0)  # nobody is there
         second = Cloud(first.book)
         second.join("f0")
-        second.functions.worker_changed("rollout-f0", "started")  # its pool has adopted it
+        second.functions.worker_changed("rollout-f0", "adopted")
         second.join("f2")
         await asyncio.sleep(1.0)
         assert second.states == {"f0": "awake", "f1": "awake", "f2": "asleep"}
@@ -304,5 +313,68 @@ def test_the_next_life_of_the_head_goes_on_with_those_that_come_back_and_bills_e
         now = second.loop.time()
         most_s = 3 * now + 20.0 + 20.0
         assert now < billed_s < most_s
+
+    played(scene)
+
+
+def test_a_life_of_the_head_keeps_functions_that_are_back_before_it_looks_and_those_it_adopts_as_they_start() -> None:
+    async def scene() -> None:
+        first = Cloud(most=2)
+        await asyncio.sleep(JOIN_S + 1)
+        first.functions.stop()
+        second = Cloud(first.book, most=2, back=("f0", "f1"))
+        second.functions.worker_changed("rollout-f0", "adopted")
+        second.functions.worker_changed("rollout-f1", "adopted")
+        assert second.states == {"f0": "awake", "f1": "awake"}
+        await asyncio.sleep(30.0)
+        assert second.states == {"f0": "awake", "f1": "awake"} and not second.said
+
+    played(scene)
+
+
+def test_the_next_life_of_the_head_knows_who_sleeps() -> None:
+    async def scene() -> None:
+        first = Cloud()
+        await asyncio.sleep(START_S + 1)
+        first.plan("rollout-f0", "rollout-f1", "rollout-f2")
+        first.release("rollout-f1")
+        first.functions.worker_changed("rollout-f2", "exited")
+        states = {function.node: function.state for function in FunctionBook.decode(first.book).there}
+        assert states == {"f0": "awake", "f1": "asleep", "f2": "starting"}
+
+    played(scene)
+
+
+def test_one_that_was_woken_again_is_replaced_if_it_is_lost_and_its_restart_counts_as_no_start() -> None:
+    async def scene() -> None:
+        cloud = Cloud(most=3)
+        await asyncio.sleep(START_S + 1)
+        cloud.plan("rollout-f0")
+        cloud.functions.worker_changed("rollout-f0", "exited")
+        await asyncio.sleep(1.0)
+        cloud.functions.worker_changed("rollout-f0", "started")
+        assert set(cloud.functions._starts_s) == {START_S}
+        cloud.release("rollout-f0")
+        cloud.functions.hear(WorkerWoken(job="j", worker="rollout-f0", step=0))
+        await asyncio.sleep(1.0)
+        cloud.lose("f0")
+        await asyncio.sleep(1.0)
+        assert cloud.states.get("f3") == "starting"
+
+    played(scene)
+
+
+def test_after_the_last_step_none_is_started() -> None:
+    async def scene() -> None:
+        cloud = Cloud()
+        await asyncio.sleep(START_S + 1)
+        await steps(cloud, gap_s=30.0)
+        ordered = [node for name, node, _ in cloud.events if name == "function_ordered"]
+        there = [f"rollout-{node}" for node in cloud.states]
+        cloud.plan(*there)
+        cloud.release(*there)
+        cloud.end_generation(step=99)
+        await asyncio.sleep(60.0)
+        assert [node for name, node, _ in cloud.events if name == "function_ordered"] == ordered
 
     played(scene)

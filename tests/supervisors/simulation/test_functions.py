@@ -54,7 +54,7 @@ def test_a_life_of_the_head_that_dies_as_functions_start_leaves_them_to_the_next
     events: list[tuple[str, str]],
 ) -> None:
     """Killed before any of them can have joined; no name is ordered twice, and none is given up."""
-    outcome = simulate(with_faults({"kind": "kill", "target": {"role": "head"}, "at_s": 0.05}), 3)
+    outcome = simulate(with_faults({"kind": "kill", "target": {"role": "head"}, "at_s": 0.05}, idle_s=100.0), 3)
     assert outcome.violations == [] and outcome.faults, outcome.report
     assert events == simulate_again(events), "equal seeds, equal events"
     ordered = [node for name, node in events if name == "function_ordered"]
@@ -62,10 +62,23 @@ def test_a_life_of_the_head_that_dies_as_functions_start_leaves_them_to_the_next
     assert not [node for name, node in events if name == "function_missing"]
 
 
+def test_a_life_of_the_head_that_dies_at_work_leaves_its_functions_to_the_next_one(
+    events: list[tuple[str, str]],
+) -> None:
+    """All of them work on, though the next life's scheduler knows no plan; none is lost, and none ordered besides."""
+    strike = {"kind": "kill", "target": {"role": "head"}, "at_s": 4.0}
+    long: dict[str, Any] = {"steps": 1, "idle_s": 2.0, "decode_s": 0.3, "mean_tokens": 30, "by_prompt": 0.9}
+    outcome = simulate(with_faults(strike, plan={"choose": "fixed"}, **long), 3)
+    assert outcome.violations == [] and outcome.faults, outcome.report
+    ordered = [node for name, node in events if name == "function_ordered"]
+    assert ordered == ["f0", "f1", "f2"]
+    assert not [node for name, node in events if name in ("function_missing", "function_ended")]
+
+
 def simulate_again(events: list[tuple[str, str]]) -> list[tuple[str, str]]:
     first = list(events)
     events.clear()
-    simulate(with_faults({"kind": "kill", "target": {"role": "head"}, "at_s": 0.05}), 3)
+    simulate(with_faults({"kind": "kill", "target": {"role": "head"}, "at_s": 0.05}, idle_s=100.0), 3)
     assert events == first
     return first
 
