@@ -70,11 +70,9 @@ class Operations:
             run_dir = make_run_directory(self._head.run_root, config.name)
             (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
             write_record(run_dir, config)
+            self._head.launch(config, run_dir)
         except OSError as error:
-            raise NotNow(
-                f"no run directory can be made in {self._head.run_root}: {error}", "make room there"
-            ) from error
-        self._head.launch(config, run_dir)
+            raise NotNow(f"no run can begin in {self._head.run_root}: {error}", "make room there") from error
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
     async def _free(self, name: str) -> None:
