@@ -63,7 +63,11 @@ class Operations:
     async def submit(self, job: Plain) -> Plain:
         check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
-        if problems := problems_with(config, self._head.admission.rules):
+        problems = list(problems_with(config, self._head.admission.rules))
+        if (kind := config.provider.kind) != "none":  # machines are started by the machine process of a single run
+            wrong = f"{kind}, and a head starts no machines for jobs that are submitted to it"
+            problems.append(("provider.kind", wrong, "Use headrace run, or leave provider out and start headrace node"))
+        if problems:
             raise ConfigError([Problem("the submitted job", *found) for found in problems])
         await self._free(config.name)
         try:

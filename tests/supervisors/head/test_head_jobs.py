@@ -14,6 +14,7 @@ import pytest
 from actors.control.backend import Plain
 from actors.control.errors import NotNow
 from actors.protocol.jobs import JobState
+from configs.errors import ConfigError
 from configs.limits import Limits
 from configs.loader import dump_job
 from configs.schema import JobConfig
@@ -169,6 +170,18 @@ async def test_a_job_that_cannot_be_noted_does_not_begin_and_can_be_submitted_ag
     await Operations(head).submit(submitted())
     stub(head).done.set()
     await head.interrupt_jobs()
+
+
+async def test_a_submitted_job_that_wants_machines_started_is_refused(head: Head) -> None:
+    """Nobody would start them: it would wait for workers for ever."""
+    functions = {
+        "provider": {"kind": "functions"}, "cluster": {"place_rollout": "elastic"}, "sync": {"mode": "sync"},
+        "rollout": {"engine": "simulated", "workers": 0, "length_ranking": "history"},
+        "scheduling": {"policy": "planned", "workers_max": 2},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"provider\.kind: functions, and a head starts no machines"):
+        await Operations(head).submit(submitted() | functions)
+    assert head.jobs == {}
 
 
 def test_a_command_that_is_resumed_finds_the_services_of_the_run_before(tmp_path: Path) -> None:
