@@ -191,7 +191,7 @@ class TrainService(Actor):
         computed_s = self.ctx.now() - began_s
         await self.ctx.run_blocking(self._notes.end, job)
         made = isinstance(answer, BundleAttached) and answer.failure is None and answer.resumed_step is None
-        loads = made and bundle.attach.checkpoint_step > 0  # at once, and into this state
+        loads = made and not bundle.over and bundle.attach.checkpoint_step > 0  # at once, and into this state
         self._turns.end(job, computed_s, ends_burst=not loads, leaves_news=False)
         self._count(bundle, CallTimes(waited_s, 0.0, computed_s))
         return answer

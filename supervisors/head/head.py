@@ -209,10 +209,15 @@ class Head:
 
         Raises:
             DirectoryInUse: another run lives in that directory.
+            OSError: it cannot be noted, and nothing has begun.
         """
         lock = self.machine.lock(run_dir, os.getpid() if self._agent is None else os.getppid())
+        try:
+            self.register.add(run_dir)
+        except OSError:
+            lock.release()
+            raise
         run = self._begin(job, run_dir, former, share=self._shares.of(job.name, lambda: self._samples_left(job.name)))
-        self.register.add(run_dir)
         task = asyncio.create_task(self._follow(run, self._interrupted), name=f"job {job.name}")
         self._followers[job.name] = task
         task.add_done_callback(lambda _: self._forget(job.name, lock, task))

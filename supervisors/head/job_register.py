@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import structlog
+
+log = structlog.get_logger("headrace.head")
 
 FILE: Final = "head.jobs.json"
 """File name, in the directory that holds the run directories."""
@@ -35,7 +38,10 @@ class JobRegister:
         """Those of the jobs that are not over."""
         try:
             recorded = msgspec.json.decode(self._path.read_bytes(), type=_Recorded)
-        except (FileNotFoundError, msgspec.ValidationError):  # nothing yet; or of a version before this one
+        except FileNotFoundError:
+            return []
+        except msgspec.DecodeError as error:  # of a version before this one, or cut short by a power failure
+            log.warning("the register of jobs counts as nothing", file=str(self._path), error=str(error))
             return []
         return [Path(name) for name in recorded.run_dirs] if recorded.owner == self._owner else []
 

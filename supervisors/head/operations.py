@@ -63,18 +63,20 @@ class Operations:
     async def submit(self, job: Plain) -> Plain:
         check_allowed(job, self._head.allow_functions)
         config = await asyncio.to_thread(job_from_mapping, job, "the submitted job")  # it may ask a hub
-        if problems := problems_with(config, self._head.admission.rules):
+        problems = list(problems_with(config, self._head.admission.rules))
+        if (kind := config.provider.kind) != "none":  # machines are started by the machine process of a single run
+            wrong = f"{kind}, and a head starts no machines for jobs that are submitted to it"
+            problems.append(("provider.kind", wrong, "Use headrace run, or leave provider out and start headrace node"))
+        if problems:
             raise ConfigError([Problem("the submitted job", *found) for found in problems])
         await self._free(config.name)
         try:
             run_dir = make_run_directory(self._head.run_root, config.name)
             (run_dir / "job.yaml").write_text(dump_job(config), encoding="utf-8")
             write_record(run_dir, config)
+            self._head.launch(config, run_dir)
         except OSError as error:
-            raise NotNow(
-                f"no run directory can be made in {self._head.run_root}: {error}", "make room there"
-            ) from error
-        self._head.launch(config, run_dir)
+            raise NotNow(f"no run can begin in {self._head.run_root}: {error}", "make room there") from error
         return {"job": config.name, "run_dir": str(run_dir), "state": "starting"}
 
     async def _free(self, name: str) -> None:

@@ -125,8 +125,9 @@ class PrefixIndex:
             return len(self._nodes)
         place, (before, block) = self._nodes.popitem(last=False)
         del self._places[before, block]
-        self._following[before].remove(block)
-        if not self._following[before]:
+        following = self._following[before]
+        del following[bisect_left(following, block)]
+        if not following:
             del self._following[before]
         return place
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from actors.policies.distinct_prefixes import distinct_tokens
+from actors.rollout.engines.prefix_index import Chain
 from actors.rollout.engines.torch.decoder import make_decoder
 from actors.rollout.engines.torch.model_loading import load_model
 from actors.rollout.engines.torch.prefill import behind_chunks
-from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS
+from actors.rollout.engines.torch.prefix_cache import BLOCK_TOKENS, PrefixCache
 from actors.rollout.engines.torch.shared_prefill import SharedPrefill
 from tests.tiny_checkpoint import make_tiny_checkpoint
 
@@ -194,3 +195,25 @@ def test_after_a_change_of_weights_nothing_older_is_used(tmp_path: Path) -> None
 def test_batches_behind_a_long_beginning_hold_fewer_rows_for_what_they_look_at() -> None:
     assert [len(chunk) for chunk in behind_chunks([10] * 8, [20] * 8, 80)] == [8]
     assert [len(chunk) for chunk in behind_chunks([10] * 8, [320] * 8, 80)] == [2] * 4
+
+
+def test_a_batch_computes_again_no_more_than_its_spread_however_much_is_known() -> None:
+    """Two tokens behind 800 count as many as a hundred behind none, and are not computed with them."""
+    assert behind_chunks([2, 100, 3, 90], [802, 110, 803, 100], 10_000, spread=16) == [[0, 2], [3, 1]]
+
+
+def test_what_is_known_of_many_rows_is_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read is a copy: it is not to hold more tokens than a batch of prefill."""
+    read, sizes = PrefixCache.read, list[int]()
+
+    def seen(cache: PrefixCache, chains: Sequence[Chain]) -> list[torch.Tensor]:
+        sizes.append(len(chains) * max(chain.tokens for chain in chains))
+        return read(cache, chains)
+
+    model = load(tmp_path)
+    batch, prompts = Rows(model, prefill_tokens=200), behind(tokens(90, 0), *range(1, 9))
+    batch.join(prompts[0])
+    monkeypatch.setattr(PrefixCache, "read", seen)
+    for prompt, got in zip(prompts[1:], batch.join(*prompts[1:]), strict=True):
+        torch.testing.assert_close(got, alone(model, prompt), atol=1e-4, rtol=0)
+    assert len(sizes) > 1 and max(sizes) <= 200

@@ -102,6 +102,27 @@ def test_a_job_that_attached_to_load_its_checkpoint_does_so_in_the_same_slice(tm
     play(tmp_path / "service", scenario)
 
 
+def test_a_job_that_died_as_it_attached_to_load_its_checkpoint_keeps_nobody_waiting(tmp_path: Path) -> None:
+    class SlowToStart(SimulatedBackend):
+        async def start(self, spec: Any) -> None:
+            await asyncio.sleep(1.0)
+            await super().start(spec)
+
+    async def scenario(world: ServiceWorld) -> None:
+        first = await world.attached("a")
+        dying = await world.trainer("b", checkpoint_step=1)
+        attaching = asyncio.ensure_future(dying.backend.start(spec_of()))
+        await asyncio.sleep(0.5)
+        asked = asyncio.ensure_future(first.backend.step(weight=1.0))
+        again = await world.trainer("b", checkpoint_step=1)
+        await again.backend.start(spec_of())
+        await asked
+        await asyncio.gather(attaching, return_exceptions=True)
+        assert first.backend.taken_times().waited_s == pytest.approx(0.5, abs=0.05)
+
+    play(tmp_path, scenario, make=lambda kind: SlowToStart())
+
+
 def test_a_service_that_was_told_to_stop_while_it_computed_blames_nobody(tmp_path: Path) -> None:
     async def scenario(world: ServiceWorld) -> None:
         for _ in range(world.limits.service_deaths_max):

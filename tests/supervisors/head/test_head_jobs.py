@@ -14,12 +14,14 @@ import pytest
 from actors.control.backend import Plain
 from actors.control.errors import NotNow
 from actors.protocol.jobs import JobState
+from configs.errors import ConfigError
 from configs.limits import Limits
 from configs.loader import dump_job
 from configs.schema import JobConfig
 from configs.services import ServiceConfig, ServicesConfig
 from supervisors.cli.services_file import services_of
 from supervisors.head import head as head_module
+from supervisors.head import job_register
 from supervisors.head.head import Head
 from supervisors.head.head_messages import Former, HeadOrder
 from supervisors.head.head_process import former_life, run_several
@@ -141,6 +143,45 @@ async def test_a_head_whose_first_life_died_at_once_goes_on_with_nothing_of_an_e
     assert (head.services.all, head.register.read()) == ([], [])
     head.register.add(tmp_path / "new")
     assert JobRegister(tmp_path, str(NOBODY.peer)).read() == [tmp_path / "new"]
+
+
+@pytest.mark.parametrize("left", [b"", b'{"owner": "machine#1", "run_d', b'["/runs/old"]'])
+def test_a_register_that_cannot_be_read_counts_as_nothing(left: bytes, tmp_path: Path) -> None:
+    (tmp_path / job_register.FILE).write_bytes(left)
+    register = JobRegister(tmp_path, "machine#2")
+    assert register.read() == []
+    register.add(tmp_path / "new")
+    assert register.read() == [tmp_path / "new"]
+
+
+async def test_a_job_that_cannot_be_noted_does_not_begin_and_can_be_submitted_again(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobRegister, "add", full)
+        with pytest.raises(NotNow, match="No space left"):
+            await Operations(head).submit(submitted())
+    assert (head.jobs, head.register.read()) == ({}, [])
+    run_dir = next(head.run_root.glob("*/job.yaml")).parent
+    head.machine.lock(run_dir, 1).release()
+    await Operations(head).submit(submitted())
+    stub(head).done.set()
+    await head.interrupt_jobs()
+
+
+async def test_a_submitted_job_that_wants_machines_started_is_refused(head: Head) -> None:
+    """Nobody would start them: it would wait for workers for ever."""
+    functions = {
+        "provider": {"kind": "functions"}, "cluster": {"place_rollout": "elastic"}, "sync": {"mode": "sync"},
+        "rollout": {"engine": "simulated", "workers": 0, "length_ranking": "history"},
+        "scheduling": {"policy": "planned", "workers_max": 2},
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"provider\.kind: functions, and a head starts no machines"):
+        await Operations(head).submit(submitted() | functions)
+    assert head.jobs == {}
 
 
 def test_a_command_that_is_resumed_finds_the_services_of_the_run_before(tmp_path: Path) -> None:

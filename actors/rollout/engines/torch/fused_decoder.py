@@ -193,10 +193,11 @@ class FusedDecoder:
         if known is not None:
             rest = np.flatnonzero(begun)
             for chunk in behind_chunks((lengths - begun)[rest].tolist(), lengths[rest].tolist(), self._prefill_tokens):
-                rows = self._index(rest[chunk])
-                self._cache.begin(rows + self._rows, *known.read(rest[chunk].tolist()))
-                chosen = [sequences[i] for i in rest[chunk]]
-                logits[rows] = self._prefill_behind(chosen, begun[rest[chunk]], rows + self._rows)
+                chosen, rows = rest[chunk], self._index(rest[chunk])
+                for part in prefill_chunks(begun[chosen].tolist(), self._prefill_tokens):  # what is read is a copy
+                    few = chosen[part]
+                    self._cache.begin(self._index(few) + self._rows, *known.read(few.tolist()))
+                logits[rows] = self._prefill_behind([sequences[i] for i in chosen], begun[chosen], rows + self._rows)
         self._rows += len(sequences)
         self.prefilled_tokens += int((lengths - begun).sum())
         return logits
