@@ -5,8 +5,8 @@
             ─▶ kl_shaped ─▶ generalised ─▶ whitened over the step ─▶ samples with advantage, old_values, returns
 
 Invariants
-- What comes out depends on the samples and the weights alone, not on the order in which they came; but for the last bits
-  of reference log-probabilities that were computed early (``trainer.score_early``, in async).
+- What comes out depends on the samples and the weights alone, not on the order in which they came; but for the last
+  bits of reference log-probabilities that were computed early (``trainer.score_early``, in async).
 - The KL is of the policy that is trained, as the trainer computes it: an engine's last bits are in no reward. Where an
   engine's log-probabilities differ from the trainer's by numerics alone, these take their place, so that a second pass,
   in which each token is weighted by its ratio, is the same bit for bit whoever has generated what.

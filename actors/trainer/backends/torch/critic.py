@@ -29,10 +29,9 @@ from actors.trainer.losses import value_losses
 from configs.checks.critic_checks import is_classifier, why_no_critic
 from configs.model_files import read_model_file
 
-
 _USUAL_SPREAD: Final = 0.02
 """Standard deviation of a new head where the model names none, as transformers draws that of a classifier. A head of
-zeros would expect nothing at first, but hide from the backbone what to learn: over 50 steps it explains a third."""
+zeros would expect nothing at first, but the backbone's gradient goes through it: it would long learn nothing."""
 
 
 class ValueHead(nn.Module):
