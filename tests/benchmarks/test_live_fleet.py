@@ -31,7 +31,7 @@ def test_balancing_moves_what_waits_to_workers_that_have_just_come() -> None:
     fleet.empty(5)
     balancing = fleet.balancing()
     balancing.look(1.0)
-    assert sum(len(move.numbers) for move in balancing._moves) == 5 * 4
+    assert sum(len(numbers) for _, numbers in fleet.moved) == 5 * 4
     for worker, numbers in fleet.moved:
         held = np.sort(fleet.ledger.in_flight(worker))
         assert sorted(numbers.tolist()) == held[-4:].tolist(), "the last in line, each from who holds it"
