@@ -30,6 +30,7 @@ from actors.weights import server as server_module
 from actors.weights.client import PulledWeights, WeightClient
 from actors.weights.errors import VersionNotHeld
 from actors.weights.manifest import hash_chunks, layout
+from actors.weights.mapped import Mapped
 from actors.weights.memory import SegmentWriter
 from actors.weights.server import WeightServer
 from configs.limits import DEFAULT_LIMITS
@@ -190,8 +191,13 @@ async def test_what_the_trainer_prepares_is_in_the_servers_reach_before_it_is_pu
     """So a pull enters no page: it would fail here if it did."""
     monkeypatch.setattr(memory, "PARALLEL_BYTES", 1)
     monkeypatch.setattr(server_module, "PARALLEL_BYTES", 1)
-    entered, loop = asyncio.Event(), asyncio.get_running_loop()
-    monkeypatch.setattr(server_module, "warm", lambda *_: loop.call_soon_threadsafe(entered.set))
+    entered, enter = asyncio.Event(), WeightServer._enter
+
+    async def entering(server: WeightServer, mapped: Mapped) -> None:
+        await enter(server, mapped)
+        entered.set()
+
+    monkeypatch.setattr(WeightServer, "_enter", entering)
     await bench.publish(0, 0.5)
     writer, newest = SegmentWriter(), segments.segment_path(bench.run_dir, 0)
     await asyncio.to_thread(writer.prepare, newest, newest.stat().st_size)
