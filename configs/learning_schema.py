@@ -56,6 +56,9 @@ class CriticConfig(Section):
     path: str | None = None
     """A Hugging Face directory with the policy's tokenizer: a causal language model, or a reward model, whose head of
     one label becomes the value head. Unset: the policy's own model, with a new value head."""
+    reward: str | None = None
+    """In place of ``path``: the name of a reward of this job with ``kind: model``, as whose model the critic begins,
+    also where the job trains it. A reward that is the only one is called ``model``."""
     lr: PositiveFloat = 1e-5
     """Learning rate of its AdamW; it follows ``trainer.warmup_steps`` and ``trainer.lr_schedule``."""
     warmup_steps: NonNegativeInt = 0

@@ -194,6 +194,11 @@ class RewardConfig(Reward):
         """Names of the parts; none where there is one reward only."""
         return [part.called for part in self.parts]
 
+    def named(self, name: str) -> Reward | None:
+        """The reward of that name; one that is the only one is called by its kind. None: there is none."""
+        called = {one.called if isinstance(one, WeightedReward) else str(one.kind): one for _, one in self.each}
+        return called.get(name)
+
     def with_each(self, change: Callable[[str, Reward], Mapping[str, Any]]) -> RewardConfig:
         """The same rewards, each with the keys that ``change`` gives for its place in the job file and itself."""
         if not self.parts:

@@ -55,7 +55,19 @@ def _check_ppo(job: JobConfig) -> list[Found]:
     if job.rollout.length_ranking == "siblings" and job.algorithm.group_size == 1:
         wrong = "siblings, but algorithm.group_size is 1, so no sample has any"
         found.append(("rollout.length_ranking", wrong, "Set it to history or learned"))
-    return [*found, *_check_path(job)]
+    return [*found, *_check_path(job), *_check_reward(job)]
+
+
+def _check_reward(job: JobConfig) -> list[Found]:
+    name = job.critic.reward
+    if name is None:
+        return []
+    if job.critic.path is not None:
+        return [("critic.reward", f"{name!r}, and critic.path is given, too", "Remove one of them")]
+    reward = job.reward.named(name)
+    if reward is None or reward.kind != "model":
+        return [("critic.reward", f"{name!r} is no reward of this job with kind: model", "Name one that is")]
+    return []
 
 
 def _check_path(job: JobConfig) -> list[Found]:

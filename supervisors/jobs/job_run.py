@@ -183,7 +183,8 @@ class JobRun:
             self._news.say(state=str(self.state), message=reason)
 
         try:
-            await self._places.admit(self.job, self.run_dir, model_path, say)
+            job = self.job.model_copy(update={"critic": self._prepared.critic})  # its size counts
+            await self._places.admit(job, self.run_dir, model_path, say)
         finally:
             self._queued = False
 

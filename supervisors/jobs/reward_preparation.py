@@ -17,6 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from configs.checks.critic_checks import why_no_critic
 from configs.checks.reward_checks import check_reward
 from configs.hub_names import is_hub_name
 from configs.reward_training import RECORD
@@ -41,6 +42,8 @@ async def prepare_rewards(
 ) -> tuple[JobConfig, list[Trained]]:
     """Have every reward model on disk; returns the job with their directories, and what came of each training.
 
+    ``model``: the policy's directory.
+
     Raises:
         ModelNotFetched: a hub name led to no reward model.
         RewardModelNotMade: one could not be trained; the message says what to mend.
@@ -58,13 +61,21 @@ async def prepare_rewards(
         elif reward.path is not None and _of_hub(reward.path):
             wanted = HubModel(f"{where}.path", reward.path, f"{where}.revision", reward.revision)
             found[where] = await _fetch(job, wanted, run_dir, directory, say, show)
-    if not found:
-        return job, trained
     changes = {where: {"path": str(path), "train": None, "revision": None} for where, path in found.items()}
     prepared = job.model_copy(update={"reward": job.reward.with_each(lambda where, _: changes.get(where, {}))})
-    for field, wrong, fix in check_reward(prepared):  # what the job file's check could not see yet
+    for field, wrong, fix in check_reward(prepared) if found else []:  # what the job file's check could not see yet
         raise ModelNotFetched(f"{field}: {wrong}. {fix}")
-    return prepared, trained
+    return _with_critic(prepared, model), trained
+
+
+def _with_critic(job: JobConfig, policy: Path) -> JobConfig:
+    """A job whose critic begins as the model of one of its rewards gets that one's directory."""
+    reward = None if job.critic.reward is None else job.reward.named(job.critic.reward)
+    if reward is None or reward.path is None:
+        return job
+    if problem := why_no_critic(Path(reward.path).expanduser(), policy):
+        raise ModelNotFetched(f"critic.reward: {problem[0]}. {problem[1]}")
+    return job.model_copy(update={"critic": job.critic.model_copy(update={"path": reward.path, "reward": None})})
 
 
 def _of_hub(path: str) -> bool:

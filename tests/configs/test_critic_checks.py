@@ -45,6 +45,16 @@ def found(**sections: Any) -> list[str]:
         ),
         ({"critic": {"warmup_steps": 9}}, "critic.warmup_steps: 9 leaves none of the 9 steps", "Lower it"),
         (
+            {"critic": {"reward": "exact_match"}},
+            "critic.reward: 'exact_match' is no reward of this job with",
+            "Name one",
+        ),
+        (
+            {"critic": {"reward": "judge"}},
+            "critic.reward: 'judge' is no reward of this job with kind: model",
+            "Name one",
+        ),
+        (
             {"rollout": {"length_ranking": "siblings"}, "algorithm": {"group_size": 1}},
             "rollout.length_ranking: siblings, but algorithm.group_size is 1",
             "history or learned",

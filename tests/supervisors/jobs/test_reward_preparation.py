@@ -112,6 +112,29 @@ async def test_what_is_wrong_with_preferences_is_said_as_it_stands_in_the_job(tm
     assert not (tmp_path / "run" / "reward_model").exists()
 
 
+@pytest.mark.parametrize("alone", [False, True])
+async def test_a_critic_begins_as_the_reward_model_that_the_job_trains(
+    tmp_path: Path, policy: Path, alone: bool
+) -> None:
+    reward = {"kind": "model", "device": "cpu", "train": TRAIN} if alone else PARTS
+    critic = {"reward": "model" if alone else "learned", "lr": 1e-3}
+    job = a_job(tmp_path, reward, critic=critic, algorithm={"name": "ppo"})
+    prepared, _, _ = await prepare(job, tmp_path / "run", policy)
+    assert prepared.critic.path == next(reward.path for _, reward in prepared.reward.each if reward.kind == "model")
+    assert prepared.critic.reward is None
+    assert prepared.critic.lr == 1e-3
+
+
+async def test_a_reward_model_of_another_tokenizer_is_no_critic_and_that_is_said(tmp_path: Path, policy: Path) -> None:
+    other = Path(save_reward_model(tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"vocab_size": 7}))
+    reward = {"kind": "model", "device": "cpu", "path": str(other)}
+    job = a_job(tmp_path, reward, critic={"reward": "model"}, algorithm={"name": "ppo"})
+    with pytest.raises(ModelNotFetched, match=r"critic\.reward: .* knows 7 tokens"):
+        await prepare(job, tmp_path / "run", policy)
+
+
 async def test_a_cache_that_answers_too_late_touches_no_directory_of_the_trainer(
     tmp_path: Path, cache: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
