@@ -6,6 +6,7 @@
 Invariants
 - Commits and checkpoints are durable before anyone is told.
 - One commit at a time, and none while a step is being opened. A repeat gets the same answer and changes nothing.
+- What is applied is told to everybody, also if the trainer that has asked for it dies before it is on disk.
 - The job gets a row of every committed step: one that it may have missed, as a life ended in between, is sent again.
   So is the news that it is over.
 """
@@ -14,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Final
+from collections.abc import Coroutine
+from typing import Any, Final
 
 import numpy as np
 
@@ -173,31 +175,56 @@ class Steps:
         Raises:
             NotAccepted: it is not the step that is open, or does not name its samples.
         """
-        scope = self._scope
-        async with asyncio.timeout(2 * scope.limits.journal_stall_s), self._committing:  # another one, and ours
-            if commit.step < scope.ledger.trainer_step:
+        async with asyncio.timeout(2 * self._scope.limits.journal_stall_s):
+            await self._committing.acquire()  # another one, and ours
+        known = False
+        try:
+            if commit.step < self._scope.ledger.trainer_step:
                 self._tell_again(commit)
                 return self._verdict(commit.step)
-            batch = scope.ledger.batches.get(commit.step)
-            replay = batch is not None and batch.committed
-            event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
-            try:
-                scope.journaled.apply(event)
-            except IllegalTransition as error:
-                scope.event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
-                raise NotAccepted(str(error)) from error
-            batch = scope.ledger.batches[commit.step]
+            batch, replay = self._apply(commit)
+            known = True
+        finally:
+            if not known:
+                self._committing.release()
+        await self._to_the_end(self._make_known(batch, commit, replay=replay), f"commit step {commit.step}")
+        await self._until_next_is_known(commit.step + 1)
+        return self._verdict(commit.step)
+
+    def _apply(self, commit: CommitStep) -> tuple[StepBatch, bool]:
+        """Enter the commit; returns its batch, and whether it was committed before."""
+        scope = self._scope
+        batch = scope.ledger.batches.get(commit.step)
+        replay = batch is not None and batch.committed
+        event = ev.Committed(commit.step, commit.prompts, commit.siblings, commit.policy_version)
+        try:
+            scope.journaled.apply(event)
+        except IllegalTransition as error:
+            scope.event("commit_refused", step=commit.step, replay=int(replay), why=str(error))
+            raise NotAccepted(str(error)) from error
+        return scope.ledger.batches[commit.step], replay
+
+    async def _make_known(self, batch: StepBatch, commit: CommitStep, *, replay: bool) -> None:
+        """What follows once a commit is applied, then the next one may come."""
+        try:
             self._grants.close()
             if not replay:
                 self._journal.record(batch)
-            await self._journal.durable()
+            async with asyncio.timeout(2 * self._scope.limits.journal_stall_s):
+                await self._journal.durable()
             if not replay:
                 self._tell_progress(commit.step)
             self._fleet.versions.secured(commit.step)
             self._tell_committed(batch, commit, replay=replay)
             self.need_batch()
-        await self._until_next_is_known(commit.step + 1)
-        return self._verdict(commit.step)
+        finally:
+            self._committing.release()
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Wait for ``work``, which goes on if whoever asked for it dies meanwhile: what the ledger holds has happened,
+        and everybody else is to hear of it.
+        """
+        await asyncio.shield(self._scope.ctx.start_task(work, name))
 
     async def _until_next_is_known(self, step: int) -> None:
         """Wait: the trainer must not open a step that will never come because the data has just ended."""
@@ -256,6 +283,10 @@ class Steps:
             scope.journaled.apply(ev.Checkpointed(news.step, news.path, known, news.final))
         except IllegalTransition as error:
             raise NotAccepted(str(error)) from error
+        await self._to_the_end(self._keep(news), f"checkpoint at step {news.step}")
+
+    async def _keep(self, news: CheckpointTaken) -> None:
+        scope, ledger = self._scope, self._scope.ledger
         await self._journal.durable()
         if news.step > self._checkpoint_requested:  # else it was being stored before anybody asked
             self._checkpoint_requested = -1
