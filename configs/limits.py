@@ -263,7 +263,12 @@ class Limits(ProcessLimits):
         default=0.5, description="between two steps of which samples are written as text; fast loops skip some"
     )
     samples_random: int = Field(default=2, description="samples of a step that are shown beside the best and the worst")
-    sample_text_chars: int = Field(default=20_000, description="of a prompt or response that is shown; the rest is cut")
+    sample_text_chars: int = Field(
+        default=20_000, description="of a prompt, or of all turns, that is kept; the middle is left out"
+    )
+    sample_shown_chars: int = Field(
+        default=4_000, description="of a prompt, or of all turns, that headrace samples prints; the middle is left out"
+    )
     samples_file_bytes: int = Field(
         default=32 << 20, description="samples.jsonl; when it would grow beyond, half of its steps go"
     )

@@ -14,6 +14,8 @@ from typing import Any, Protocol
 import yaml
 
 from actors.metrics.groups import tag
+from actors.metrics.samples import columns
+from actors.protocol.metrics import ShownSample
 from configs.limits import DEFAULT_LIMITS
 from configs.schema import MetricsConfig
 from transport.errors import HeadraceError
@@ -32,7 +34,7 @@ class Sink(Protocol):
     """It takes one row a step. It may block for file or network writes: it is called on the actor's thread."""
 
     def write(self, step: int, row: Row) -> None: ...
-    def samples(self, step: int, rows: Sequence[Row]) -> None: ...
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None: ...
     def observe(self, process: str, gauges: Mapping[str, float]) -> None: ...  # on the loop: must not block
     def close(self) -> None: ...
 
@@ -60,7 +62,7 @@ class TensorBoardSink:
         ]
         self._writer.add_summary(self._summary(value=values), step)
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """Leave them out: samples.jsonl has them."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
@@ -102,12 +104,13 @@ class WandbSink:
     def write(self, step: int, row: Row) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None}, step=step)
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """A table, with the next row that is logged; not more often than ``limits.samples_table_s``."""
         if monotonic() < self._next_table_s or not rows:
             return
         self._next_table_s = monotonic() + DEFAULT_LIMITS.samples_table_s
-        table = self._wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+        flat = [columns(row) for row in rows]
+        table = self._wandb.Table(columns=list(flat[0]), data=[list(row.values()) for row in flat])
         self._run.log({"samples": table}, commit=False)
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:
@@ -144,7 +147,7 @@ class PrometheusSink:
                 gauge = self._gauge(f"headrace_{name}", f"{name} of the newest step", job=self._job)
                 gauge.set(math.nan if value is None else value)  # else it would show that of an older step
 
-    def samples(self, step: int, rows: Sequence[Row]) -> None:
+    def samples(self, step: int, rows: Sequence[ShownSample]) -> None:
         """Leave them out: they are no gauges."""
 
     def observe(self, process: str, gauges: Mapping[str, float]) -> None:

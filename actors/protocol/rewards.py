@@ -63,6 +63,8 @@ class SampleToShow(msgspec.Struct, frozen=True):
     sibling: int
     prompt_ids: np.ndarray  # int32[p]
     token_ids: np.ndarray  # int32[n]
+    versions: np.ndarray  # int32[n]
+    """Weight version of each token; below 0 it is the environment's (``actors/environments/turns.py``)."""
     finish: int
     reward: float | None
     reason: str

@@ -154,6 +154,7 @@ ALLOWED: Final[dict[str, list[Place]]] = {
          "asyncio.to_thread(job_from_mapping, job, 'the submitted job')"),
     ],
     "it is asked not to block (LOCK_NB)": [
+        ("actors/reward_training/train.py", "_take", "fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/train_service/parked_files.py", "ParkedFiles.open",
          "fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)"),
         ("actors/weights/segments.py", "hold", "fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)"),
